@@ -1,0 +1,99 @@
+"""The exception tree. Whoever meets bad input raises one of these; `server/` turns it into OpenAI's error shape.
+
+SaccadeError
+├── RequestError          the caller's request cannot be served; has an HTTP status and names the field
+│   ├── InvalidRequest    400  malformed or unsupported
+│   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
+│   ├── Unauthorized      401
+│   ├── NotFound          404
+│   ├── TooLarge          413  over a byte limit
+│   ├── Overloaded        429  admission refused; `retry_after` seconds
+│   └── EngineUnavailable 503  the engine is starting, stopping or dead
+└── StartupError               the server cannot start: says what is wrong and what to do
+    ├── ConfigError            a setting
+    └── CheckpointError        a file of the model: names file and tensor
+"""
+
+from __future__ import annotations
+
+
+class SaccadeError(Exception):
+    """Root of everything Saccade raises on purpose."""
+
+
+class RequestError(SaccadeError):
+    """The request cannot be served. `param` names the field as the client wrote it, e.g. "messages[2].content[0]"."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+
+
+class InvalidRequest(RequestError):
+    """400: the request is malformed, or asks for something that is not supported."""
+
+
+class ImageError(InvalidRequest):
+    """400: a picture cannot be fetched, read or afforded. `param` names the message part."""
+
+    code = "invalid_image"
+
+
+class Unauthorized(RequestError):
+    """401: the API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    """404: no such model, file or path."""
+
+    status = 404
+    code = "not_found"
+
+
+class TooLarge(RequestError):
+    """413: the body or a picture is over a byte limit."""
+
+    status = 413
+    code = "too_large"
+
+
+class Overloaded(RequestError):
+    """429: admission refused; try again after `retry_after` seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineUnavailable(RequestError):
+    """503: the engine is starting, stopping or dead."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_unavailable"
+
+
+class StartupError(SaccadeError):
+    """The server cannot start."""
+
+
+class ConfigError(StartupError):
+    """A setting is wrong: the message names the option, the value and what is allowed."""
+
+
+class CheckpointError(StartupError):
+    """A file of the model is missing, damaged or does not fit: the message names the file and, where it has one, the tensor."""

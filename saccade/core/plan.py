@@ -1,0 +1,102 @@
+"""The only message from the scheduler to the workers: one immutable `Plan` per step.
+
+Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what `Open` told it and the tokens it
+sampled itself, so a plan names positions, not token values, and the plan of step n+1 can be made before the tokens of step n are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.types import Grid, Image, ImageKey, SamplingParams, Span, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PixelSlot:
+    """Where resized uint8 RGB pixels [height, width, 3] lie in the shared arena: `offset` in bytes."""
+
+    offset: int
+    height: int
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.height * self.width * 3
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A sequence enters `slot`. `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length` are the prompt.
+
+    `pages` already hold KV for the first `len(pages) * page_size` tokens (the cached prefix).
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+    prompt_length: int
+    spans: tuple[Span, ...]
+    images: tuple[Image, ...]
+    sampling: SamplingParams
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute tokens `[start, start + length)` of `slot`. `pages` are appended to the slot's page table first. `sample`: draw the next token."""
+
+    slot: int
+    start: int
+    length: int
+    pages: tuple[int, ...]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Run the vision tower on one picture; the embedding is then resident under `key` until it is dropped."""
+
+    key: ImageKey
+    grid: Grid
+    pixels: PixelSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """Batch rows `[row, row + length)` are rows `[offset, offset + length)` of the embedding of `key`, not of the token table."""
+
+    row: int
+    length: int
+    key: ImageKey
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, executed in this order: close, open, drop, encode, then one forward over `rows`.
+
+    Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill chunks.
+    """
+
+    step: int
+    close: tuple[int, ...] = ()
+    open: tuple[Open, ...] = ()
+    drop: tuple[ImageKey, ...] = ()
+    encode: tuple[Encode, ...] = ()
+    rows: tuple[Row, ...] = ()
+    splices: tuple[Splice, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.close or self.open or self.drop or self.encode or self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()

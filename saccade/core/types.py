@@ -1,0 +1,137 @@
+"""What a request is: pictures by key, tokens, spans, sampling, and what comes back.
+
+Owns the value types that every room shares. All are frozen: they are built whole and never changed afterwards.
+Knows nothing of bytes, pixels, tensors, pages or HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Grid = tuple[int, int, int]
+"""Patches of one image along (time, height, width), before merging."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageKey:
+    """The name of a picture: equal keys mean equal encoded bytes, processing settings and salt.
+
+    digest: 32 bytes, blake3 of the encoded bytes.
+    settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees (`ImageRules.fingerprint`).
+    salt: the request's `cache_salt`; it separates tenants.
+    """
+
+    digest: bytes
+    settings: bytes
+    salt: str = ""
+
+    def __str__(self) -> str:
+        return self.digest.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One picture as the engine knows it: a name, its patch grid, and how many tokens stand for it."""
+
+    key: ImageKey
+    grid: Grid
+    num_tokens: int
+
+    @property
+    def num_patches(self) -> int:
+        t, h, w = self.grid
+        return t * h * w
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the embedding of `images[image]`."""
+
+    start: int
+    length: int
+    image: int
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How answer tokens are chosen.
+
+    temperature 0 is greedy. top_k 0 means no limit. `logprobs` is the number of alternatives to report beside the chosen
+    token, None for no log-probabilities at all. `stop` strings are watched by the front (the engine knows no text); the other
+    fields by the engine. `seed` alone decides the random draws: the n-th token of a request depends on (seed, n) and its
+    logits, on nothing else in the batch.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to generate. `tokens` are token ids only (image placeholders included, never hashes or sentinels).
+
+    `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is `time.monotonic()` seconds.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    images: tuple[Image, ...]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability (natural, of the model's own distribution before penalties) of the chosen token and of the best alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOutcome:
+    """Where one picture of a request was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded)."""
+
+    image: int
+    level: Literal["kv", "embedding", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one request: tokens generated since the last delta. The one with `finish` set is the last.
+
+    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first delta that carries a token or a finish.
+    `error` is set if and only if `finish == "error"`.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    images: tuple[ImageOutcome, ...] = ()
