@@ -42,7 +42,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Compute tokens `[start, start + length)` of `slot`. `pages` are appended to the slot's page table first. `sample`: draw the next token."""
+    """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page table. `sample`: draw the next token."""
 
     slot: int
     start: int

@@ -105,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability (natural, of the model's own distribution before penalties) of the chosen token and of the best alternatives."""
+    """Log-probability (natural; of the model's own distribution, before penalties) of the chosen token and of the best others."""
 
     token: int
     logprob: float
@@ -114,7 +114,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where one picture of a request was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded)."""
+    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded)."""
 
     image: int
     level: Literal["kv", "embedding", "none"]
@@ -124,7 +124,7 @@ class ImageOutcome:
 class Delta:
     """News of one request: tokens generated since the last delta. The one with `finish` set is the last.
 
-    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first delta that carries a token or a finish.
+    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first delta with a token or a finish.
     `error` is set if and only if `finish == "error"`.
     """
 
