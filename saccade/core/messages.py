@@ -5,7 +5,7 @@ Pixels never travel here: they lie in the shared arena and a `PixelSlot` says wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Delta, ImageKey, Request
@@ -15,12 +15,14 @@ from saccade.core.types import Delta, ImageKey, Request
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """A new request. Its pictures' pixels come separately, or never if they are not needed."""
+
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client has left, or a stop string was seen. The engine answers with a final delta (`abort`) unless the request has already ended."""
+    """The client has left, or a stop string was seen. Answered by a final delta (`abort`) unless the request has already ended."""
 
     id: str
 
@@ -74,14 +76,14 @@ class News:
     want: pictures to be encoded soon whose pixels the engine has not seen: decode them first.
     done: arena slots the engine has finished with, to be freed.
     confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
-    metrics: absolute values of the engine's metrics that changed, by (name, labels).
+    metrics: absolute values of the engine's metrics that changed: (name, label values, value).
     """
 
     deltas: tuple[Delta, ...] = ()
     want: tuple[ImageKey, ...] = ()
     done: tuple[PixelSlot, ...] = ()
     confirmed: tuple[ImageKey, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: tuple[tuple[str, tuple[str, ...], float], ...] = ()
 
 
 ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Stop

@@ -26,8 +26,9 @@ class PixelSlot:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A sequence enters `slot`. `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length` are the prompt.
+    """A sequence enters `slot`.
 
+    `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length` are the prompt.
     `pages` already hold KV for the first `len(pages) * page_size` tokens (the cached prefix).
     """
 
