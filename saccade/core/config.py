@@ -1,0 +1,159 @@
+"""What the user may set, and what start-up makes of it.
+
+`ModelOptions`, `EngineOptions`, `MediaOptions` and `ServerOptions` are the command line: each field is one option, the string below
+it is its help, None means "derive it". `resolve` turns them, with facts of the model and the machine, into an `EngineConfig`
+in which nothing is left open. This is the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What to serve."""
+
+    dtype: Dtype | Literal["auto"] = "auto"
+    """Number format of weights and KV cache. auto: the checkpoint's own."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs. auto: cuda if there is one."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """dummy: random weights from config.json alone, to measure speed without a checkpoint."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    chat_template: str | None = None
+    """A file with a chat template to use instead of the checkpoint's."""
+    context_length: int | None = None
+    """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the engine schedules and what it keeps."""
+
+    max_running_requests: int | None = None
+    """Requests generated side by side; more wait. Derived: 32 on cpu, 256 on cuda."""
+    chunked_prefill_size: int | None = None
+    """Tokens computed per step; longer prompts are cut into chunks. Derived: 2048 on cpu, 8192 on cuda."""
+    page_size: int = 16
+    """Tokens per KV page; the prefix cache reuses whole pages."""
+    mem_fraction_static: float | None = None
+    """Share of the device's memory for weights and KV cache together. Derived: 0.5 on cpu, 0.85 on cuda."""
+    disable_radix_cache: bool = False
+    """Do not reuse the KV of prompts seen before."""
+    embedding_cache_mb: int | None = None
+    """Memory for picture embeddings. Derived: a tenth of what weights and KV cache leave free."""
+    max_encode_patches: int | None = None
+    """Picture patches encoded per step (one picture always may). Derived: 16384 on cpu, 65536 on cuda."""
+    threads: int | None = None
+    """CPU threads of the engine. Derived: the cores this process may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Facts of the machine that `resolve` needs. `free_bytes` is what the device has left after the weights were loaded."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine runs by. `kv_pages` includes the dummy page 0."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Dtype
+    context_length: int
+    max_running: int
+    chunk_tokens: int
+    page_size: int
+    kv_pages: int
+    prefix_cache: bool
+    embedding_bytes: int
+    encode_patches: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return (self.kv_pages - 1) * self.page_size
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype: Dtype, hardware: Hardware) -> EngineConfig:
+    """Fix every open dial. `dtype` is what the weights were loaded as. Raises ConfigError where a setting cannot work."""
+    cuda = hardware.device == "cuda"
+    context = model.context_length or spec.context_length
+    max_running = engine.max_running_requests or (256 if cuda else 32)
+    chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
+    if engine.page_size < 1:
+        raise ConfigError(f"--page-size {engine.page_size}: must be at least 1")
+    if chunk < 1:
+        raise ConfigError(f"--chunked-prefill-size {chunk}: must be at least 1")
+    fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
+    if not 0.0 < fraction <= 0.98:
+        raise ConfigError(f"--mem-fraction-static {fraction}: must be above 0 and at most 0.98")
+
+    page_bytes = kv_page_bytes(spec, engine.page_size, dtype)
+    used = hardware.total_bytes - hardware.free_bytes
+    kv_bytes = min(int(fraction * hardware.total_bytes) - used, int(0.9 * hardware.free_bytes))
+    # More than every running request at full length is of use to the prefix cache only: four times that is plenty.
+    enough = 4 * max_running * context
+    kv_pages = min(kv_bytes, -(-enough // engine.page_size) * page_bytes) // page_bytes
+    # A request needs no more pages than the longest one; below one context the pool itself is the limit.
+    if kv_pages < 2:
+        raise ConfigError(
+            f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} GiB are used and "
+            f"--mem-fraction-static {fraction} allows {fraction * hardware.total_bytes / GIB:.1f}; raise it, or free memory"
+        )
+    context = min(context, (kv_pages - 1) * engine.page_size)
+    left = hardware.free_bytes - kv_pages * page_bytes
+    embedding_bytes = engine.embedding_cache_mb * MIB if engine.embedding_cache_mb is not None else max(64 * MIB, left // 10)
+    return EngineConfig(
+        device=hardware.device,
+        dtype=dtype,
+        context_length=context,
+        max_running=max_running,
+        chunk_tokens=chunk,
+        page_size=engine.page_size,
+        kv_pages=kv_pages,
+        prefix_cache=not engine.disable_radix_cache,
+        embedding_bytes=embedding_bytes,
+        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+    )
+
+
+def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype) -> int:
+    """Bytes of one KV page over all layers, keys and values."""
+    layout = spec.kv_layout
+    return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * (4 if dtype == "float32" else 2)
+
+
+def describe(config: EngineConfig, spec: FamilySpec, hardware: Hardware) -> tuple[tuple[str, str], ...]:
+    """What start-up decided, for people: (name, value)."""
+    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype)
+    rules = spec.image_rules
+    return (
+        ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
+        ("context", f"{config.context_length} tokens"),
+        ("KV cache", f"{config.kv_pages - 1} pages of {config.page_size} = {config.kv_tokens} tokens, {kv_bytes / MIB:.0f} MiB"),
+        ("prefix cache", "on" if config.prefix_cache else "off"),
+        ("batch", f"{config.max_running} requests, {config.chunk_tokens} tokens per step"),
+        ("pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels after resizing, {config.encode_patches} patches per step"),
+        ("embedding cache", f"{config.embedding_bytes / MIB:.0f} MiB"),
+    )

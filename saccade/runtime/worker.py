@@ -1,0 +1,58 @@
+"""One rank's hands: executes plans. Decides nothing; knows nothing of requests, queues or caches beyond what plans say."""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.core.arena import Arena
+from saccade.core.config import EngineConfig
+from saccade.core.plan import Plan, Sampled
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.batch import Slot, build_batch
+from saccade.runtime.memory import EmbeddingMemory, KVMemory
+from saccade.runtime.sampler import sample
+from saccade.runtime.vision import VisionEncoder
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Worker:
+    """Holds the network, KV pages, embeddings and slots of one rank."""
+
+    def __init__(self, net: FamilyNet, config: EngineConfig, arena: Arena) -> None:
+        self._net = net
+        self._device = torch.device(config.device)
+        dtype = DTYPES[config.dtype]
+        self._kv = KVMemory(net.spec.kv_layout, config.kv_pages, config.page_size, dtype, self._device)
+        self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device)
+        self._vision = VisionEncoder(net, arena, self._device)
+        self._slots: list[Slot | None] = [None] * config.max_running
+        self._stop_ids = net.spec.eos_token_ids
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> Sampled:
+        """Do one step: close, open, drop, encode, forward, sample."""
+        for index in plan.close:
+            self._slots[index] = None
+        for opened in plan.open:
+            assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
+            self._slots[opened.slot] = Slot(opened, self._net.spec, self._kv.page_size, self._device)
+        for key in plan.drop:
+            self._embeddings.drop(key)
+        if plan.encode:
+            for key, embedding in self._vision.encode(plan.encode):
+                self._embeddings.put(key, embedding)
+        if not plan.rows:
+            return Sampled()
+        batch = build_batch(plan, self._slots, self._embeddings, self._device)
+        logits = self._net.forward(batch, self._kv.layers)  # [R, V] float32
+        return self._sample(plan, logits)
+
+    def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
+        slots = [slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None]
+        if not slots:
+            return Sampled()
+        tokens, logprobs = sample(logits, [slot.sampler for slot in slots], self._stop_ids)
+        for slot, token in zip(slots, tokens):
+            slot.append(token)
+        return Sampled(tokens, logprobs)
