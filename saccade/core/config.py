@@ -61,6 +61,56 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """Where pictures may come from, and what they may cost."""
+
+    max_image_pixels: int = 178_956_970
+    """Largest picture, in pixels of its header; refused before decoding."""
+    max_image_bytes: int = 64 * MIB
+    """Largest encoded picture, in bytes."""
+    max_images_per_request: int = 256
+    """Most pictures in one request."""
+    media_workers: int | None = None
+    """Processes that decode pictures. Derived: half the cores, at least 1."""
+    arena_mb: int = 512
+    """Shared memory for decoded pictures on their way to the engine; when it is full, decoding waits."""
+    fetch_timeout: float = 10.0
+    """Seconds to fetch one picture by URL, in all."""
+    decode_timeout: float = 20.0
+    """Seconds to decode one picture."""
+    allowed_media_domains: tuple[str, ...] = ()
+    """Fetch pictures from these hosts only. Derived: any public host."""
+    allow_private_media: bool = False
+    """Also fetch from private, loopback and link-local addresses."""
+    allowed_local_media_path: str | None = None
+    """Allow file: URLs below this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the HTTP server listens and whom it lets in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 opens the server to the network: set --api-key then."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one."""
+    api_key: str | None = None
+    """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which keeps it out of process lists."""
+    served_model_name: tuple[str, ...] = ()
+    """Names the API answers to. Derived: the model as given on the command line."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may call the API."""
+    max_body_mb: int = 256
+    """Largest request body."""
+    max_queued_requests: int = 1024
+    """Requests in flight, running and waiting; more are answered 429."""
+    shutdown_grace: float = 30.0
+    """Seconds that running requests get to finish when the server is told to stop."""
+    log_requests: bool = False
+    """Log a line for every request: tokens, pictures, times."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """Facts of the machine that `resolve` needs. `free_bytes` is what the device has left after the weights were loaded."""
 
@@ -88,6 +138,11 @@ class EngineConfig:
     @property
     def kv_tokens(self) -> int:
         return (self.kv_pages - 1) * self.page_size
+
+
+def api_key(options: ServerOptions) -> str | None:
+    """The key clients must show, from the option or the environment."""
+    return options.api_key or os.environ.get("SACCADE_API_KEY") or None
 
 
 def usable_cores() -> int:

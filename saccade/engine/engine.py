@@ -1,0 +1,84 @@
+"""The loop: messages in, a plan, a step, news out. Owns the order of these; the scheduler decides, the worker computes."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from saccade.core.messages import Abort, News, PixelsFailed, PixelsReady, Stop, Submit, ToEngine
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.types import Delta
+from saccade.engine.link import EngineLink
+from saccade.sched.scheduler import Scheduler
+
+
+class Workers(Protocol):
+    """All ranks together."""
+
+    def execute(self, plan: Plan) -> Sampled:
+        """Run one step on every rank; the tokens are the same on each."""
+        ...
+
+
+class Engine:
+    """Runs until it is told to stop."""
+
+    def __init__(self, scheduler: Scheduler, workers: Workers, link: EngineLink, metrics: Metrics) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._link = link
+        self._metrics = metrics
+        self._deltas: list[Delta] = []
+        self._returned: list[PixelSlot] = []
+        self._deadline: float | None = None
+
+    def run(self) -> None:
+        """Serve until a `Stop` has been carried out."""
+        stuck = False  # nothing can be done before the front sends something
+        while not self._finished():
+            for message in self._link.receive(self._patience() if stuck else 0.0):
+                self._handle(message)
+            plan = self._scheduler.plan()
+            stuck = plan.empty
+            if not plan.empty:
+                sampled = self._workers.execute(plan)
+                self._deltas += self._scheduler.apply(plan, sampled)
+            self._report()
+
+    def _finished(self) -> bool:
+        if self._deadline is None:
+            return False
+        if time.monotonic() >= self._deadline:
+            self._deltas += self._scheduler.fail_all("the server is shutting down")
+            self._report()
+        return self._scheduler.idle
+
+    def _patience(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _handle(self, message: ToEngine) -> None:
+        scheduler = self._scheduler
+        match message:
+            case Submit(request) if self._deadline is None:
+                scheduler.add(request)
+            case Submit(request):
+                self._deltas.append(Delta(request.id, finish="error", error="the server is shutting down"))
+            case Abort(id):
+                self._deltas += scheduler.abort(id)
+            case PixelsReady(key, slot):
+                self._returned += scheduler.pixels_ready(key, slot)
+            case PixelsFailed(key, error):
+                self._deltas += scheduler.pixels_failed(key, error)
+            case Stop(grace):
+                self._deadline = time.monotonic() + grace
+
+    def _report(self) -> None:
+        """Send what has come together since the last report, if anything has."""
+        notices = self._scheduler.take_notices()
+        done = (*self._returned, *notices.done)
+        self._scheduler.measure(self._metrics)
+        news = News(tuple(self._deltas), notices.want, done, notices.confirmed, self._metrics.changed())
+        self._deltas, self._returned = [], []
+        if news != News():
+            self._link.send(news)
