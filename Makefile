@@ -1,0 +1,36 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help demo test test-all check bench gpu-check clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)
+	$(BIN)/saccade demo $(ARGS)
+
+test: .venv/.installed  ## the default tests
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+test-all: .venv/.installed  ## the default tests and the slow ones
+	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
+
+check: .venv/.installed  ## format, lint, types, house plan
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_structure.py
+
+bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
+	$(BIN)/python benchmarks/generate.py $(ARGS)
+
+clean:  ## remove what was installed and built
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
