@@ -1,0 +1,221 @@
+"""`saccade demo`: serve the demo model, ask it about pictures drawn here, show what came back and what was cached, keep serving.
+
+An HTTP client like any other: everything it shows came through the API. Knows nothing of the server's insides.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from saccade.demo.draw import DEFAULT_FONT, Scene, render
+from saccade.demo.evaluate import Message, user_message
+from saccade.demo.tasks import HARDEST, Draw, Turn, ask_colour, ask_count, ask_describe, ask_number, count_scene, number_scene, shapes_scene
+
+START_TIMEOUT = 120.0
+COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one question, and what it cost. `ttft` and `total` are seconds."""
+
+    text: str
+    ttft: float
+    total: float
+    prompt_tokens: int
+    cached_tokens: int
+    encoded: int
+    reused: int
+
+
+def script(seed: int) -> list[Turn]:
+    """A chat of six turns over three pictures; the later questions go back to earlier pictures."""
+    draw = Draw(random.Random(f"demo/{seed}"), HARDEST, (DEFAULT_FONT,))
+    number, shapes, count = number_scene(draw, (256, 144)), shapes_scene(draw, (280, 200), 2), count_scene(draw, (250, 250))
+    asked = [
+        ((number,), ask_number(draw, number, "")),
+        ((shapes,), ask_describe(draw, shapes, " in picture 2")),
+        ((), ask_colour(draw, shapes, " in picture 2")),
+        ((count,), ask_count(draw, count, " in picture 3")),
+        ((), ask_number(draw, number, " in picture 1")),
+        ((), ask_describe(draw, shapes, " in picture 2")),
+    ]
+    return [Turn(question[0], pictures, question[1], question[2]) for pictures, question in asked if question is not None]
+
+
+def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/demo")) -> int:
+    """Serve, ask, show. Returns the exit status: 0 only if every answer was right."""
+    console = Console()
+    port = free_port(port)
+    console.print(f"[bold]saccade serve demo --port {port}[/bold]")
+    # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
+    server = subprocess.Popen([sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)], start_new_session=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            wait_until_ready(client, server)
+            right = converse(client, console, script(SEED), out)
+        if not exit_after:
+            serve_on(console, server, port)
+        return 0 if right else 1
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(60)
+            server.kill()
+
+
+SEED = 0
+"""Chosen once, so that the show is the same for everyone; how often the model is right on fresh pictures stands in its card."""
+
+
+def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out: Path) -> bool:
+    """Ask all turns as one chat, print each, then the table. True if every answer was the expected one."""
+    model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+    messages: list[Message] = []
+    rows: list[tuple[Turn, Answer]] = []
+    pictures = 0
+    for turn in turns:
+        for scene in turn.pictures:
+            pictures += 1
+            show(console, scene, out / f"picture-{pictures}.png", pictures)
+        messages.append(user_message(turn))
+        answer = ask(client, model, messages)
+        messages.append({"role": "assistant", "content": answer.text})
+        rows.append((turn, answer))
+        mark = "[green]right[/green]" if answer.text == turn.answer else f"[red]wrong, expected:[/red] {turn.answer}"
+        console.print(f"[bold cyan]Q[/bold cyan] {turn.question}\n[bold cyan]A[/bold cyan] {answer.text}  {mark}\n")
+    print_table(console, rows)
+    return all(answer.text == turn.answer for turn, answer in rows)
+
+
+def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer:
+    """One streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
+    before = picture_counts(client)
+    body = {
+        "model": model,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    start = time.perf_counter()
+    first, text, usage = 0.0, "", {}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.is_error:
+            response.read()
+            raise httpx.HTTPStatusError(response.text, request=response.request, response=response)
+        for event in events(response):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                if piece := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - start
+                    text += piece
+    total = time.perf_counter() - start
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    after = picture_counts(client)
+    spent = {name: after[name] - before[name] for name in COUNTED}
+    return Answer(text.strip(), first, total, usage["prompt_tokens"], cached, spent["encoded"], spent["reused"])
+
+
+def events(response: httpx.Response) -> Any:
+    """The JSON objects of a stream of server-sent events."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def picture_counts(client: httpx.Client) -> dict[str, int]:
+    """How many pictures the server has encoded and reused so far, read from its metrics."""
+    totals = dict.fromkeys(COUNTED, 0)
+    for line in client.get("/metrics").raise_for_status().text.splitlines():
+        for name, metric in COUNTED.items():
+            if line.startswith((metric + " ", metric + "{")):
+                totals[name] += int(float(line.rsplit(" ", 1)[1]))
+    return totals
+
+
+def print_table(console: Console, rows: Sequence[tuple[Turn, Answer]]) -> None:
+    table = Table("turn", "question", "answer", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
+    for index, (turn, answer) in enumerate(rows, 1):
+        figures = (f"{answer.ttft * 1000:.0f}", answer.prompt_tokens, answer.cached_tokens, answer.encoded, answer.reused)
+        table.add_row(str(index), turn.question, answer.text, *map(str, figures))
+    console.print(table)
+    console.print("encoded: pictures that the vision tower had to see; reused: pictures of the chat that cost a hash.\n")
+
+
+def show(console: Console, scene: Scene, path: Path, number: int) -> None:
+    """Save the picture; draw it where the terminal has true colour."""
+    picture = render(scene)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path)
+    if console.is_terminal and console.color_system == "truecolor":
+        console.print(half_blocks(picture, width=44))
+    console.print(f"[dim]picture {number}: {path} ({picture.width} x {picture.height})[/dim]")
+
+
+def half_blocks(picture: Image.Image, width: int) -> Text:
+    """The picture as text: each character cell shows two pixels, one above the other."""
+    height = max(1, round(picture.height * width / picture.width / 2))
+    small = picture.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
+    text = Text()
+    for y in range(0, 2 * height, 2):
+        for x in range(width):
+            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            assert isinstance(upper, tuple)
+            assert isinstance(lower, tuple)
+            text.append("▀", f"rgb({upper[0]},{upper[1]},{upper[2]}) on rgb({lower[0]},{lower[1]},{lower[2]})")
+        text.append("\n")
+    return text
+
+
+def serve_on(console: Console, server: subprocess.Popen[bytes], port: int) -> None:
+    """Wait for Ctrl-C, or for the server to end."""
+    url = f"http://127.0.0.1:{port}/v1"
+    console.print(
+        f"[bold]Serving at {url}[/bold] until Ctrl-C. Try:\n  saccade chat --base-url {url} --image FILE 'What is in the picture?'"
+    )
+    with suppress(KeyboardInterrupt):
+        server.wait()
+
+
+def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
+    """Poll /health. Raises SystemExit when the server ends, or takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with status {server.returncode} before it was ready")
+        with suppress(httpx.TransportError):
+            if client.get("/health").is_success:
+                return
+        time.sleep(0.1)
+    raise SystemExit(f"the server was not ready after {START_TIMEOUT:.0f} seconds")
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` if nothing listens there, else one that the system picks."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise SystemExit("no free port")
