@@ -1,13 +1,20 @@
-"""Attention over paged keys and values.
+"""Attention: causal over paged keys and values (language model), and bidirectional over segments (vision tower).
 
-Owns nothing; knows nothing of sequences or pages beyond kv slot numbers.
+Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, nothing is
+padded, and grouped queries share their keys without copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+MASK_VALUES = 1 << 20
+"""Query rows times keys of one masked block: bounds the memory of a prefill that has a cached prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +31,86 @@ class Context:
     kv_length: int
     slots: torch.Tensor
     run: int
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out_slots: torch.Tensor) -> None:
+    """Put keys and values [T, Hkv, D] into kv slots `out_slots` [T] of the caches [slots, Hkv, D]."""
+    k_cache.index_copy_(0, out_slots, k)
+    v_cache.index_copy_(0, out_slots, v)
+
+
+def paged_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, contexts: Sequence[Context], scale: float
+) -> torch.Tensor:  # [T, Hq, D]
+    """Causal attention of the queries `q` [T, Hq, D] of several sequences to their own cached tokens.
+
+    The keys and values of the query rows themselves are in the caches [slots, Hkv, D] already. Contexts cover [0, T) in order.
+    """
+    if len(contexts) == 1:
+        return _attend(q, *_cached(contexts[0], k_cache, v_cache), scale)
+    out = torch.empty_like(q)
+    for context in contexts:
+        rows = slice(context.start, context.start + context.length)
+        out[rows] = _attend(q[rows], *_cached(context, k_cache, v_cache), scale)
+    return out
+
+
+def _cached(context: Context, k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [kv_length, Hkv, D] of one sequence; views of the cache where its slots are consecutive."""
+    if context.run >= 0:
+        run = slice(context.run, context.run + context.kv_length)
+        return k_cache[run], v_cache[run]
+    return k_cache.index_select(0, context.slots), v_cache.index_select(0, context.slots)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal (lower right) attention of q [L, Hq, D] to k, v [K, Hkv, D]."""
+    length, heads, dim = q.shape
+    keys, kv_heads, _ = k.shape
+    group = heads // kv_heads
+    if length == 1:
+        # One query sees every key: the queries that share a key head become rows of one unmasked problem.
+        out = scaled_dot_product_attention(
+            q.view(1, kv_heads, group, dim), k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0), scale=scale
+        )
+        return out.reshape(1, heads, dim)
+    # The members of a group become the batch, over which keys and values are expanded without a copy.
+    queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
+    k = k.transpose(0, 1).expand(group, -1, -1, -1)  # [G, Hkv, K, D]
+    v = v.transpose(0, 1).expand(group, -1, -1, -1)
+    if keys == length:
+        out = scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    else:
+        out = torch.cat([_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2)
+    return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _blocks(length: int, keys: int) -> list[range]:
+    size = max(1, MASK_VALUES // keys)
+    return [range(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _masked_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: range, scale: float) -> torch.Tensor:
+    """Rows `block` of q [G, Hkv, L, D] against the keys that the last of them may see."""
+    prefix = k.shape[2] - q.shape[2]
+    seen = prefix + block.stop
+    mask = torch.ones(len(block), seen, dtype=torch.bool, device=q.device).tril(prefix + block.start)
+    rows = q[:, :, block.start : block.stop]
+    return scaled_dot_product_attention(rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale)
+
+
+def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: Sequence[int], scale: float) -> torch.Tensor:
+    """Bidirectional attention within segments: rows [cu_seqlens[i], cu_seqlens[i + 1]) of q, k, v [T, H, D] see each other only.
+
+    Neighbouring segments of equal length are one batched call. Returns [T, H, D].
+    """
+    lengths = [end - start for start, end in pairwise(cu_seqlens)]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    start = 0
+    for length, equal in groupby(lengths):
+        count = len(list(equal))
+        rows = slice(start, start + count * length)
+        queries, keys, values = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # [B, H, L, D]
+        out[rows].view(count, length, *q.shape[1:]).copy_(scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2))
+        start = rows.stop
+    return out

@@ -1,0 +1,181 @@
+"""A model's folder: where it is, and what its JSON files say.
+
+Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the wording of what is wrong with them.
+Knows nothing of tensors (`runtime/weights.py` reads those), nor of what a family makes of the fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import CheckpointError
+
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+
+
+def resolve_model(model: str, revision: str | None = None) -> Path:
+    """The folder of `model`: a folder as it is, else a Hugging Face hub id, downloaded on first use (with hub's own progress bars).
+
+    Raises CheckpointError that says what to do.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} has no config.json: give the folder that holds the model's config.json and *.safetensors")
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} is a file: give the folder that holds it")
+    parts = model.split("/")
+    if len(parts) != 2 or not all(parts) or model.startswith((".", "~")):
+        raise CheckpointError(f"there is no folder {model!r}, and it is no hub id (like Qwen/Qwen3-VL-2B-Instruct) either")
+    return _download(model, revision)
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import errors, snapshot_download  # here, not above: it takes long to import, and a folder needs none of it
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
+    except errors.GatedRepoError as error:
+        raise CheckpointError(f"{repo} is gated: accept its terms on the hub, then run `hf auth login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(f"the hub has no {repo} (if it is private: `hf auth login`); there is no such folder either") from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"cannot download {repo}: {error}; fetch it elsewhere and give its folder") from error
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{repo} on the hub has no config.json: it is not a transformers checkpoint")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One JSON object of a file, read field by field. A field that is null counts as absent.
+
+    Methods take alternative names for fields that moved; the first that is present wins. Raise CheckpointError naming file and field.
+    """
+
+    where: str
+    data: Mapping[str, Any]
+
+    def has(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def section(self, name: str) -> Section:
+        """The object under `name`; empty where there is none."""
+        value = self.data.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise CheckpointError(f"{self.where}: {name} must be an object, not {value!r}")
+        return Section(f"{self.where}: {name}", value or {})
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise CheckpointError(f"{self.where}: {names[0]} must be an integer, not {value!r}")
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.where}: {names[0]} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        value = self._first(names, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.where}: {names[0]} must be true or false, not {value!r}")
+        return value
+
+    def text(self, *names: str, default: str | None = None) -> str:
+        value = self._first(names, default)
+        if not isinstance(value, str):
+            raise CheckpointError(f"{self.where}: {names[0]} must be a string, not {value!r}")
+        return value
+
+    def integers(self, *names: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """A list of integers; a single integer counts as a list of one."""
+        value = self._first(names, default)
+        items = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise CheckpointError(f"{self.where}: {names[0]} must be a list of integers, not {value!r}")
+        return tuple(items)
+
+    def numbers(self, *names: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
+        value = self._first(names, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
+            raise CheckpointError(f"{self.where}: {names[0]} must be a list of numbers, not {value!r}")
+        return tuple(float(item) for item in value)
+
+    def _first(self, names: tuple[str, ...], default: object) -> Any:
+        for name in names:
+            if (value := self.data.get(name)) is not None:
+                return value
+        if default is None:
+            raise CheckpointError(f"{self.where}: {' or '.join(names)} is missing")
+        return default
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The JSON side of one model. `generation` and `processor` are empty where their files are missing."""
+
+    folder: Path
+    config: Section
+    generation: Section
+    processor: Section
+
+    def architecture(self) -> str:
+        """`architectures[0]` of config.json; `model_type` where there is none."""
+        names = self.config.data.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            return names[0]
+        return self.config.text("model_type")
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: generation_config.json's; where it has none, config.json's and the tokenizer's."""
+        if self.generation.has("eos_token_id"):
+            return self.generation.integers("eos_token_id")
+        sections = (self.config, self.config.section("text_config"))
+        found = [token for section in sections for token in section.integers("eos_token_id", default=())] + self._tokenizer_eos()
+        if not found:
+            raise CheckpointError(f"{self.folder}: neither generation_config.json nor config.json has eos_token_id")
+        return tuple(dict.fromkeys(found))
+
+    def _tokenizer_eos(self) -> list[int]:
+        """The id of tokenizer_config.json's `eos_token`, looked up among the added tokens."""
+        settings = read_json(self.folder / "tokenizer_config.json", required=False)
+        token = settings.data.get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        added = settings.section("added_tokens_decoder").data.items()
+        return [int(number) for number, entry in added if isinstance(entry, dict) and entry.get("content") == content]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read the JSON files of `folder`. Raises CheckpointError naming the file."""
+    processor = read_json(folder / "preprocessor_config.json", required=False)
+    if not processor.data:
+        processor = read_json(folder / "processor_config.json", required=False).section("image_processor")
+    return Checkpoint(
+        folder=folder,
+        config=read_json(folder / "config.json"),
+        generation=read_json(folder / "generation_config.json", required=False),
+        processor=processor,
+    )
+
+
+def read_json(path: Path, *, required: bool = True) -> Section:
+    """The object in a JSON file; an empty one where an optional file is missing. Raises CheckpointError naming the file."""
+    if not path.is_file():
+        if required:
+            raise CheckpointError(f"{path} is missing")
+        return Section(str(path), {})
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return Section(str(path), data)

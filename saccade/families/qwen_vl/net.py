@@ -1,0 +1,53 @@
+"""The network of a Qwen-VL checkpoint: vision tower and language model behind `nn.protocol.FamilyNet`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from saccade.families.qwen_vl.spec import QwenVLSpec
+from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.vision import VisionTower
+from saccade.nn.protocol import Batch, KVCache
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+
+HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
+"""Buffers that old checkpoints carry and the configuration decides anyway."""
+
+
+class QwenVLNet:
+    """Implements `FamilyNet`."""
+
+    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard) -> None:
+        self.spec = spec
+        self.vision = VisionTower(weights, spec.vision, spec.image_rules, shard)
+        self.text = TextModel(weights, spec.text, shard)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.vision(pixels)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        return self.text(batch, kv)
+
+
+def build(spec: QwenVLSpec, weights: Weights, shard: Shard) -> QwenVLNet:
+    """Raises CheckpointError where a tensor is missing or misshapen."""
+    return QwenVLNet(spec, weights, shard)
+
+
+def canonical_name(name: str) -> str:
+    """The name that layers ask for: `visual.*`, `language_model.*`, `lm_head.weight`, whatever the file's age calls it."""
+    name = name.removeprefix("model.")
+    if name.startswith(("visual.", "language_model.", "lm_head.")):
+        return name.replace("language_model.model.", "language_model.", 1)
+    return f"language_model.{name}"
+
+
+def harmless(name: str, spec: QwenVLSpec) -> bool:
+    """Whether a canonical name that no layer asks for may be passed over in silence."""
+    return bool(HARMLESS.search(name)) or (spec.text.tied and name == "lm_head.weight")

@@ -1,0 +1,131 @@
+"""What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion, rotary positions.
+
+One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense): they differ in configuration only. Knows nothing of torch.
+Formulas follow transformers' `smart_resize` and `get_rope_index` of these models, and are tested against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.family import ImageRules, KVLayout
+from saccade.core.types import Grid, Image, Span
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.qwen_vl.config import TextConfig, VisionConfig, parse_config
+
+MAX_ASPECT_RATIO = 200
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVLSpec:
+    """CPU facts of one Qwen-VL checkpoint; implements `core.family.FamilySpec`."""
+
+    family: str
+    vision: VisionConfig
+    text: TextConfig
+    image_rules: ImageRules
+    image_token_id: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        return KVLayout(layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.text.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.text.context_length
+
+    @property
+    def embedding_width(self) -> int:
+        return self.text.hidden * (1 + len(self.vision.deepstack_layers))
+
+    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+        return smart_resize(height, width, rules)
+
+    def grid(self, height: int, width: int) -> Grid:
+        assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
+        return 1, height // self.vision.patch, width // self.vision.patch
+
+    def num_tokens(self, grid: Grid) -> int:
+        return math.prod(grid) // self.vision.merge**2
+
+    def expand_prompt(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        found = [at for at, token in enumerate(tokens) if token == self.image_token_id]
+        if len(found) != len(images):
+            raise InvalidRequest(f"the prompt has {len(found)} image placeholders for {len(images)} images", param="messages")
+        expanded: list[int] = []
+        spans = []
+        done = 0
+        for number, (at, image) in enumerate(zip(found, images)):
+            expanded += tokens[done:at]
+            spans.append(Span(start=len(expanded), length=image.num_tokens, image=number))
+            expanded += [self.image_token_id] * image.num_tokens
+            done = at + 1
+        expanded += tokens[done:]
+        return tuple(expanded), tuple(spans)
+
+    def positions(self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]) -> tuple[npt.NDArray[np.int64], int]:
+        """mRoPE positions. A picture takes as many steps as its longer side has merged patches, whatever its token count."""
+        positions = np.empty((3, num_tokens), dtype=np.int64)
+        done = position = 0
+        for span in spans:
+            image = images[span.image]
+            assert span.offset == 0 and span.length == image.num_tokens, "a Qwen-VL picture stands in one piece"
+            position = _count_on(positions, done, span.start, position)
+            t, h, w = image.grid[0], image.grid[1] // self.vision.merge, image.grid[2] // self.vision.merge
+            positions[:, span.start : span.end] = position + np.indices((t, h, w)).reshape(3, -1)
+            position += max(h, w)
+            done = span.end
+        return positions, _count_on(positions, done, num_tokens, position)
+
+
+def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
+    """Fill [start, end) of all three axes with `position`, `position + 1`, ...; returns what comes next."""
+    positions[:, start:end] = np.arange(position, position + end - start)
+    return position + end - start
+
+
+def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect ratio about kept.
+
+    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError beyond an aspect ratio of 200.
+    """
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        ratio = max(height, width) / max(1, min(height, width))
+        raise ImageError(
+            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit is {MAX_ASPECT_RATIO}: crop it or cut it up"
+        )
+    factor = rules.factor
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor * factor > rules.max_pixels:
+        beta = math.sqrt((height * width) / rules.max_pixels)
+        rows = max(1, math.floor(height / beta / factor))
+        columns = max(1, math.floor(width / beta / factor))
+    elif rows * columns * factor * factor < rules.min_pixels:
+        beta = math.sqrt(rules.min_pixels / (height * width))
+        rows = math.ceil(height * beta / factor)
+        columns = math.ceil(width * beta / factor)
+    return rows * factor, columns * factor
+
+
+def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
+    """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
+    parsed = parse_config(checkpoint)
+    return QwenVLSpec(
+        family=parsed.family,
+        vision=parsed.vision,
+        text=parsed.text,
+        image_rules=parsed.image_rules,
+        image_token_id=checkpoint.config.integer("image_token_id", default=151655),
+        eos_token_ids=checkpoint.eos_token_ids(),
+    )

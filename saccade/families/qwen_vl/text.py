@@ -1,0 +1,102 @@
+"""The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3 (normalised queries and keys).
+
+Rotary tables are computed once per forward and shared by all layers; only rows that are sampled go through the last norm and the head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.families.qwen_vl.config import RopeConfig, TextConfig
+from saccade.kernels.rotary import rotary_tables
+from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.linear import Linear
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.norm import RMSNorm
+from saccade.nn.protocol import Batch, KVCache
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+class MultiRope:
+    """Rotary tables over three axes: each frequency belongs to one of time, height, width (mRoPE).
+
+    In blocks (Qwen2-VL): the first `sections[0]` frequencies are time's, and so on. Interleaved (Qwen3-VL): T H W T H W ... as far as
+    height's and width's sections reach, then time.
+    """
+
+    __slots__ = ("axis", "inv_freq")
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        self.inv_freq = 1.0 / config.theta**steps  # [D / 2]
+        if config.interleaved:
+            axis = torch.zeros(head_dim // 2, dtype=torch.int64)
+            for dim in (1, 2):
+                axis[dim : 3 * config.sections[dim] : 3] = dim
+        else:
+            axis = torch.repeat_interleave(torch.arange(3), torch.tensor(config.sections))
+        self.axis = axis.to(device)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin) for `apply_rotary` from positions [3, T]."""
+        return rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
+
+
+class TextLayer:
+    """Attention, then a gated MLP, each on normalised input and added to the stream."""
+
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+
+    def __init__(self, weights: Weights, name: str, config: TextConfig, shard: Shard) -> None:
+        shape = AttentionShape(
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.qkv_bias,
+            qk_norm_eps=config.rms_eps if config.qk_norm else None,
+        )
+        self.attention_norm = RMSNorm(weights, f"{name}.input_layernorm", config.hidden, config.rms_eps)
+        self.attention = CausalAttention(weights, f"{name}.self_attn", shape, shard)
+        self.mlp_norm = RMSNorm(weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps)
+        self.mlp = GatedMLP(weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False)
+
+    def __call__(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary, batch, kv)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class TextModel:
+    """Tokens and spliced image rows to logits."""
+
+    __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
+
+    def __init__(self, weights: Weights, config: TextConfig, shard: Shard) -> None:
+        table = (config.vocab_size, config.hidden)
+        self.config = config
+        self.embedding = weights.load(Part("language_model.embed_tokens.weight", table))
+        self.layers = [TextLayer(weights, f"language_model.layers.{i}", config, shard) for i in range(config.layers)]
+        self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
+        self.head = Linear(self.embedding if config.tied else weights.load(Part("lm_head.weight", table)))
+        self.rope = MultiRope(config.rope, config.head_dim, weights.device)
+
+    def __call__(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Logits [R, vocab_size] in float32 of `batch.sample_rows`.
+
+        Image rows take the first level of their embedding instead of the token's, and level i + 1 is added after layer i.
+        """
+        x = F.embedding(batch.tokens, self.embedding)  # [T, hidden]
+        deep: list[torch.Tensor] = []
+        if batch.splice_rows.shape[0]:
+            first, *deep = batch.embeddings.split(self.config.hidden, dim=1)
+            x.index_copy_(0, batch.splice_rows, first)
+        rotary = self.rope(batch.positions)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotary, batch, kv[i])
+            if i < len(deep):
+                x.index_add_(0, batch.splice_rows, deep[i])
+        return self.head(self.norm(x.index_select(0, batch.sample_rows))).float()

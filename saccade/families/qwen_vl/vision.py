@@ -1,0 +1,250 @@
+"""The vision tower of the Qwen-VL families, for packed pictures of any mix of sizes.
+
+Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few layers. Qwen3-VL: LayerNorm, plain MLP,
+learned positions interpolated to the grid, and intermediate layers merged as extra levels (deepstack). Everything that depends on a
+picture's grid alone is a `GridFacts`, computed once per grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from saccade.core.family import ImageRules
+from saccade.core.types import Grid
+from saccade.families.qwen_vl.config import VisionConfig
+from saccade.kernels.attention import varlen_attention
+from saccade.kernels.patchify import patchify
+from saccade.kernels.rotary import apply_rotary, rotary_tables
+from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.mlp import MLP, GatedMLP
+from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+NORM_EPS = 1e-6
+GRIDS_KEPT = 16
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class GridFacts:
+    """What the tower needs to know of one grid of N patches (M merged); rows are in the order in which the blocks see them.
+
+    position_embedding: learned positions in merged order, before `order` is applied.
+    order: which merged token stands at each place of the window order, and `restore`, its inverse; None without windows.
+    segments, windows: lengths, in patches, of the runs of rows that attend to each other in full and in window layers.
+    """
+
+    cos: torch.Tensor  # [N, 1, D] float32
+    sin: torch.Tensor  # [N, 1, D] float32
+    position_embedding: torch.Tensor | None  # [N, hidden]
+    order: torch.Tensor | None  # [M] int64
+    restore: torch.Tensor | None  # [M] int64
+    segments: tuple[int, ...]
+    windows: tuple[int, ...]
+
+
+class VisionBlock:
+    """Attention, then an MLP, each on normalised input and added to the stream."""
+
+    __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qkv", "scale")
+
+    def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard) -> None:
+        self.heads = shard.divide(config.heads, "vision attention heads")
+        self.scale = config.head_dim**-0.5
+        self.norm1 = _norm(weights, f"{name}.norm1", config)
+        self.norm2 = _norm(weights, f"{name}.norm2", config)
+        self.qkv = Linear.fused_columns(weights, f"{name}.attn.qkv", config.hidden, 3, config.hidden, shard)
+        self.out = RowLinear(weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True)
+        self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
+
+    def __call__(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], cu_seqlens: Sequence[int]) -> torch.Tensor:
+        """x [N, hidden]; rows attend to each other within `cu_seqlens`."""
+        qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)  # [N, 3 H, D]
+        qk = apply_rotary(qkv[:, : 2 * self.heads], *rotary)
+        attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], cu_seqlens, self.scale)
+        x = x + self.out(attended.view(x.shape[0], -1))
+        return x + self.mlp(self.norm2(x))
+
+
+class PatchMerger:
+    """merge x merge neighbouring patches to one token of the language model. `late_norm`: the norm sees merged rows."""
+
+    __slots__ = ("down", "late_norm", "norm", "unit", "up")
+
+    def __init__(self, weights: Weights, name: str, config: VisionConfig, *, late_norm: bool = False) -> None:
+        self.unit = config.merge**2
+        self.late_norm = late_norm
+        merged = config.hidden * self.unit
+        third = config.variant == "qwen3_vl"
+        norm, up, down = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
+        self.norm = _norm(weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden)
+        self.up = Linear.whole(weights, f"{name}.{up}", merged, merged)
+        self.down = Linear.whole(weights, f"{name}.{down}", merged, config.out_hidden)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [M, out_hidden]"""
+        tokens = x.shape[0] // self.unit
+        x = self.norm(x.view(tokens, -1)) if self.late_norm else self.norm(x).view(tokens, -1)
+        return self.down(F.gelu(self.up(x)))
+
+
+class VisionTower:
+    """uint8 pixels to embeddings."""
+
+    __slots__ = ("blocks", "config", "deepstack", "dtype", "grid_facts", "inv_freq", "merger", "patch_embed", "position_table", "rules")
+
+    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard) -> None:
+        self.config = config
+        self.rules = rules
+        self.dtype = weights.dtype
+        self.patch_embed = _patch_embed(weights, config)
+        self.position_table = None
+        if config.position_side:
+            self.position_table = weights.load(Part("visual.pos_embed.weight", (config.position_side**2, config.hidden)))
+        self.blocks = [VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)]
+        self.merger = PatchMerger(weights, "visual.merger", config)
+        self.deepstack = {
+            layer: PatchMerger(weights, f"visual.deepstack_merger_list.{i}", config, late_norm=True)
+            for i, layer in enumerate(config.deepstack_layers)
+        }
+        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=weights.device) / (config.head_dim // 2)
+        self.inv_freq = 1.0 / config.rope_theta**steps  # [D / 4]: one half of the frequencies for rows, one for columns
+        self.grid_facts = lru_cache(GRIDS_KEPT)(self._grid_facts)
+
+    def __call__(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Embeddings [M, out_hidden * levels] of pictures uint8 [H, W, 3], one packed forward."""
+        if not pixels:
+            return []
+        patch = self.config.patch
+        facts = [self.grid_facts((1, image.shape[0] // patch, image.shape[1] // patch)) for image in pixels]
+        x = torch.cat([self._embed(image, fact) for image, fact in zip(pixels, facts)])  # [N, hidden]
+        rotary = torch.cat([fact.cos for fact in facts]), torch.cat([fact.sin for fact in facts])
+        full = list(accumulate((n for fact in facts for n in fact.segments), initial=0))
+        windows = list(accumulate((n for fact in facts for n in fact.windows), initial=0))
+        everywhere = self.config.window == 0
+        levels = []
+        for i, block in enumerate(self.blocks):
+            x = block(x, rotary, full if everywhere or i in self.config.full_attention_layers else windows)
+            if i in self.deepstack:
+                levels.append(self.deepstack[i](x))
+        return self._split([self.merger(x), *levels], facts)
+
+    def _embed(self, image: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        """The rows of one picture as the first block sees them [N, hidden]."""
+        x = self.patch_embed(patchify(image, self.rules, self.dtype))
+        if facts.position_embedding is not None:
+            x = x + facts.position_embedding
+        if facts.order is not None:
+            x = x.view(facts.order.shape[0], -1).index_select(0, facts.order).view(x.shape)
+        return x
+
+    def _split(self, levels: list[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """One owned tensor per picture, levels side by side, rows back in reading order."""
+        embeddings = []
+        start = 0
+        for fact in facts:
+            rows = slice(start, start + sum(fact.segments) // self.config.merge**2)
+            embedding = torch.cat([level[rows] for level in levels], dim=1)
+            embeddings.append(embedding if fact.restore is None else embedding.index_select(0, fact.restore))
+            start = rows.stop
+        return embeddings
+
+    def _grid_facts(self, grid: Grid) -> GridFacts:
+        frames, height, width = grid
+        device, merge = self.inv_freq.device, self.config.merge
+        row, column = merged_order(height, width, merge)
+        order: np.ndarray | None = None
+        windows: tuple[int, ...] = ()
+        if self.config.window:
+            order, windows = window_order(grid, merge, self.config.window // merge // self.config.patch)
+        places = torch.from_numpy(np.tile(np.stack((row, column), axis=1), (frames, 1))).to(device)  # [N, 2]
+        angles = (places.float()[:, :, None] * self.inv_freq).flatten(1)  # [N, D / 2]: rows' frequencies, then columns'
+        if order is not None:
+            index = torch.from_numpy(order).to(device)
+            angles = angles.view(len(order), -1).index_select(0, index).view(angles.shape)
+        cos, sin = rotary_tables(angles)
+        return GridFacts(
+            cos=cos,
+            sin=sin,
+            position_embedding=self._positions(row, column, grid),
+            order=None if order is None else torch.from_numpy(order).to(device),
+            restore=None if order is None else torch.from_numpy(np.argsort(order)).to(device),
+            segments=(height * width,) * frames,
+            windows=windows,
+        )
+
+    def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
+        """The learned square of positions, bilinear between its corners, at the patches of the grid [N, hidden]."""
+        table = self.position_table
+        if table is None:
+            return None
+        frames, height, width = grid
+        side = self.config.position_side
+        total = torch.zeros(len(row), table.shape[1], device=table.device)
+        for row_tap, row_weight in _taps(row, height, side):
+            for column_tap, column_weight in _taps(column, width, side):
+                index = torch.from_numpy(row_tap * side + column_tap).to(table.device)
+                weight = torch.from_numpy(row_weight * column_weight).to(table.device)
+                total += table.index_select(0, index) * weight[:, None]
+        return total.to(table.dtype).repeat(frames, 1)
+
+
+def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """The two source places, with weights, of each of `place` in [0, size) on an axis of length `side`; ends meet ends."""
+    source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    low = np.floor(source)
+    part = source - low
+    first = low.astype(np.int64)
+    return (first, 1 - part), (np.minimum(first + 1, side - 1), part)
+
+
+def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each patch, [height * width] each, where the merge x merge patches of a token stand together."""
+    places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
+    row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    return row, column
+
+
+def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """An order [M] of merged tokens in which each window's stand together, and the windows' lengths in patches.
+
+    `window` is in merged tokens. Windows of equal length are put next to each other, so that their attention is one batched call; which
+    order the windows have among themselves changes nothing.
+    """
+    frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
+    frame, row, column = np.indices((frames, rows, columns)).reshape(3, -1)
+    across = -(-columns // window)
+    number = (frame * -(-rows // window) + row // window) * across + column // window  # [M]: the window of each token
+    counts = np.bincount(number)
+    order = np.lexsort((number, -counts[number]))
+    lengths = np.sort(counts)[::-1] * merge**2
+    return order, tuple(lengths.tolist())
+
+
+def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Layer:
+    kind = RMSNorm if config.variant == "qwen2_5_vl" else LayerNorm
+    return kind(weights, name, size or config.hidden, NORM_EPS)
+
+
+def _mlp(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> Layer:
+    sizes = (config.hidden, config.intermediate)
+    if config.variant == "qwen2_5_vl":
+        return GatedMLP(weights, name, sizes, config.activation, shard, bias=True)
+    up, down = ("fc1", "fc2") if config.variant == "qwen2_vl" else ("linear_fc1", "linear_fc2")
+    return MLP(weights, (f"{name}.{up}", f"{name}.{down}"), sizes, config.activation, shard)
+
+
+def _patch_embed(weights: Weights, config: VisionConfig) -> Linear:
+    """The checkpoint's 3-d convolution, whose stride is its kernel, as the matrix that it is."""
+    kernel = (3, config.temporal_patch, config.patch, config.patch)
+    matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(config.hidden, -1)
+    bias = weights.load(Part("visual.patch_embed.proj.bias", (config.hidden,))) if config.variant == "qwen3_vl" else None
+    return Linear(matrix, bias)

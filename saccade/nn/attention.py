@@ -1,0 +1,63 @@
+"""Causal self-attention over the paged cache: rotary embedding, grouped key/value heads, queries and keys normalised where asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from saccade.kernels.attention import paged_attention, write_kv
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.rotary import apply_rotary
+from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.protocol import Batch
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads are counted over all ranks. `qk_norm_eps` None: queries and keys are not normalised."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    qk_norm_eps: float | None
+
+
+class CausalAttention:
+    """Query, key and value are one multiplication; queries and keys are normalised and rotated together."""
+
+    __slots__ = ("eps", "heads", "kv_heads", "out", "qk_weight", "qkv", "scale")
+
+    def __init__(self, weights: Weights, name: str, shape: AttentionShape, shard: Shard) -> None:
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.heads = shard.divide(shape.heads, "attention heads")
+        self.kv_heads = shard.divide(shape.kv_heads, "key/value heads")
+        self.scale = shape.head_dim**-0.5
+        self.qkv = Linear.columns(
+            weights, [(f"{name}.q_proj", q), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)], shape.hidden, shard, bias=shape.qkv_bias
+        )
+        self.out = RowLinear(weights, f"{name}.o_proj", q, shape.hidden, shard, bias=False)
+        self.eps = shape.qk_norm_eps or 0.0
+        self.qk_weight = None
+        if shape.qk_norm_eps is not None:
+            head = (shape.head_dim,)
+            each = [Part(f"{name}.q_norm.weight", head)] * self.heads + [Part(f"{name}.k_norm.weight", head)] * self.kv_heads
+            self.qk_weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
+
+    def __call__(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; writes the keys and values of all T tokens into `kv`."""
+        rotated = self.heads + self.kv_heads
+        qkv = self.qkv(x).view(x.shape[0], rotated + self.kv_heads, -1)  # [T, Hq + 2 Hkv, D]
+        qk = qkv[:, :rotated]
+        if self.qk_weight is not None:
+            qk = rms_norm(qk, self.qk_weight, self.eps)
+        qk = apply_rotary(qk, *rotary)
+        write_kv(qk[:, self.heads :], qkv[:, rotated:], *kv, batch.out_slots)
+        attended = paged_attention(qk[:, : self.heads], *kv, batch.contexts, self.scale)
+        return self.out(attended.view(x.shape[0], -1))

@@ -1,0 +1,74 @@
+"""Matrix multiplications, and how they are cut among ranks.
+
+Each constructor says which checkpoint tensors make up its matrix and which slice of them this rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+def share(shard: Shard, start: int, n: int, what: str) -> slice:
+    """This rank's slice of `n` things that begin at `start`."""
+    mine = shard.divide(n, what)
+    return slice(start + shard.rank * mine, start + (shard.rank + 1) * mine)
+
+
+class Linear:
+    """x @ weight.T + bias; `weight` [out, in]."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    @classmethod
+    def whole(cls, weights: Weights, name: str, inputs: int, outputs: int) -> Linear:
+        """Every rank holds all of it; with a bias."""
+        return cls(weights.load(Part(f"{name}.weight", (outputs, inputs))), weights.load(Part(f"{name}.bias", (outputs,))))
+
+    @classmethod
+    def columns(cls, weights: Weights, names: Sequence[tuple[str, int]], inputs: int, shard: Shard, *, bias: bool) -> Linear:
+        """Several projections (name, outputs) of one input in one multiplication; a rank holds its slice of each one's outputs."""
+        rows = [(name, outputs, share(shard, 0, outputs, f"outputs of {name}")) for name, outputs in names]
+        matrix = weights.load(*(Part(f"{name}.weight", (outputs, inputs), (mine,)) for name, outputs, mine in rows))
+        if not bias:
+            return cls(matrix)
+        return cls(matrix, weights.load(*(Part(f"{name}.bias", (outputs,), (mine,)) for name, outputs, mine in rows)))
+
+    @classmethod
+    def fused_columns(cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard) -> Linear:
+        """Like `columns`, with a bias, for `pieces` projections of `outputs` each that the checkpoint keeps in one tensor."""
+        mine = [share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)]
+        if shard.size == 1:
+            mine = [slice(0, pieces * outputs)]
+        matrix = weights.load(*(Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine))
+        return cls(matrix, weights.load(*(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)))
+
+
+class RowLinear:
+    """A projection whose inputs are cut among ranks: each multiplies its slice, and the sum over ranks is the answer."""
+
+    __slots__ = ("bias", "shard", "weight")
+
+    def __init__(self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool) -> None:
+        mine = share(shard, 0, inputs, f"inputs of {name}")
+        self.weight = weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
+        self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
+        self.shard = shard
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shard.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        y = self.shard.all_reduce(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,61 @@
+"""The two-layer networks between attentions, and the activations that checkpoints name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from saccade.core.errors import CheckpointError
+from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
+
+
+def activation(name: str) -> Activation:
+    """Raises CheckpointError that lists what is known."""
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: hidden_act {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class MLP:
+    """down(act(up(x))), both with biases. `names` are (up, down)."""
+
+    __slots__ = ("act", "down", "up")
+
+    def __init__(self, weights: Weights, names: tuple[str, str], sizes: tuple[int, int], act: str, shard: Shard) -> None:
+        hidden, intermediate = sizes
+        self.up = Linear.columns(weights, [(names[0], intermediate)], hidden, shard, bias=True)
+        self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True)
+        self.act = activation(act)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)); gate and up are one multiplication."""
+
+    __slots__ = ("act", "down", "gate_up")
+
+    def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], act: str, shard: Shard, *, bias: bool) -> None:
+        hidden, intermediate = sizes
+        columns = [(f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate)]
+        self.gate_up = Linear.columns(weights, columns, hidden, shard, bias=bias)
+        self.down = RowLinear(weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias)
+        self.act = activation(act)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)

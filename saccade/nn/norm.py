@@ -1,0 +1,36 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.norm import rms_norm
+from saccade.nn.weights import Part, Weights
+
+
+class RMSNorm:
+    """Root-mean-square normalisation over the last dimension."""
+
+    __slots__ = ("eps", "weight")
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
+        self.weight = weights.load(Part(f"{name}.weight", (size,)))
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm:
+    """Normalisation by mean and variance over the last dimension."""
+
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
+        self.weight = weights.load(Part(f"{name}.weight", (size,)))
+        self.bias = weights.load(Part(f"{name}.bias", (size,)))
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
