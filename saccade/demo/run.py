@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +118,8 @@ def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer
         "stream_options": {"include_usage": True},
     }
     start = time.perf_counter()
-    first, text, usage = 0.0, "", {}
+    first, text = 0.0, ""
+    usage: dict[str, Any] = {}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
             response.read()
@@ -136,7 +137,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer
     return Answer(text.strip(), first, total, usage["prompt_tokens"], cached, spent["encoded"], spent["reused"])
 
 
-def events(response: httpx.Response) -> Any:
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":

@@ -27,7 +27,7 @@ from saccade.core.messages import Failed, Ready
 from saccade.core.metrics import Metrics
 from saccade.engine.engine import Engine
 from saccade.engine.link import Boot, EngineLink
-from saccade.families.checkpoint import checkpoint_dtype
+from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Worker
@@ -65,7 +65,7 @@ def start(boot: Boot, link: EngineLink) -> Engine:
     folder = Path(boot.folder)
     spec = load_spec(folder)
     device = pick_device(boot.model)
-    dtype: Dtype = checkpoint_dtype(folder) if boot.model.dtype == "auto" else boot.model.dtype
+    dtype = pick_dtype(boot.model, folder)
     net = load_net(spec, folder, dtype=DTYPES[dtype], device=device, load_format=boot.model.load_format)
     hardware = measure_hardware(device)
     config = resolve(boot.model, boot.engine, spec, dtype, hardware)
@@ -88,6 +88,13 @@ def build_scheduler(config: EngineConfig, spec: FamilySpec) -> Scheduler:
     bytes_per_token = spec.embedding_width * DTYPES[config.dtype].itemsize
     prefix = PrefixCache(pool) if config.prefix_cache else None
     return Scheduler(limits, pool, prefix, EmbeddingCache(config.embedding_bytes, bytes_per_token), spec.eos_token_ids)
+
+
+def pick_dtype(model: ModelOptions, folder: Path) -> Dtype:
+    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine computes in."""
+    wanted = read_checkpoint(folder).dtype() if model.dtype == "auto" else model.dtype
+    known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+    return known.get(wanted, "bfloat16")
 
 
 def pick_device(model: ModelOptions) -> torch.device:

@@ -134,6 +134,11 @@ class Checkpoint:
             return names[0]
         return self.config.text("model_type")
 
+    def dtype(self) -> str:
+        """The number format of the weights as config.json names it; "bfloat16" where it does not."""
+        text = self.config.section("text_config")
+        return self.config.text("dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16"))
+
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer: generation_config.json's; where it has none, config.json's and the tokenizer's."""
         if self.generation.has("eos_token_id"):

@@ -1,0 +1,179 @@
+"""`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the server; only the way in differs.
+
+    from saccade import LLM
+    with LLM("demo") as llm:
+        print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the picture?"]}]).text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from rich.progress import Progress
+
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions
+from saccade.core.errors import ConfigError, InvalidRequest
+from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.intake.intake import Ask, Chat, Message, Part
+from saccade.intake.media import ImageSource, source_from_object
+from saccade.server.assemble import build_front
+from saccade.server.front import Finish, Front
+
+T = TypeVar("T")
+Conversation = Sequence[Mapping[str, Any]]
+"""OpenAI messages. A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, and what it took."""
+
+    text: str
+    finish_reason: Finish
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class LLM:
+    """A model that answers chats. `options` are the fields of ModelOptions, EngineOptions and MediaOptions, e.g. `dtype="float32"`.
+
+    Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, model: str | Path = "demo", **options: Any) -> None:
+        chosen = [_take(kind, options) for kind in (ModelOptions, EngineOptions, MediaOptions)]
+        if options:
+            raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="saccade-front", daemon=True)
+        self._thread.start()
+        try:
+            self._front: Front = self._wait(_start(str(model), *chosen))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @overload
+    def chat(self, messages: Conversation, sampling: SamplingParams | None = None, *, progress: bool = True) -> Answer: ...
+
+    @overload
+    def chat(self, messages: Sequence[Conversation], sampling: SamplingParams | None = None, *, progress: bool = True) -> list[Answer]: ...
+
+    def chat(
+        self, messages: Conversation | Sequence[Conversation], sampling: SamplingParams | None = None, *, progress: bool = True
+    ) -> Answer | list[Answer]:
+        """Answer one conversation, or many side by side (then with a progress bar, in the order given).
+
+        Raises a RequestError that names the field when a conversation cannot be served; the others of the batch are then given up.
+        """
+        params = sampling or SamplingParams()
+        if messages and isinstance(messages[0], Mapping):
+            return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
+        return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
+
+    async def _answer_all(self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool) -> list[Answer]:
+        with Progress(disable=not progress, transient=True) as bar:
+            task = bar.add_task("answers", total=len(conversations))
+
+            async def one(conversation: Conversation) -> Answer:
+                answer = await self._answer(conversation, params)
+                bar.advance(task)
+                return answer
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(conversation)) for conversation in conversations]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+    async def _answer(self, conversation: Conversation, params: SamplingParams) -> Answer:
+        chat = Chat(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(conversation)))
+        set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
+        prepared = await self._front.prepare(Ask(chat, set_fields))
+        text, finish, tokens, cached = "", None, 0, 0
+        logprobs: list[TokenLogprobs] = []
+        async with aclosing(self._front.generate(prepared)) as events:  # type: ignore[type-var]
+            async for event in events:
+                text += event.text
+                tokens += event.num_tokens
+                cached = cached or event.cached_tokens
+                logprobs += event.logprobs
+                finish = event.finish
+        assert finish is not None, "an answer's last event says how it ended"
+        return Answer(text, finish, len(prepared.request.tokens), tokens, cached, tuple(logprobs))
+
+    def metrics(self) -> dict[str, float]:
+        """The counters and gauges that a server would show under /metrics, those without labels by name."""
+        return {metric.name: values[()] for metric, values in self._front.metrics.snapshot().items() if () in values}
+
+    def close(self) -> None:
+        """End the engine and free what it holds. Safe to call twice."""
+        if self._thread.is_alive():
+            self._wait(self._front.stop())
+            self._wait(self._front.intake.media.aclose())
+            self._end_loop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _start(model: str, model_options: ModelOptions, engine: EngineOptions, media: MediaOptions) -> Front:
+    front = build_front(model, model_options, engine, media)
+    await front.start()
+    return front
+
+
+def _take(kind: type[T], options: dict[str, Any]) -> T:
+    """An instance of `kind` from those options that are its fields; they are removed from `options`."""
+    names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
+    return kind(**{name: options.pop(name) for name in names})
+
+
+def _message(message: Mapping[str, Any], param: str) -> Message:
+    content = message.get("content")
+    extra = {name: value for name, value in message.items() if name not in ("role", "content")}
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = tuple(_part(part, f"{param}.content[{index}]") for index, part in enumerate(content))
+    return Message(str(message["role"]), content, extra)
+
+
+def _part(part: Any, param: str) -> Part:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return source_from_object(part, param)
+    match part.get("type"):
+        case "text":
+            return str(part["text"])
+        case "image_url":
+            url = part["image_url"]
+            return ImageSource(url if isinstance(url, str) else url["url"], param)
+        case "image":
+            return source_from_object(part["image"], param)
+    raise InvalidRequest(f'{param}: a part is text, a picture, {{"type": "text"}}, {{"type": "image"}} or {{"type": "image_url"}}', param)
