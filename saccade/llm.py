@@ -1,8 +1,8 @@
 """`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the server; only the way in differs.
 
-    from saccade import LLM
-    with LLM("demo") as llm:
-        print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the picture?"]}]).text)
+from saccade import LLM
+with LLM("demo") as llm:
+    print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the picture?"]}]).text)
 """
 
 from __future__ import annotations

@@ -14,15 +14,18 @@ from typing import Any
 
 from saccade.core.errors import CheckpointError
 
+DEMO = Path(__file__).parents[1] / "demo" / "model"
+"""The built-in model's folder."""
+
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: a folder as it is, else a Hugging Face hub id, downloaded on first use (with hub's own progress bars).
+    """The folder of `model`: "demo", a folder, or a Hugging Face hub id, downloaded on first use (with hub's own progress bars).
 
     Raises CheckpointError that says what to do.
     """
-    folder = Path(model).expanduser()
+    folder = DEMO if model == "demo" else Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json: give the folder that holds the model's config.json and *.safetensors")

@@ -1,0 +1,127 @@
+"""The command line: `saccade serve`, `chat`, `demo`, `version`. Options come from the dataclasses of `core/config.py`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from saccade import __version__
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ServerOptions
+from saccade.core.errors import SaccadeError
+
+app = App(
+    name="saccade",
+    help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work once; after that it costs a hash.",
+    version=__version__,
+)
+
+Flat = Parameter(name="*")
+
+
+@app.command
+def serve(
+    model: str = "demo",
+    /,
+    *,
+    model_options: Annotated[ModelOptions, Flat] = ModelOptions(),  # noqa: B008 - frozen
+    engine: Annotated[EngineOptions, Flat] = EngineOptions(),  # noqa: B008
+    media: Annotated[MediaOptions, Flat] = MediaOptions(),  # noqa: B008
+    server: Annotated[ServerOptions, Flat] = ServerOptions(),  # noqa: B008
+) -> int:
+    """Serve a model at http://HOST:PORT/v1.
+
+    Parameters
+    ----------
+    model:
+        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or "demo": the small model that is built in.
+    """
+    from saccade.server.run import serve as serve_model
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    return serve_model(model, model_options, engine, media, server)
+
+
+@app.command
+def chat(
+    question: str,
+    /,
+    *,
+    image: tuple[Path, ...] = (),
+    model: str = "demo",
+    base_url: str | None = None,
+    api_key: str | None = None,
+    max_tokens: int = 256,
+    model_options: Annotated[ModelOptions, Flat] = ModelOptions(),  # noqa: B008
+) -> int:
+    """Ask one question about pictures, of a local engine or of a server.
+
+    Parameters
+    ----------
+    question:
+        What to ask.
+    image:
+        A picture file; repeat the option for several pictures.
+    model:
+        The model to load, or, with --base-url, the name the server knows it by.
+    base_url:
+        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000/v1) instead of loading a model.
+    api_key:
+        The server's key.
+    max_tokens:
+        Longest answer, in tokens.
+    """
+    if base_url is not None:
+        from saccade.tools.chat import ask_server
+
+        return ask_server(base_url, api_key, None if model == "demo" else model, question, image, max_tokens)
+    from saccade.core.types import SamplingParams
+    from saccade.llm import LLM
+
+    with LLM(model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}) as llm:
+        answer = llm.chat([{"role": "user", "content": [*image, question]}], SamplingParams(max_tokens=max_tokens))
+    Console().print(answer.text, markup=False)
+    return 0
+
+
+@app.command
+def demo(*, port: int = 8000, exit: bool = False) -> int:
+    """Serve the demo model, ask it about pictures drawn on the spot, show the answers and what was cached.
+
+    Parameters
+    ----------
+    port:
+        Port to serve on; another is taken when it is in use.
+    exit:
+        End after the questions, with status 0 only if every answer was right, instead of serving on.
+    """
+    from saccade.demo.run import run
+
+    return run(port=port, exit_after=exit)
+
+
+@app.command
+def version() -> None:
+    """Print Saccade's version, and those of what it runs on."""
+    import platform
+    from importlib.metadata import version as version_of
+
+    names = ("torch", "tokenizers", "safetensors")
+    print(f"saccade {__version__}, Python {platform.python_version()}, " + ", ".join(f"{name} {version_of(name)}" for name in names))
+
+
+def main() -> None:
+    """Run the command line; a start-up error is one line, not a traceback."""
+    try:
+        sys.exit(app() or 0)
+    except SaccadeError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Puts a front together from options: checkpoint folder, spec, tokenizer, template, media, engine process. The server and `LLM` use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from saccade.core.arena import Arena
+from saccade.core.config import MIB, EngineOptions, MediaOptions, ModelOptions
+from saccade.core.metrics import Metrics
+from saccade.engine.link import EngineProcess
+from saccade.families.checkpoint import resolve_model
+from saccade.families.registry import load_spec
+from saccade.intake.intake import Intake, load_sampling_defaults
+from saccade.intake.media import Media
+from saccade.intake.prompt import ChatTemplate, Tokenizer
+from saccade.server.front import Front
+
+
+def build_front(model: str, options: ModelOptions, engine: EngineOptions, media: MediaOptions, max_requests: int = 1024) -> Front:
+    """A front that has yet to be started. Call on a running event loop. Raises StartupError when the model's files will not do."""
+    folder = resolve_model(model, options.revision)
+    spec = load_spec(folder)
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer, Path(options.chat_template) if options.chat_template else None)
+    metrics = Metrics()
+    arena = Arena.create(media.arena_mb * MIB)
+    intake = Intake(spec, tokenizer, template, Media(spec, media, arena, metrics), load_sampling_defaults(folder))
+    return Front(intake, EngineProcess(folder, options, engine, arena), metrics, max_requests)
