@@ -1,0 +1,48 @@
+"""What a sequence is made of, as caches see it: tokens, and which picture's rows stand where.
+
+Owns the edge key of the prefix cache. Knows nothing of pages or of who computes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from saccade.core.types import Image, ImageKey, Span
+
+PageKey = tuple[tuple[int, ...], tuple[tuple[int, int, ImageKey, int], ...]]
+"""Token ids, and (position in the page, length, picture, embedding row of the first) for every stretch of picture in the page."""
+
+
+def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
+    """The spans (ordered, disjoint) that share a token with `[start, end)`."""
+    for index in range(bisect_right(spans, start, key=lambda span: span.end), len(spans)):
+        if spans[index].start >= end:
+            return
+        yield spans[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Tokens (a list that grows while the answer does), spans over its prompt, and the cache partition it belongs to."""
+
+    tokens: list[int]
+    spans: tuple[Span, ...]
+    images: tuple[Image, ...]
+    salt: str = ""
+
+    def pictures(self, start: int, end: int) -> tuple[tuple[int, int, ImageKey, int], ...]:
+        """(position after `start`, length, picture, embedding row) of every stretch of picture in `[start, end)`."""
+        if not self.spans or start >= self.spans[-1].end:
+            return ()
+        stretches = []
+        for span in overlapping(self.spans, start, end):
+            low, high = max(start, span.start), min(end, span.end)
+            stretches.append((low - start, high - low, self.images[span.image].key, span.offset + low - span.start))
+        return tuple(stretches)
+
+    def page(self, index: int, size: int) -> PageKey:
+        """Everything that decides page `index`'s keys and values, once the pages before it are the same."""
+        start = index * size
+        return tuple(self.tokens[start : start + size]), self.pictures(start, start + size)

@@ -1,0 +1,119 @@
+"""The pool of KV pages: which are free, and how many hold each of the others.
+
+Owns page numbers and reference counts. Knows nothing of tokens, sequences or tensors.
+
+Free pages are kept as maximal runs, so that a sequence usually gets consecutive pages and attention can read its keys as one slice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+DUMMY_PAGE = 0
+"""Padding rows write here; it is never handed out."""
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` tokens; page 0 is the dummy page. Taking or releasing n pages costs O(n + log runs)."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        assert num_pages > 1 and page_size > 0
+        self.page_size = page_size
+        self.capacity = num_pages - 1
+        self.free = 0
+        self.refs = [0] * num_pages
+        self._runs: dict[int, int] = {}  # first page -> length, of every maximal free run
+        self._ends: dict[int, int] = {}  # page after the run -> first page
+        self._longest: list[tuple[int, int]] = []  # heap of (-length, first page); entries of runs that have changed are stale
+        self._add_run(1, self.capacity)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def take(self, n: int, after: int | None = None) -> list[int]:
+        """`n` free pages, each with one reference: if they can, those that follow page `after`. Needs `n <= free`."""
+        assert 0 <= n <= self.free
+        taken: list[int] = []
+        start = None if after is None else after + 1
+        while len(taken) < n:
+            missing = n - len(taken)
+            if start not in self._runs:
+                start = self._open_run(missing)
+            taken += self._cut(start, missing)
+            start = taken[-1] + 1
+        for page in taken:
+            self.refs[page] = 1
+        return taken
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """One more holder for each page; none may be free."""
+        for page in pages:
+            assert self.refs[page] > 0
+            self.refs[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder less for each page; those without any are free again."""
+        start = end = 0
+        for page in pages:
+            assert page != DUMMY_PAGE and self.refs[page] > 0
+            self.refs[page] -= 1
+            if self.refs[page]:
+                continue
+            if page != end:
+                self._add_run(start, end - start)
+                start = page
+            end = page + 1
+        self._add_run(start, end - start)
+
+    def audit(self, holders: Iterable[Iterable[int]]) -> None:
+        """Assert that free and held pages are all pages, each counted as often as `holders` hold it."""
+        held = Counter(page for pages in holders for page in pages)
+        free = {page for start, length in self._runs.items() for page in range(start, start + length)}
+        assert len(free) == self.free == sum(self._runs.values())
+        assert not free & held.keys() and len(free) + len(held) == self.capacity, "a page is lost, or both free and held"
+        assert all(self.refs[page] == held[page] for page in range(1, self.capacity + 1)), "a reference count is wrong"
+
+    def _open_run(self, n: int) -> int:
+        """Where a new run of `n` pages had best begin: in the longest free run, leaving its left neighbour half of what is to spare."""
+        while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
+            heapq.heappop(self._longest)
+        length, start = -self._longest[0][0], self._longest[0][1]
+        margin = max(0, length - n) // 2 if start > 1 else 0
+        if margin:
+            self._remove_run(start)
+            self._add_run(start, margin, merge=False)
+            self._add_run(start + margin, length - margin, merge=False)
+        return start + margin
+
+    def _cut(self, start: int, n: int) -> range:
+        """Up to `n` pages from the front of the free run at `start`."""
+        length = self._remove_run(start)
+        n = min(n, length)
+        self._add_run(start + n, length - n, merge=False)
+        return range(start, start + n)
+
+    def _remove_run(self, start: int) -> int:
+        length = self._runs.pop(start)
+        del self._ends[start + length]
+        self.free -= length
+        return length
+
+    def _add_run(self, start: int, length: int, merge: bool = True) -> None:
+        if length == 0:
+            return
+        if merge and start in self._ends:
+            left = self._ends[start]
+            length += self._remove_run(left)
+            start = left
+        if merge and start + length in self._runs:
+            length += self._remove_run(start + length)
+        self._runs[start] = length
+        self._ends[start + length] = start
+        self.free += length
+        heapq.heappush(self._longest, (-length, start))
+        if len(self._longest) > 2 * len(self._runs) + 64:
+            self._longest = [(-n, first) for first, n in self._runs.items()]
+            heapq.heapify(self._longest)

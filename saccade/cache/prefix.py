@@ -1,0 +1,160 @@
+"""The prefix cache: a trie of whole KV pages, one root per cache salt.
+
+Owns the trie, one reference to each of its pages, and the order of eviction. Knows nothing of scheduling or tensors.
+
+An edge is compared exactly: tokens, and which picture at which offset. A sequence holds a path from the root, whose pages are the
+first of its own page table; what nobody holds can be evicted, leaf by leaf, least recently used first.
+
+    find -> hold -> extend ... extend -> leave
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from saccade.cache.content import Content, PageKey
+from saccade.cache.pages import DUMMY_PAGE, PagePool
+
+
+class Node:
+    """One cached page, or a root (depth 0, no page). `depth` counts pages from the root."""
+
+    __slots__ = ("children", "depth", "holders", "key", "page", "parent", "salt", "used")
+
+    def __init__(self, parent: Node | None, key: PageKey, page: int, salt: str) -> None:
+        self.parent = parent
+        self.key = key
+        self.page = page
+        self.salt = salt
+        self.children: dict[PageKey, Node] = {}
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.used = 0
+        self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
+
+
+class PrefixCache:
+    """Pages of finished and running sequences by content. `evictable`: pages that `evict` could free right now."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._roots: dict[str, Node] = {}
+        self._clock = count(1)
+        self._leaves: list[tuple[int, int, Node]] = []  # heap of (used, tie, node); stale where `used` has moved on
+        self.pages = 0
+        self.evictable = 0
+        self.hit_tokens = 0
+        self.evictions = 0
+
+    def find(self, content: Content) -> list[Node]:
+        """The longest cached path that leaves at least one token to compute. Changes nothing."""
+        path: list[Node] = []
+        node = self._roots.get(content.salt)
+        size = self._pool.page_size
+        while node is not None and (len(path) + 1) * size < len(content.tokens):
+            node = node.children.get(content.page(len(path), size))
+            if node is not None:
+                path.append(node)
+        return path
+
+    def hold(self, content: Content, path: Sequence[Node]) -> Node:
+        """Hold the path that `find` has just returned; the caller now shares its pages. Returns its last node (the root if empty)."""
+        for node in path:
+            self.evictable -= self._pool.refs[node.page] == 1
+        self._pool.retain(node.page for node in path)
+        self.hit_tokens += len(path) * self._pool.page_size
+        root = self._roots.setdefault(content.salt, Node(None, ((), ()), DUMMY_PAGE, content.salt))
+        root.holders += 1
+        return path[-1] if path else root
+
+    def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
+        """Make the holder's pages `[node.depth, whole)` findable, up to the first whose content is cached under another page.
+
+        A holder's page table is append-only, so a duplicate stays the holder's own and hides what follows it until `leave`.
+        Returns the last node now held.
+        """
+        while node.depth < whole:
+            key = content.page(node.depth, self._pool.page_size)
+            if key in node.children:
+                break
+            page = pages[node.depth]
+            self._pool.retain((page,))
+            node = self._add(node, key, page)
+        return node
+
+    def leave(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> None:
+        """End a hold and all of the holder's `pages`: the first `whole` stay cached (duplicates do not), the rest are free."""
+        held = node
+        duplicates: list[int] = []
+        for page in pages[node.depth : whole]:
+            key = content.page(node.depth, self._pool.page_size)
+            if key in node.children:
+                node = node.children[key]
+                duplicates.append(page)
+            else:
+                node = self._add(node, key, page)
+                node.used = next(self._clock)
+                self.evictable += 1
+        self._let_go(held)
+        self._offer(node)
+        self._pool.release(duplicates)
+        self._pool.release(pages[whole:])
+
+    def evict(self, n: int) -> int:
+        """Free up to `n` pages that nobody holds. Returns how many."""
+        freed: list[int] = []
+        while len(freed) < n and self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.used != used or not self._is_idle_leaf(node):
+                continue
+            assert node.parent is not None
+            del node.parent.children[node.key]
+            node.used = -1
+            freed.append(node.page)
+            self._offer(node.parent)
+        self._pool.release(freed)
+        self.pages -= len(freed)
+        self.evictable -= len(freed)
+        self.evictions += len(freed)
+        return len(freed)
+
+    def owned(self) -> Iterator[int]:
+        """Every page of the trie."""
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            todo += node.children.values()
+            if node.depth:
+                yield node.page
+
+    def _add(self, parent: Node, key: PageKey, page: int) -> Node:
+        node = Node(parent, key, page, parent.salt)
+        parent.children[key] = node
+        self.pages += 1
+        return node
+
+    def _let_go(self, node: Node) -> None:
+        leaf = node
+        while node.parent is not None:
+            self._pool.release((node.page,))
+            if self._pool.refs[node.page] == 1:
+                node.used = next(self._clock)
+                self.evictable += 1
+            node = node.parent
+        node.holders -= 1
+        self._offer(leaf)
+
+    def _is_idle_leaf(self, node: Node) -> bool:
+        return not node.children and self._pool.refs[node.page] == 1
+
+    def _offer(self, node: Node) -> None:
+        """List `node` for eviction if it is ripe; forget a root that nothing needs."""
+        if node.depth == 0:
+            if not node.children and not node.holders:
+                self._roots.pop(node.salt, None)
+        elif self._is_idle_leaf(node):
+            heapq.heappush(self._leaves, (node.used, next(self._clock), node))
+            if len(self._leaves) > 2 * self.pages + 64:
+                self._leaves = [(used, tie, node) for used, tie, node in self._leaves if node.used == used and self._is_idle_leaf(node)]
+                heapq.heapify(self._leaves)

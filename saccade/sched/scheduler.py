@@ -1,0 +1,427 @@
+"""The scheduler: what to compute next, and what came of it.
+
+Owns every sequence, slot and page decision. Knows lengths, keys and token ids; nothing of tensors, bytes or text.
+
+    add -> plan -> (workers execute) -> apply -> plan -> ...
+
+First come, first served. Each step takes running sequences oldest first: one token for each that decodes, then chunks of prompts within
+the token budget, then new sequences. Whoever is older may take pages from the youngest (which is computed again later), so that
+the oldest always makes progress. A sequence whose pictures are not there yet does not stop the others.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from saccade.cache.content import overlapping
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.pages import PagePool
+from saccade.cache.prefix import Node, PrefixCache
+from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
+from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
+from saccade.sched.chunk import Reach, Sight, reach
+from saccade.sched.draft import Draft
+from saccade.sched.pictures import Notices, Pictures
+from saccade.sched.sequence import Level, Sequence, State
+
+WORTHWHILE = 256
+"""Tokens. A new sequence whose pictures are not all there takes a slot only if it can compute this many at once; and it waits for an
+older one that is computing this many tokens of the same prompt, to share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which are never held back).
+
+    context_length: prompt and answer. encode_patches: per step; one picture always may. look_ahead: pictures asked for before their turn.
+    """
+
+    max_running: int
+    chunk_tokens: int
+    context_length: int
+    encode_patches: int
+    look_ahead: int = 32
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far; all of them only grow."""
+
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    images_encoded: int = 0
+    images_embedding: int = 0
+    images_kv: int = 0
+
+
+class Scheduler:
+    """`plan` and `apply` alternate; anything else may be called in between, at any time."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: PagePool,
+        prefix: PrefixCache | None,
+        embeddings: EmbeddingCache,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.prefix = prefix
+        self.embeddings = embeddings
+        self.counts = Counts()
+        self.running: list[Sequence] = []  # by order
+        self.waiting: list[Sequence] = []  # by order
+        self._eos = frozenset(eos_token_ids)
+        self._ids: dict[str, Sequence] = {}
+        self._pictures = Pictures(limits.look_ahead)
+        self._slots = list(range(limits.max_running))[::-1]
+        self._closing: list[int] = []
+        self._serial = count()
+        self._step = 0
+        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and how many pages could be had then
+        self._flight: tuple[int, Draft] | None = None  # planned, not yet applied
+
+    # ---- requests and pixels come in
+
+    @property
+    def token_limit(self) -> int:
+        """Tokens that one sequence may have, prompt and answer."""
+        return min(self.limits.context_length, self.pool.capacity * self.pool.page_size)
+
+    @property
+    def idle(self) -> bool:
+        """No request is alive and the workers hold nothing for one."""
+        return not (self._ids or self._closing or self._flight)
+
+    def add(self, request: Request) -> list[Delta]:
+        """Queue a request; its id must be new. One that can never be served gets its terminal delta at once."""
+        assert request.id not in self._ids
+        length = len(request.tokens)
+        if length == 0:
+            return [Delta(request.id, finish="error", error="the prompt has no tokens")]
+        if length >= self.token_limit:
+            what = "the context length" if self.token_limit == self.limits.context_length else "the KV cache"
+            error = f"the prompt has {length} tokens; {what} holds {self.token_limit}, of which one is for the answer: shorten the prompt"
+            return [Delta(request.id, finish="error", error=error)]
+        sequence = Sequence(request, next(self._serial))
+        self._ids[request.id] = sequence
+        self.waiting.append(sequence)
+        self._pictures.join(sequence)
+        return []
+
+    def abort(self, id: str) -> list[Delta]:
+        """The client has left. No delta if the request has already ended."""
+        return [self._finish(self._ids[id], "abort")] if id in self._ids else []
+
+    def fail(self, id: str, error: str) -> list[Delta]:
+        """End one request with an error, unless it has already ended."""
+        return [self._finish(self._ids[id], "error", error)] if id in self._ids else []
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every request with an error."""
+        return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
+
+    def pixels_ready(self, key: ImageKey, slot: PixelSlot) -> list[PixelSlot]:
+        """Pixels lie in `slot`, which is the scheduler's until it is returned, here at once or later in `Notices.done`."""
+        return self._pictures.arrive(key, slot, self.embeddings.locate(key) is not None)
+
+    def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
+        """End every request that cannot go on without these pixels."""
+        self._pictures.fail(key)
+        if self._pictures.has_arrived(key) or self.embeddings.locate(key) is not None:
+            return []
+        needy = [s for s in self._pictures.needed_by(key) if s.state is State.RUNNING or s.last_use[key] > self._cached(s)]
+        return [self._finish(sequence, "error", error) for sequence in needy]
+
+    def take_notices(self) -> Notices:
+        """What the front should hear, once."""
+        return self._pictures.take_notices()
+
+    # ---- plan
+
+    def plan(self) -> Plan:
+        """The next step. It must be applied, unless it is `empty`: then there is nothing to do before something else comes in."""
+        assert self._flight is None, "plan before the last plan was applied"
+        decoding = sum(sequence.decoding for sequence in self.running)
+        draft = Draft(max(0, self.limits.chunk_tokens - decoding), self.limits.encode_patches)
+        self._continue_running(draft)
+        if self.waiting and not draft.preempted:
+            self._admit_waiting(draft)
+        self._pictures.ask_ahead(self.embeddings.locate, self._cached)
+        plan = draft.build(self._step, self._closing)
+        self._closing = []
+        if not plan.empty:
+            self._flight = (self._step, draft)
+            self._step += 1
+        return plan
+
+    def _continue_running(self, draft: Draft) -> None:
+        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before them."""
+        size = self.pool.page_size
+        for sequence in tuple(self.running):
+            if sequence.state is not State.RUNNING:
+                continue
+            if not sequence.decoding:
+                self._prefill(sequence, draft)
+            elif sequence.computed < len(sequence.pages) * size or self._claim(sequence, sequence.computed + 1, draft) > sequence.computed:
+                draft.decode(sequence)
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        """First come, first served for slots and pages; who only waits for pixels, or for an older twin's prefix, is passed over."""
+        for sequence in tuple(self.waiting):
+            if not self._slots or draft.tokens == 0:
+                return
+            if sequence.blocked is not None and not self._can_show(sequence.blocked):
+                continue
+            if self._refused is not None and self._refused[0] is sequence and self._available() <= self._refused[1]:
+                return
+            path = self.prefix.find(sequence.content) if self.prefix else []
+            start = len(path) * self.pool.page_size
+            end, missing = self._reach(sequence, start, draft)
+            sequence.blocked = missing[0] if missing and end - start < WORTHWHILE else None
+            if end == start or sequence.blocked is not None or self._twin_ahead(sequence, start):
+                continue
+            if not self._fits(sequence, path):
+                self._refused = (sequence, self._available())
+                return
+            self._admit(sequence, path, draft)
+            self._prefill(sequence, draft)
+
+    def _admit(self, sequence: Sequence, path: list[Node], draft: Draft) -> None:
+        node = self.prefix.hold(sequence.content, path) if self.prefix else None
+        first = sequence.cached is None
+        sequence.admit(self._slots.pop(), node, [step.page for step in path], len(path) * self.pool.page_size)
+        self._refused = None
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=lambda s: s.order)
+        draft.open(sequence)
+        if first:
+            self.counts.prompt_tokens += sequence.prompt_length
+            self.counts.cached_tokens += sequence.cached or 0
+            self.counts.images_kv += len(sequence.levels)
+        for key, end in sequence.last_use.items():
+            if end <= sequence.computed:
+                self._pictures.settle(key)
+
+    def _prefill(self, sequence: Sequence, draft: Draft) -> None:
+        """The next chunk: as far as the token budget, the pictures and the pages go."""
+        start = sequence.computed
+        end, _ = self._reach(sequence, start, draft)
+        if end == start:
+            return
+        oldest = not draft.prefilling
+        draft.prefilling = True
+        end = self._claim(sequence, end, draft)
+        end = self._show_pictures(sequence, start, end, draft, oldest)
+        if end > start:
+            draft.prefill(sequence, end)
+
+    def _reach(self, sequence: Sequence, start: int, draft: Draft) -> Reach:
+        goal = min(start + draft.tokens, len(sequence.tokens))
+        if start == goal or not sequence.last_use:
+            return Reach(goal, [])
+        found = reach(sequence.content, start, goal, Sight(self.embeddings.locate, self._pictures.has_arrived, draft.patches))
+        for key in found.missing:
+            self._pictures.ask(key)
+        return found
+
+    def _show_pictures(self, sequence: Sequence, start: int, end: int, draft: Draft, oldest: bool) -> int:
+        """Pin the pictures of a chunk and encode those that are not resident. Returns where the embedding budget cuts the chunk.
+
+        The oldest sequence that can prefill may exceed the budget by one picture rather than wait, so that somebody always goes on.
+        """
+        for span in overlapping(sequence.request.spans, start, end):
+            image = sequence.request.images[span.image]
+            level: Level = "embedding"
+            if self.embeddings.locate(image.key) is None:
+                nbytes = image.num_tokens * self.embeddings.bytes_per_token
+                cut = max(start, span.start)
+                if not self.embeddings.fits(nbytes) and (cut > start or not oldest):
+                    return cut
+                evicted = self.embeddings.admit(image.key, nbytes, image.num_patches)
+                encode = Encode(image.key, image.grid, self._pictures.take(image.key))
+                draft.encode_picture(encode, image.num_patches, evicted)
+                level = "none"
+                self.counts.images_encoded += 1
+            if image.key not in sequence.pins:
+                self.embeddings.pin(image.key)
+                sequence.pins.add(image.key)
+            if span.image not in sequence.levels:
+                sequence.levels[span.image] = level
+                self.counts.images_embedding += level == "embedding"
+        return end
+
+    def _can_show(self, key: ImageKey) -> bool:
+        return self._pictures.has_arrived(key) or self.embeddings.locate(key) is not None
+
+    def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
+        """Whether a running sequence is just computing the prompt from `start` on, so that it can soon be shared."""
+        end = start + WORTHWHILE
+        if self.prefix is None or end >= len(sequence.tokens):
+            return False
+        return any(
+            not twin.decoding
+            and start <= twin.computed < end
+            and twin.request.cache_salt == sequence.request.cache_salt
+            and twin.tokens[:end] == sequence.tokens[:end]
+            and twin.content.pictures(0, end) == sequence.content.pictures(0, end)
+            for twin in self.running
+        )
+
+    # ---- pages
+
+    def _claim(self, sequence: Sequence, end: int, draft: Draft) -> int:
+        """Get pages up to token `end`: free ones, then unused cached ones, then those of younger sequences. Returns how far they go."""
+        missing = self.pool.pages_for(end) - len(sequence.pages)
+        if missing > 0:
+            while not self._make_free(missing) and self.running[-1] is not sequence:
+                self._preempt(self.running[-1])
+                draft.preempted = True
+            after = sequence.pages[-1] if sequence.pages else None
+            sequence.pages += self.pool.take(min(missing, self.pool.free), after)
+        return min(end, len(sequence.pages) * self.pool.page_size)
+
+    def _make_free(self, pages: int) -> bool:
+        if self.pool.free < pages and self.prefix:
+            self.prefix.evict(pages - self.pool.free)
+        return self.pool.free >= pages
+
+    def _available(self) -> int:
+        """Pages that are free or can be, less what running sequences will still take for the tokens they have."""
+        evictable = self.prefix.evictable if self.prefix else 0
+        owed = sum(max(0, self.pool.pages_for(len(s.tokens) + 1) - len(s.pages)) for s in self.running)
+        return self.pool.free + evictable - owed
+
+    def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
+        """Whether all tokens and one more find pages without taking any from the running sequences."""
+        unheld = sum(self.pool.refs[node.page] == 1 for node in path)
+        return self._available() - unheld >= self.pool.pages_for(len(sequence.tokens) + 1) - len(path)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._give_up(sequence)
+        self.running.remove(sequence)
+        sequence.preempt()
+        insort(self.waiting, sequence, key=lambda s: s.order)
+        self.counts.preemptions += 1
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Take slot, pages and pins of a running sequence back; its whole computed pages stay findable."""
+        if self.prefix and sequence.node is not None:
+            self.prefix.leave(sequence.node, sequence.content, sequence.pages, sequence.computed // self.pool.page_size)
+        else:
+            self.pool.release(sequence.pages)
+        for key in sequence.pins:
+            self.embeddings.unpin(key)
+        self._slots.append(sequence.slot)
+        self._closing.append(sequence.slot)
+        sequence.pages, sequence.node = [], None
+        sequence.pins.clear()
+
+    # ---- apply
+
+    def apply(self, plan: Plan, sampled: Sampled) -> list[Delta]:
+        """Take in what the workers drew. Rows of sequences that have ended meanwhile are ignored."""
+        assert self._flight is not None and self._flight[0] == plan.step
+        draft, self._flight = self._flight[1], None
+        for encode in plan.encode:
+            self._pictures.encoded(encode)
+        deltas: list[Delta] = []
+        drawn = zip(sampled.tokens, sampled.logprobs, strict=True)
+        for row, sequence in zip(plan.rows, draft.sequences, strict=True):
+            token, logprobs = next(drawn) if row.sample else (-1, None)
+            if sequence.state is not State.RUNNING:
+                continue
+            self._advance(sequence, row.start + row.length)
+            if row.sample:
+                deltas.append(self._append(sequence, token, logprobs))
+        return deltas
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        """KV is valid up to `computed`: publish whole pages, let go of pictures that are done with."""
+        whole = computed // self.pool.page_size
+        crossed = whole > sequence.computed // self.pool.page_size
+        sequence.advance(computed)
+        if crossed and self.prefix and sequence.node is not None:
+            sequence.node = self.prefix.extend(sequence.node, sequence.content, sequence.pages, whole)
+        for key in [key for key in sequence.pins if not sequence.needs(key)] if sequence.pins else ():
+            sequence.pins.remove(key)
+            self.embeddings.unpin(key)
+            self._pictures.settle(key)
+
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
+        sequence.tokens.append(token)
+        self.counts.generated_tokens += 1
+        reason = self._reason(sequence, token)
+        given = () if logprobs is None else (logprobs,)
+        if reason is not None:
+            return self._finish(sequence, reason, None, (token,), given)
+        if sequence.reported:
+            return Delta(sequence.request.id, (token,), given)
+        sequence.reported = True
+        return Delta(sequence.request.id, (token,), given, cached_tokens=sequence.cached or 0, images=sequence.outcomes())
+
+    def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Why the answer ends with `token`, if it does. The token that ends it does not count towards `min_tokens`."""
+        sampling = sequence.request.sampling
+        ends = token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
+        if ends and sequence.output_length > sampling.min_tokens:
+            return "stop"
+        if sequence.output_length >= sampling.max_tokens or len(sequence.tokens) >= self.token_limit:
+            return "length"
+        return None
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: str | None = None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> Delta:
+        """End a sequence and free all it has. Its slot is closed by the next plan."""
+        if sequence.state is State.RUNNING:
+            self._give_up(sequence)
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.finish()
+        del self._ids[sequence.request.id]
+        self._pictures.leave(sequence)
+        if self._refused is not None and self._refused[0] is sequence:
+            self._refused = None
+        if sequence.reported:
+            return Delta(sequence.request.id, tokens, logprobs, reason, error)
+        return Delta(sequence.request.id, tokens, logprobs, reason, error, sequence.cached or 0, sequence.outcomes())
+
+    # ---- for metrics and tests
+
+    def _cached(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that lie in the prefix cache."""
+        return len(self.prefix.find(sequence.content)) * self.pool.page_size if self.prefix else 0
+
+    def stats(self) -> dict[str, int]:
+        """Counts that only grow, and how things stand now."""
+        return asdict(self.counts) | {
+            "running": len(self.running),
+            "waiting": len(self.waiting),
+            "pages_total": self.pool.capacity,
+            "pages_free": self.pool.free,
+            "pages_cached": self.prefix.pages if self.prefix else 0,
+            "pages_evictable": self.prefix.evictable if self.prefix else 0,
+            "prefix_evictions": self.prefix.evictions if self.prefix else 0,
+            "embeddings": len(self.embeddings),
+            "embedding_bytes": self.embeddings.used_bytes,
+            "embedding_evictions": self.embeddings.evictions,
+            "pixels_held": self._pictures.held,
+        }
+
+    def audit(self) -> None:
+        """Assert that every page is accounted for: free, the trie's, or a sequence's."""
+        holders: list[Iterable[int]] = [sequence.pages for sequence in self.running]
+        self.pool.audit([*holders, self.prefix.owned()] if self.prefix else holders)
