@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import count
 
 from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
@@ -50,6 +49,8 @@ class SchedulerLimits:
 class Counts:
     """What has happened so far; all of them only grow."""
 
+    requests: int = 0
+    steps: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -82,8 +83,6 @@ class Scheduler:
         self._pictures = Pictures(limits.look_ahead)
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
-        self._serial = count()
-        self._step = 0
         self._refused: tuple[Sequence, int] | None = None  # who did not fit, and how many pages could be had then
         self._flight: tuple[int, Draft] | None = None  # planned, not yet applied
 
@@ -109,7 +108,8 @@ class Scheduler:
             what = "the context length" if self.token_limit == self.limits.context_length else "the KV cache"
             error = f"the prompt has {length} tokens; {what} holds {self.token_limit}, of which one is for the answer: shorten the prompt"
             return [Delta(request.id, finish="error", error=error)]
-        sequence = Sequence(request, next(self._serial))
+        sequence = Sequence(request, order=self.counts.requests)
+        self.counts.requests += 1
         self._ids[request.id] = sequence
         self.waiting.append(sequence)
         self._pictures.join(sequence)
@@ -154,11 +154,11 @@ class Scheduler:
         if self.waiting and not draft.preempted:
             self._admit_waiting(draft)
         self._pictures.ask_ahead(self.embeddings.locate, self._cached)
-        plan = draft.build(self._step, self._closing)
+        plan = draft.build(self.counts.steps, self._closing)
         self._closing = []
         if not plan.empty:
-            self._flight = (self._step, draft)
-            self._step += 1
+            self.counts.steps += 1
+            self._flight = (plan.step, draft)
         return plan
 
     def _continue_running(self, draft: Draft) -> None:
