@@ -1,0 +1,174 @@
+"""From what a client asks to what the engine runs: `Intake.prepare`.
+
+Owns the order of the steps: pictures named (not decoded), template, tokens, placeholders widened to spans, limits, sampling with
+every default filled in. Knows nothing of HTTP and nothing of the engine but its context length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.family import FamilySpec
+from saccade.core.types import Request, SamplingParams
+from saccade.intake.media import ImageSource, Media, Picture
+from saccade.intake.prompt import ChatTemplate, TemplateMessage, Tokenizer
+
+Part = str | ImageSource
+"""A piece of a message: text, or a picture."""
+
+_LONG_TEXT = 20_000
+"""Characters beyond which tokenising would hold up the event loop (about 5 ms) and goes to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `fields` are passed to the template as they are: tool_calls, tool_call_id, name, reasoning_content."""
+
+    role: str
+    content: str | tuple[Part, ...] | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pictures(self) -> tuple[ImageSource, ...]:
+        parts = self.content if isinstance(self.content, tuple) else ()
+        return tuple(part for part in parts if isinstance(part, ImageSource))
+
+    def for_template(self) -> TemplateMessage:
+        """As chat templates read it; what is None is left out, as they expect."""
+        message: TemplateMessage = {"role": self.role, **self.fields}
+        if isinstance(self.content, tuple):
+            message["content"] = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content]
+        elif self.content is not None:
+            message["content"] = self.content
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be rendered by the chat template. `variables` are the client's own for the template."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
+
+    `sampling` holds the fields of `SamplingParams` that the client set; the rest get their defaults in `prepare`.
+    """
+
+    prompt: Chat | str | tuple[int, ...]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can go to the engine, the pictures it names, and how many answers are wanted (seeds count up from the first)."""
+
+    request: Request
+    pictures: tuple[Picture, ...] = ()
+    n: int = 1
+
+
+def load_sampling_defaults(directory: Path) -> SamplingParams:
+    """What `generation_config.json` says of sampling, over OpenAI's defaults (temperature 1)."""
+    path = directory / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return replace(SamplingParams(temperature=1.0), **given)
+
+
+class Intake:
+    """The front's way in for one model."""
+
+    def __init__(self, spec: FamilySpec, tokenizer: Tokenizer, template: ChatTemplate, media: Media, defaults: SamplingParams) -> None:
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.template = template
+        self.media = media
+        self.defaults = defaults
+
+    async def prepare(self, ask: Ask, context_length: int) -> Prepared:
+        """Everything about `ask` that can be decided without decoding a picture. Raises a RequestError that names the field."""
+        arrival = time.monotonic()
+        pictures = await self._open_pictures(ask)
+        tokens = await self._tokens(ask.prompt)
+        images = tuple(picture.image for picture in pictures)
+        expanded, spans = self.spec.expand_prompt(tokens, images)
+        sampling = self._sampling(ask, len(expanded), context_length)
+        request = Request(secrets.token_hex(12), expanded, spans, images, sampling, ask.cache_salt, arrival)
+        return Prepared(request, pictures, ask.n)
+
+    async def _open_pictures(self, ask: Ask) -> tuple[Picture, ...]:
+        """The pictures of all messages, in the order in which the template will mention them."""
+        if not isinstance(ask.prompt, Chat):
+            return ()
+        sources = [source for message in ask.prompt.messages for source in message.pictures]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.media.open(source, ask.cache_salt)) for source in sources]
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None  # the first to fail; the others were cancelled
+        return tuple(task.result() for task in tasks)
+
+    async def _tokens(self, prompt: Chat | str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, tuple):
+            if outside := [token for token in prompt if token >= self.spec.vocab_size]:
+                raise InvalidRequest(f"prompt: token {outside[0]} is not below the vocabulary size, {self.spec.vocab_size}", "prompt")
+            return list(prompt)
+        if isinstance(prompt, str):
+            text, special = prompt, True
+        else:
+            text, special = self._render(prompt), False
+        encode = partial(self.tokenizer.encode, text, special)
+        return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
+
+    def _render(self, chat: Chat) -> str:
+        return self.template.render(
+            [message.for_template() for message in chat.messages],
+            None if chat.tools is None else list(chat.tools),
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            variables=chat.variables,
+        )
+
+    def _sampling(self, ask: Ask, prompt_tokens: int, context_length: int) -> SamplingParams:
+        """The request's sampling with nothing left open, and the answer bounded by what the context has left."""
+        if not prompt_tokens:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        room = context_length - prompt_tokens
+        if room < 1:
+            where = "messages" if isinstance(ask.prompt, Chat) else "prompt"
+            allowed = f"the context length of {context_length} allows {context_length - 1} and an answer"
+            message = f"the prompt has {prompt_tokens} tokens; {allowed}"
+            raise InvalidRequest(message, where, "context_length_exceeded")
+        given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
+        sampling = replace(self.defaults, **given)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=sampling.seed % 2**63)
+        if sampling.min_tokens > sampling.max_tokens:
+            raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the answer may have: {sampling.max_tokens}", "min_tokens")
+        for name, ids in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("stop_token_ids", sampling.stop_token_ids)):
+            if outside := [token for token in ids if not 0 <= token < self.spec.vocab_size]:
+                raise InvalidRequest(f"{name}: token {outside[0]} is not within the vocabulary of {self.spec.vocab_size}", name)
+        return sampling

@@ -1,0 +1,271 @@
+"""The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
+
+Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `front.py` answers, `responses.py` and `stream.py`
+write. Knows nothing of tokens, templates or the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from saccade.core.config import MIB, ServerOptions
+from saccade.core.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
+from saccade.intake.intake import Ask, Prepared
+from saccade.server import metrics
+from saccade.server.front import Front
+from saccade.server.openai import ChatCompletionRequest, CompletionRequest, chat_ask, completion_asks, parse
+from saccade.server.responses import Answer, ChatShape, ErrorBody, ErrorResponse, Model, ModelList, Shape, Tally, TextShape, Writer
+from saccade.server.stream import stream
+
+log = logging.getLogger("saccade")
+
+OPEN_PATHS = frozenset({"/health", "/version"})
+"""What answers without the API key."""
+
+T = TypeVar("T")
+
+
+def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
+    """The ASGI application. `names`: what the API calls the model, the first being its own name for it."""
+    assert names
+    api = _Api(front, tuple(names), options, int(time.time()))
+    middleware = []
+    if options.cors_origins:
+        middleware.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
+    if options.api_key:
+        middleware.append(Middleware(_KeyCheck, key=options.api_key))
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(api.complete), methods=["POST"]),
+            Route("/v1/models", api.models),
+            Route("/v1/models/{name:path}", api.model),
+            Route("/health", api.health),
+            Route("/metrics", api.metrics),
+            Route("/version", api.version),
+        ],
+        middleware=middleware,
+        exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error, Exception: _on_bug},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """The handlers. `started`: seconds since the epoch, which the model list calls the model's creation."""
+
+    front: Front
+    names: tuple[str, ...]
+    options: ServerOptions
+    started: int
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.front.admit():
+            request = parse(await self._body(scope, receive), ChatCompletionRequest)
+            self._check_name(request.model)
+            shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
+            work = self._answer(send, request, [chat_ask(request)], shape)
+            await _while_connected(receive, work)
+
+    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.front.admit():
+            request = parse(await self._body(scope, receive), CompletionRequest)
+            self._check_name(request.model)
+            shape = TextShape(self.front.vocabulary, request.logprobs is not None)
+            work = self._answer(send, request, completion_asks(request), shape)
+            await _while_connected(receive, work)
+
+    async def _answer(self, send: Send, request: ChatCompletionRequest | CompletionRequest, asks: Sequence[Ask], shape: Shape) -> None:
+        prepared = [await self.front.prepare(ask) for ask in asks]
+        tally = Tally(sum(len(each.request.tokens) for each in prepared), asks[0].n)
+        writer = Writer(shape, request.model)
+        async with aclosing(self.front.generate(*prepared)) as events:
+            if request.stream:
+                await stream(send, events, writer, tally, request.include_usage)
+            else:
+                answers = [Answer() for each in prepared for _ in range(each.n)]
+                async for event in events:
+                    answers[event.choice].add(event)
+                    tally.add(event)
+                await _send_json(send, writer.whole(answers, tally.usage))
+        if self.options.log_requests:
+            self._log(prepared, tally)
+
+    def _log(self, prepared: Sequence[Prepared], tally: Tally) -> None:
+        request, usage = prepared[0].request, tally.usage
+        log.info(
+            "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+            request.id,
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens,
+            len(request.images),
+            usage.completion_tokens,
+            time.monotonic() - request.arrival,
+        )
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytearray:
+        """The request's body. Raises TooLarge by its announced or its real length, InvalidRequest when it does not call itself JSON."""
+        request = Request(scope, receive)
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise InvalidRequest(f"Content-Type is {kind}; this path takes application/json", code="unsupported_media_type")
+        limit = self.options.max_body_mb * MIB
+        announced = request.headers.get("content-length", "0")
+        body, size = bytearray(), 0
+        too_large = announced.isdigit() and int(announced) > limit
+        async for chunk in request.stream():
+            size += len(chunk)
+            too_large = too_large or size > limit
+            if not too_large:
+                body += chunk
+            # A client that still sends cannot read an answer: let it finish, within reason.
+            elif size > 2 * limit:
+                break
+        if too_large:
+            raise TooLarge(f"the body is larger than {self.options.max_body_mb} MiB, the limit (--max-body-mb)")
+        return body
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.names:
+            raise NotFound(
+                f"the model {name!r} does not exist; this server has {', '.join(map(repr, self.names))}", "model", "model_not_found"
+            )
+
+    def _model(self, name: str) -> Model:
+        if self.front.state != "ready":
+            return Model(name, self.started)
+        return Model(name, self.started, self.front.ready.context_length)
+
+    async def models(self, _: Request) -> Response:
+        return _json(ModelList([self._model(name) for name in self.names]))
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._check_name(name)
+        return _json(self._model(name))
+
+    async def health(self, _: Request) -> Response:
+        state = {"status": self.front.state, "model": self.names[0]}
+        if self.front.state == "ready":
+            return _json(state)
+        return _json({**state, "reason": self.front.reason}, 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(metrics.render(self.front.metrics), media_type=metrics.CONTENT_TYPE)
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": version("saccade")})
+
+
+class _Endpoint:
+    """A bare ASGI application, so that a handler may own the whole exchange (Starlette wraps plain functions)."""
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._handle(scope, receive, send)
+        except ClientDisconnect:
+            log.debug("a client has gone before its answer")
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away. Raises ClientDisconnect then."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        watching.cancel()
+        working.cancel()
+        # The request's resources are free only once its work has really ended.
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _KeyCheck:
+    """Lets through what carries the key, and what is open."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                await _error_response(Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"))(
+                    scope, receive, send
+                )
+                return
+        await self._app(scope, receive, send)
+
+
+# ---- responses
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def _send_json(send: Send, content: object) -> None:
+    body = msgspec.json.encode(content)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _error_response(error: RequestError) -> Response:
+    response = _json(ErrorResponse.of(error), error.status)
+    if isinstance(error, Overloaded):
+        response.headers["retry-after"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        response.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, TooLarge):
+        response.headers["connection"] = "close"
+    return response
+
+
+async def _on_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405."""
+    assert isinstance(error, HTTPException)
+    what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not allowed on {request.url.path}"}
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)
+    response = _json(ErrorResponse(body), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(_: Request, __: Exception) -> Response:
+    return _json(ErrorResponse(ErrorBody("internal error", "server_error", None, "internal_error")), 500)

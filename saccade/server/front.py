@@ -1,0 +1,300 @@
+"""The requests in flight: submits them to the engine, turns its news into text, and ends each in exactly one way.
+
+Owns every request between `submit` and its last event, and the engine's state as clients see it. Knows nothing of HTTP: the
+server and the `LLM` class are its clients. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from saccade.core.errors import EngineUnavailable, ImageError, Overloaded, RequestError, StartupError
+from saccade.core.messages import Abort, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
+from saccade.core.metrics import Metrics
+from saccade.core.types import Delta, ImageKey, Request, TokenLogprobs
+from saccade.intake.intake import Ask, Intake, Prepared
+from saccade.intake.text import Detokenizer, StopStrings, Vocabulary
+
+log = logging.getLogger("saccade")
+
+State = Literal["starting", "ready", "stopping", "failed"]
+Finish = Literal["stop", "length"]
+
+
+class EngineClient(Protocol):
+    """The front's end of the engine (`engine.link.EngineProcess`)."""
+
+    async def start(self) -> Ready:
+        """Raises StartupError."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Raises EngineUnavailable."""
+        ...
+
+    async def receive(self) -> ToFront:
+        """Raises EngineUnavailable once the engine is dead."""
+        ...
+
+    async def stop(self, grace: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with `finish` is its last.
+
+    `num_tokens` counts all tokens that were generated, also those that show no text.
+    """
+
+    choice: int
+    text: str = ""
+    num_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+
+
+class _Answer:
+    """One engine request: its text so far, and where its events go."""
+
+    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, events: asyncio.Queue[Event | RequestError]) -> None:
+        self.request = request
+        self.choice = choice
+        self.events = events
+        self.error: RequestError | None = None
+        self.last_news: float | None = None
+        self._text = Detokenizer(vocabulary)
+        self._stops = StopStrings(request.sampling.stop)
+        self._num_tokens = 0
+
+    def advance(self, delta: Delta) -> Event:
+        """The event that `delta` makes; its `finish` may be a stop string's."""
+        sampling = self.request.sampling
+        tokens = delta.tokens
+        if delta.finish == "stop" and tokens and tokens[-1] in sampling.stop_token_ids:
+            tokens = tokens[:-1]
+        # Stop strings count only in what follows the tokens that the client insists on.
+        exempt = max(0, sampling.min_tokens - self._num_tokens)
+        self._num_tokens += len(delta.tokens)
+        text = self._text.feed(tokens[:exempt])
+        rest, stopped = self._stops.feed(self._text.feed(tokens[exempt:]))
+        text += rest
+        finish: Finish | None = "length" if delta.finish == "length" else "stop" if stopped or delta.finish == "stop" else None
+        if finish and not stopped:
+            rest, stopped = self._stops.feed(self._text.end())
+            text += rest if stopped else rest + self._stops.end()
+        if stopped:
+            finish = "stop"
+        return Event(self.choice, text, len(delta.tokens), delta.logprobs, finish, delta.cached_tokens)
+
+
+class Front:
+    """What stands between clients and one engine. Build, `start`, serve, `stop`."""
+
+    def __init__(self, intake: Intake, engine: EngineClient, metrics: Metrics, max_requests: int = 1024) -> None:
+        self.intake = intake
+        self.metrics = metrics
+        self.vocabulary = Vocabulary(intake.tokenizer.backend)
+        self.state: State = "starting"
+        self.reason = "the model is being loaded"
+        self._engine = engine
+        self._max_requests = max_requests
+        self._ready: Ready | None = None
+        self._admitted = 0
+        self._answers: dict[str, _Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- life
+
+    async def start(self) -> Ready:
+        """Start the engine; returns when it can answer. Raises StartupError."""
+        try:
+            self._ready = await self._engine.start()
+        except StartupError as error:
+            self._fail(str(error))
+            raise
+        self.state, self.reason = "ready", ""
+        self._spawn(self._listen())
+        return self._ready
+
+    async def drain(self, grace: float) -> None:
+        """Take no more requests; let those in flight end within `grace` seconds, then fail what is left."""
+        if self.state in ("starting", "ready"):
+            self.state, self.reason = "stopping", "the server is shutting down"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace)
+        self._end_all(EngineUnavailable("the server is shutting down"))
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """End every request, then the engine."""
+        await self.drain(grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engine.stop(0.0)
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine said when it was ready. Raises EngineUnavailable while it is not, and when it no longer is."""
+        if self.state != "ready" or self._ready is None:
+            raise EngineUnavailable(self.reason)
+        return self._ready
+
+    # ---- requests
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A permit, to be taken before any work for a request. Raises Overloaded, or EngineUnavailable."""
+        _ = self.ready
+        if self._admitted >= self._max_requests:
+            raise Overloaded(f"{self._admitted} requests are in flight, the most this server takes (--max-queued-requests); try again")
+        self._admitted += 1
+        self._idle.clear()
+        self.metrics.set("saccade_requests_in_flight", self._admitted)
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            self.metrics.set("saccade_requests_in_flight", self._admitted)
+            if not self._admitted:
+                self._idle.set()
+
+    async def prepare(self, ask: Ask) -> Prepared:
+        """`Intake.prepare` within this engine's context length."""
+        return await self.intake.prepare(ask, self.ready.context_length)
+
+    async def generate(self, *prepared: Prepared) -> AsyncGenerator[Event, None]:
+        """The events of all answers as they come; ends when each has had its last, or raises the RequestError that ended one.
+
+        Choices count through the `n` answers of each prepared request in turn. Closing the iterator early
+        (`contextlib.aclosing`) aborts what still runs.
+        """
+        _ = self.ready
+        events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
+        requests = [request for each in prepared for request in _requests(each)]
+        answers = [_Answer(request, choice, self.vocabulary, events) for choice, request in enumerate(requests)]
+        pictures = [picture for each in prepared for picture in each.pictures]
+        self.metrics.inc("saccade_images_received_total", len(pictures))
+        try:
+            for answer in answers:
+                self._answers[answer.request.id] = answer
+                self._tell(Submit(answer.request))
+            unfinished = len(answers)
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, RequestError):
+                    raise event
+                unfinished -= event.finish is not None
+                yield event
+        finally:
+            for answer in answers:
+                if self._forget(answer, "abort"):
+                    self._tell(Abort(answer.request.id))
+            self.intake.media.close(pictures)
+
+    def _forget(self, answer: _Answer, outcome: str) -> bool:
+        """End an answer, once; whether it was still in flight."""
+        if self._answers.pop(answer.request.id, None) is None:
+            return False
+        self.metrics.inc("saccade_requests_total", outcome=outcome)
+        self.metrics.observe("saccade_e2e_seconds", time.monotonic() - answer.request.arrival)
+        return True
+
+    def _end(self, answer: _Answer, error: RequestError) -> None:
+        if self._forget(answer, "error"):
+            answer.events.put_nowait(error)
+
+    def _end_all(self, error: RequestError) -> None:
+        for answer in list(self._answers.values()):
+            self._tell(Abort(answer.request.id))
+            self._end(answer, error)
+
+    # ---- the engine
+
+    def _tell(self, message: ToEngine) -> None:
+        # A dead engine is noticed, and every request told, by `_listen`.
+        with suppress(EngineUnavailable):
+            self._engine.send(message)
+
+    def _fail(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        self._end_all(EngineUnavailable(reason))
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message = await self._engine.receive()
+                if isinstance(message, News):
+                    self._take(message)
+                elif isinstance(message, Failed):
+                    self._fail(message.error)
+        except EngineUnavailable as error:
+            if self.state != "stopping":
+                log.error("%s", error.message)
+            self._fail(self.reason if self.state == "failed" else error.message)
+
+    def _take(self, news: News) -> None:
+        self.metrics.absorb(news.metrics)
+        for key in news.confirmed:
+            self.intake.media.confirm(key)
+        for slot in news.done:
+            self.intake.media.free(slot)
+        for key in news.want:
+            self._spawn(self._bring(key))
+        for delta in news.deltas:
+            if answer := self._answers.get(delta.id):
+                self._deliver(answer, delta)
+
+    def _deliver(self, answer: _Answer, delta: Delta) -> None:
+        if delta.finish in ("error", "abort"):
+            self._end(answer, answer.error or EngineUnavailable(delta.error or "the engine gave the request up", code="engine_error"))
+            return
+        self._time(answer, len(delta.tokens))
+        event = answer.advance(delta)
+        if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
+            self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
+        answer.events.put_nowait(event)
+
+    def _time(self, answer: _Answer, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        if answer.last_news is None:
+            self.metrics.observe("saccade_ttft_seconds", now - answer.request.arrival)
+        else:
+            for _ in range(num_tokens):
+                self.metrics.observe("saccade_itl_seconds", (now - answer.last_news) / num_tokens)
+        answer.last_news = now
+
+    async def _bring(self, key: ImageKey) -> None:
+        """Pixels for the engine, or the reason why there are none, which ends every request that names the picture."""
+        try:
+            slot = await self.intake.media.pixels(key)
+        except RequestError as error:
+            for answer in self._answers.values():
+                if any(image.key == key for image in answer.request.images):
+                    answer.error = ImageError(error.message, error.param, error.code)
+            self._tell(PixelsFailed(key, error.message))
+        else:
+            self._tell(PixelsReady(key, slot))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _requests(prepared: Prepared) -> Iterator[Request]:
+    """One engine request per answer wanted; their seeds count up."""
+    request = prepared.request
+    for choice in range(prepared.n):
+        sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
+        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling)

@@ -1,0 +1,314 @@
+"""OpenAI's request bodies: what is accepted, checked and refused.
+
+Owns the schemas and their translation into an `Ask`. A field that is unknown or unsupported is a 400 that names it; nothing is
+accepted and ignored that would change the answer. Knows nothing of tokens, templates or the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from saccade.core.errors import InvalidRequest
+from saccade.intake.intake import Ask, Chat, ImageSource, Message, Part
+
+MAX_CHOICES = 128
+"""Answers that one request may ask for: prompts times `n`."""
+MAX_STOPS = 16
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+
+
+class ImageURL(Struct, forbid_unknown_fields=True):
+    """Where a picture is, and how many pixels it may have after resizing."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text within a message."""
+
+    text: str
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    """A picture within a message."""
+
+    image_url: ImageURL
+
+
+class FunctionCall(Struct, forbid_unknown_fields=True):
+    """A call that the assistant made; `arguments` are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, forbid_unknown_fields=True):
+    """An entry of an assistant message's `tool_calls`."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    """A message of any role. The fields typed None are what OpenAI's own answers carry as null when they are sent back."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    annotations: list[Any] | None = None
+    function_call: None = None
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both kinds of completion share. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides.
+
+    user, metadata, safety_identifier and prompt_cache_key identify and do not change the answer: they are accepted.
+    """
+
+    model: str
+    max_tokens: Positive | None = None
+    min_tokens: Natural | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Natural] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatCompletionRequest(Sampling, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """The body of POST /v1/completions. Prompts: one or several, as text or as token ids."""
+
+    prompt: str | list[str | int | list[Natural]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
+
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ChatCompletionRequest, CompletionRequest)
+}
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`")
+
+
+def parse(body: bytes | bytearray, kind: type[R]) -> R:
+    """A request from its body. Raises InvalidRequest that names the field."""
+    try:
+        request: R = _DECODERS[kind].decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options is only allowed together with stream=true", "stream_options")
+    return request
+
+
+def _explain(message: str) -> InvalidRequest:
+    """msgspec's words, with the field in `param` and the parameter named first."""
+    at = _PATH.search(message)
+    text, path = (message[: at.start()], at.group(1)) if at else (message, "")
+    field = _FIELD.match(text)
+    if field:
+        path = f"{path}.{field.group(1)}" if path else field.group(1)
+        if "unknown" in text:
+            return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
+        return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")
+    text = text[:1].lower() + text[1:].replace("`", "")
+    return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
+
+
+def chat_ask(request: ChatCompletionRequest) -> Ask:
+    """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
+    _check_unsupported(request)
+    sampling = _sampling(request)
+    if request.max_completion_tokens is not None:
+        if request.max_tokens not in (None, request.max_completion_tokens):
+            raise InvalidRequest("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
+        sampling["max_tokens"] = request.max_completion_tokens
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
+    if request.logprobs:
+        sampling["logprobs"] = request.top_logprobs or 0
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise InvalidRequest("add_generation_prompt and continue_final_message exclude each other", "continue_final_message")
+    chat = Chat(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
+        tools=None if request.tool_choice == "none" or not request.tools else tuple(request.tools),
+        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        continue_final_message=continues,
+        variables=request.chat_template_kwargs or {},
+    )
+    return Ask(prompt=chat, sampling=sampling, n=request.n or 1, cache_salt=request.cache_salt or "")
+
+
+def completion_asks(request: CompletionRequest) -> list[Ask]:
+    """What a completion request asks for, one per prompt."""
+    sampling = _sampling(request)
+    sampling.setdefault("max_tokens", 16)  # OpenAI's default here
+    if request.logprobs is not None:
+        sampling["logprobs"] = request.logprobs
+    prompts = _prompts(request.prompt)
+    n = request.n or 1
+    if len(prompts) * n > MAX_CHOICES:
+        raise InvalidRequest(f"prompt: {len(prompts)} prompts times n={n} are more than {MAX_CHOICES} answers", "prompt")
+    return [Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=request.cache_salt or "") for prompt in prompts]
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt: the list is empty", "prompt")
+    tokens = tuple(each for each in prompt if isinstance(each, int))
+    if tokens:
+        if len(tokens) != len(prompt):
+            raise InvalidRequest("prompt: token ids and texts are mixed in one list", "prompt")
+        return [tokens]
+    return [each if isinstance(each, str) else tuple(each) for each in prompt if not isinstance(each, int)]
+
+
+def _sampling(request: Sampling) -> dict[str, Any]:
+    """The `SamplingParams` fields that the request sets."""
+    names = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    given = {name: value for name in (*names, "top_k", "seed", "ignore_eos") if (value := getattr(request, name)) is not None}
+    if given.get("top_k") == -1:  # another spelling of "no limit"
+        given["top_k"] = 0
+    if request.logit_bias:
+        given["logit_bias"] = tuple(sorted(request.logit_bias.items()))
+    if request.stop_token_ids:
+        given["stop_token_ids"] = tuple(request.stop_token_ids)
+    if request.stop is not None:
+        given["stop"] = _stops(request.stop)
+    return given
+
+
+def _stops(stop: str | list[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop: {len(stops)} stop strings; at most {MAX_STOPS} are allowed", "stop")
+    if not all(stops):
+        raise InvalidRequest("stop: a stop string is empty", "stop")
+    return stops
+
+
+def _message(message: ChatMessage, path: str) -> Message:
+    """A message as the intake takes it. `path` names it in errors."""
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequest(f"{path}.tool_call_id: this parameter is required", f"{path}.tool_call_id", "missing_required_parameter")
+    if message.tool_calls is not None and message.role != "assistant":
+        raise InvalidRequest(f"{path}.tool_calls: only an assistant message has tool calls", f"{path}.tool_calls")
+    if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.reasoning_content)):
+        raise InvalidRequest(f"{path}.content: this parameter is required", f"{path}.content", "missing_required_parameter")
+    fields = {name: value for name in ("name", "tool_call_id", "reasoning_content") if (value := getattr(message, name)) is not None}
+    if message.tool_calls:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    # Chat templates know the role by its older name.
+    role = "system" if message.role == "developer" else message.role
+    content: str | tuple[Part, ...] | None
+    if isinstance(message.content, list):
+        content = tuple(_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content))
+    else:
+        content = message.content
+    return Message(role, content, fields)
+
+
+def _part(part: TextPart | ImagePart, path: str) -> Part:
+    if isinstance(part, TextPart):
+        return part.text
+    image = part.image_url
+    return ImageSource(image.url, param=path, detail=image.detail, min_pixels=image.min_pixels, max_pixels=image.max_pixels)
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """As templates read it: the arguments as an object, where their text is one."""
+    arguments: Any = call.function.arguments
+    try:
+        parsed = msgspec.json.decode(call.function.arguments)
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # a model's own broken call, sent back: the template prints the text
+    named = {"id": call.id} if call.id is not None else {}
+    return {**named, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _check_unsupported(request: ChatCompletionRequest) -> None:
+    """Refuse what is well-formed but not supported, or only in part."""
+    kind = (request.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise InvalidRequest(f'response_format: type {kind!r} is not supported, only "text"', "response_format", "unsupported_parameter")
+    if request.tool_choice not in (None, "none", "auto"):
+        message = 'tool_choice: forced tool calls are not supported; use "auto" or "none"'
+        raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
+    for i, tool in enumerate(request.tools or ()):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}', f"tools[{i}]")

@@ -1,0 +1,302 @@
+"""OpenAI's response bodies: answers, chunks, usage, models, errors.
+
+Owns their shapes and how events become them. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import UNSET, Struct, UnsetType
+
+from saccade.core.errors import RequestError
+from saccade.core.types import TokenLogprobs
+from saccade.intake.text import Vocabulary
+from saccade.server.front import Event, Finish
+
+
+class PromptTokensDetails(Struct):
+    """How many prompt tokens came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of one request; the prompt counts once, whatever `n`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    """One alternative for a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """A token of the answer, its log-probability, and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """`logprobs` of a chat choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """`logprobs` of a text completion: parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class AnswerMessage(Struct):
+    """The assistant's message."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One answer of a chat completion."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: Finish
+    logprobs: ChatLogprobs | None = None
+
+
+class AnswerDelta(Struct):
+    """What a chunk adds to the message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    """One answer's part of a chunk."""
+
+    index: int
+    delta: AnswerDelta
+    finish_reason: Finish | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(Struct):
+    """One answer of a text completion, or its part of a chunk."""
+
+    index: int
+    text: str
+    finish_reason: Finish | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(Struct):
+    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it; then it is null in all but the last."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct):
+    """An entry of the model list."""
+
+    id: str
+    created: int
+    max_model_len: int | UnsetType = UNSET
+    object: str = "model"
+    owned_by: str = "saccade"
+
+
+class ModelList(Struct):
+    """GET /v1/models."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class ErrorBody(Struct):
+    """What went wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(Struct):
+    """Every error."""
+
+    error: ErrorBody
+
+    @classmethod
+    def of(cls, error: RequestError) -> ErrorResponse:
+        return cls(ErrorBody(error.message, error.type, error.param, error.code))
+
+
+class Answer:
+    """One choice, as its events add up."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish: Finish | None = None
+
+    def add(self, event: Event) -> None:
+        self.texts.append(event.text)
+        self.logprobs.extend(event.logprobs)
+        self.finish = event.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Tally:
+    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer found them."""
+
+    def __init__(self, prompt_tokens: int, n: int) -> None:
+        self._prompt = prompt_tokens
+        self._n = n
+        self._completion = 0
+        self._cached = 0
+
+    def add(self, event: Event) -> None:
+        self._completion += event.num_tokens
+        if event.choice % self._n == 0:
+            self._cached += event.cached_tokens
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self._prompt, self._completion, self._prompt + self._completion, PromptTokensDetails(self._cached))
+
+
+class Shape(Protocol):
+    """How one of the two APIs writes answers."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def opening(self, choice: int) -> ChunkChoice | None:
+        """What a stream shows of a choice before its first text."""
+        ...
+
+    def chunk(self, event: Event) -> ChunkChoice | TextChoice: ...
+
+    def whole(self, choice: int, answer: Answer) -> ChatChoice | TextChoice: ...
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk. `logprobs`: whether the client asked for them."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, vocabulary: Vocabulary, logprobs: bool) -> None:
+        self._vocabulary = vocabulary
+        self._wanted = logprobs
+
+    def opening(self, choice: int) -> ChunkChoice | None:
+        return ChunkChoice(choice, AnswerDelta(role="assistant", content=""))
+
+    def chunk(self, event: Event) -> ChunkChoice:
+        delta = AnswerDelta(content=event.text) if event.text or event.logprobs else AnswerDelta()
+        return ChunkChoice(event.choice, delta, event.finish, self._logprobs(event.logprobs))
+
+    def whole(self, choice: int, answer: Answer) -> ChatChoice:
+        assert answer.finish is not None
+        return ChatChoice(choice, AnswerMessage(answer.text), answer.finish, self._logprobs(answer.logprobs))
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._wanted:
+            return None
+        name = self._vocabulary.name_of
+
+        def alternative(token: int, logprob: float) -> TopLogprob:
+            return TopLogprob(_text(name(token)), logprob, list(name(token)))
+
+        return ChatLogprobs(
+            [
+                TokenLogprob(
+                    _text(name(t.token)), t.logprob, list(name(t.token)), [alternative(token, logprob) for token, logprob in t.top]
+                )
+                for t in tokens
+            ]
+        )
+
+
+class TextShape:
+    """text_completion. Keeps, per choice, the characters its tokens have had so far, for `text_offset`."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, vocabulary: Vocabulary, logprobs: bool) -> None:
+        self._vocabulary = vocabulary
+        self._wanted = logprobs
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, choice: int) -> None: ...
+
+    def chunk(self, event: Event) -> TextChoice:
+        return TextChoice(event.choice, event.text, event.finish, self._logprobs(event.choice, event.logprobs))
+
+    def whole(self, choice: int, answer: Answer) -> TextChoice:
+        return TextChoice(choice, answer.text, answer.finish, self._logprobs(choice, answer.logprobs))
+
+    def _logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        if not self._wanted:
+            return None
+        name = self._vocabulary.name_of
+        offset, offsets, names = self._offsets.get(choice, 0), [], [_text(name(t.token)) for t in tokens]
+        for each in names:
+            offsets.append(offset)
+            offset += len(each)
+        self._offsets[choice] = offset
+        top = [{_text(name(token)): logprob for token, logprob in t.top} for t in tokens]
+        return CompletionLogprobs(names, [t.logprob for t in tokens], top, offsets)
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
+
+
+class Writer:
+    """Bodies for one request: its id, time and model name, in the shape of its API."""
+
+    def __init__(self, shape: Shape, model: str) -> None:
+        self.shape = shape
+        self._id = shape.id_prefix + secrets.token_hex(12)
+        self._created = int(time.time())
+        self._model = model
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
+        choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
+        return Completion(self._id, self.shape.object, self._created, self._model, choices, usage)
+
+    def chunk(self, choices: Sequence[ChunkChoice | TextChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self._id, self.shape.chunk_object, self._created, self._model, choices, usage)

@@ -1,0 +1,127 @@
+"""The life of the server process: listen, start the engine, serve, and end in order.
+
+The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails what is left; a second SIGINT
+does not wait. Knows nothing of what is served but how to put it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ServerOptions
+from saccade.core.errors import StartupError
+from saccade.core.messages import Ready
+from saccade.server.app import build_app
+from saccade.server.assemble import build_front
+from saccade.server.front import Front
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A socket bound to the address. Raises StartupError when it cannot be had."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((options.host, options.port))
+    except OSError as error:
+        bound.close()
+        raise StartupError(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another with --host and --port"
+        ) from None
+    return bound
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains the front when it is told to stop, and leaves signals as it found them."""
+
+    def __init__(self, front: Front, names: Sequence[str], options: ServerOptions) -> None:
+        config = uvicorn.Config(
+            build_app(front, names, options),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        )
+        super().__init__(config)
+        self._front = front
+        self._grace = options.shutdown_grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.create_task(self._front.drain(self._grace))
+        await super().shutdown(sockets)
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of the engine.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+async def serve_front(front: Front, names: Sequence[str], options: ServerOptions, on_ready: Callable[[str, Ready], None]) -> None:
+    """Serve until a signal; `/health` answers while the engine starts. `on_ready` gets the address and what the engine decided.
+
+    Raises StartupError when the address cannot be had or the engine does not start.
+    """
+    bound = listen(options)
+    server = Server(front, names, options)
+    host, port = bound.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start() -> None:
+        try:
+            on_ready(address, await front.start())
+        except BaseException:
+            server.should_exit = True
+            raise
+
+    starting = asyncio.create_task(start())
+    try:
+        await server.serve([bound])
+    finally:
+        bound.close()
+        starting.cancel()
+        outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
+        await front.stop()
+    if isinstance(outcome, Exception):
+        raise outcome
+
+
+def serve(model: str, model_options: ModelOptions, engine: EngineOptions, media: MediaOptions, server: ServerOptions) -> int:
+    """`saccade serve`: serve `model` until a signal. Returns the exit status. Raises StartupError."""
+
+    async def run() -> None:
+        front = build_front(model, model_options, engine, media, server.max_queued_requests)
+        try:
+            await serve_front(front, server.served_model_name or (model,), server, _announce)
+        finally:
+            await front.intake.media.aclose()
+
+    uvloop.run(run())
+    return 0
+
+
+def _announce(address: str, ready: Ready) -> None:
+    width = max((len(name) for name, _ in ready.decided), default=0)
+    for name, value in ready.decided:
+        print(f"{name:>{width}}  {value}")
+    print(f"serving at {address}/v1", flush=True)
