@@ -37,7 +37,8 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("saccade.sched.*", ("saccade.sched.*", "saccade.cache.*", "saccade.core.*")),
     ("saccade.families.checkpoint", ("saccade.core.*",)),
     ("saccade.families.registry", ("saccade.core.*", "saccade.families.checkpoint", "saccade.families.*.spec")),
-    ("saccade.families.*.spec", ("saccade.core.*", "saccade.families.checkpoint")),
+    ("saccade.families.*.config", ("saccade.core.*", "saccade.families.checkpoint")),
+    ("saccade.families.*.spec", ("saccade.core.*", "saccade.families.checkpoint", "saccade.families.*.config")),
     ("saccade.families.*", ("saccade.nn.*", "saccade.kernels.*", "saccade.parallel", "saccade.core.*", "saccade.families.*")),
     ("saccade.nn.*", ("saccade.nn.*", "saccade.kernels.*", "saccade.parallel", "saccade.core.*")),
     (

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import torch
 
-from saccade.core.family import ImageRules
 
-
-def patchify(image: torch.Tensor, rules: ImageRules, dtype: torch.dtype) -> torch.Tensor:
-    """Normalised patches [N, 3 * temporal * patch * patch] of a still picture, uint8 [H, W, 3], in merged order.
+def patchify(
+    image: torch.Tensor, patch: int, merge: int, frames: int, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], in merged order.
 
     Merged order: the merge x merge patches that become one token stand together, row by row. A still picture fills all frames of a patch.
+    mean, std: [3] float32, of the 0..255 scale.
     """
     height, width, channels = image.shape
-    p, m, t = rules.patch, rules.merge, rules.temporal_patch
-    cut = image.view(height // (m * p), m, p, width // (m * p), m, p, channels).permute(0, 3, 1, 4, 6, 2, 5)
-    pixels = cut.reshape(-1, channels, 1, p * p).float()  # bytes are moved before they become four times as large
-    mean = torch.tensor(rules.mean, device=image.device).mul_(255.0).view(channels, 1, 1)
-    std = torch.tensor(rules.std, device=image.device).mul_(255.0).view(channels, 1, 1)
-    normal = pixels.sub_(mean).div_(std).to(dtype)
-    return normal.expand(-1, -1, t, -1).reshape(normal.shape[0], -1)
+    cut = image.view(height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels)
+    # Bytes are moved before they become four times as large.
+    pixels = cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels, 1, patch * patch).float()
+    normal = pixels.sub_(mean.view(channels, 1, 1)).div_(std.view(channels, 1, 1)).to(dtype)
+    return normal.expand(-1, -1, frames, -1).reshape(normal.shape[0], -1)

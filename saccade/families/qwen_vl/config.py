@@ -112,9 +112,13 @@ def _vision(variant: Variant, vision: Section) -> VisionConfig:
     if hidden % heads or hidden // heads % 4:
         raise CheckpointError(f"{vision.where}: {hidden} values in {heads} heads: a head needs a multiple of 4")
     positions = vision.integer("num_position_embeddings", default=2304) if variant == "qwen3_vl" else 0
+    depth = vision.integer("depth", "num_hidden_layers")
+    deepstack = vision.integers("deepstack_visual_indexes", default=(8, 16, 24)) if variant == "qwen3_vl" else ()
+    if any(not 0 <= layer < depth for layer in deepstack):
+        raise CheckpointError(f"{vision.where}: deepstack_visual_indexes {list(deepstack)} are not among its {depth} layers")
     return VisionConfig(
         variant=variant,
-        depth=vision.integer("depth", "num_hidden_layers"),
+        depth=depth,
         hidden=hidden,
         heads=heads,
         intermediate=int(hidden * vision.number("mlp_ratio", default=4.0)) if first else vision.integer("intermediate_size"),
@@ -126,7 +130,7 @@ def _vision(variant: Variant, vision: Section) -> VisionConfig:
         rope_theta=vision.section("rope_parameters").number("rope_theta", default=10000.0),
         window=vision.integer("window_size", default=112) if variant == "qwen2_5_vl" else 0,
         full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)) if variant == "qwen2_5_vl" else (),
-        deepstack_layers=vision.integers("deepstack_visual_indexes", default=(8, 16, 24)) if variant == "qwen3_vl" else (),
+        deepstack_layers=deepstack,
         position_side=int(positions**0.5),
     )
 

@@ -99,12 +99,25 @@ class PatchMerger:
 class VisionTower:
     """uint8 pixels to embeddings."""
 
-    __slots__ = ("blocks", "config", "deepstack", "dtype", "grid_facts", "inv_freq", "merger", "patch_embed", "position_table", "rules")
+    __slots__ = (
+        "blocks",
+        "config",
+        "deepstack",
+        "dtype",
+        "grid_facts",
+        "inv_freq",
+        "mean",
+        "merger",
+        "patch_embed",
+        "position_table",
+        "std",
+    )
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard) -> None:
         self.config = config
-        self.rules = rules
         self.dtype = weights.dtype
+        self.mean = torch.tensor(rules.mean, device=weights.device) * 255.0
+        self.std = torch.tensor(rules.std, device=weights.device) * 255.0
         self.patch_embed = _patch_embed(weights, config)
         self.position_table = None
         if config.position_side:
@@ -139,7 +152,9 @@ class VisionTower:
 
     def _embed(self, image: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """The rows of one picture as the first block sees them [N, hidden]."""
-        x = self.patch_embed(patchify(image, self.rules, self.dtype))
+        config = self.config
+        patches = patchify(image, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype)
+        x = self.patch_embed(patches)
         if facts.position_embedding is not None:
             x = x + facts.position_embedding
         if facts.order is not None:

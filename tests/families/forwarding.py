@@ -1,0 +1,83 @@
+"""Runs a family's network on one sequence the way the runtime would: pages in any order, chunks, splices, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from saccade.core.types import Image, ImageKey
+from saccade.families.registry import load_spec
+from saccade.kernels.attention import Context
+from saccade.nn.protocol import Batch, FamilyNet
+from saccade.runtime.weights import load_net
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path) -> FamilyNet:
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
+
+
+def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
+    grids = [net.spec.grid(*image.shape[:2]) for image in pixels]
+    return [Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid)) for i, grid in enumerate(grids)]
+
+
+class Session:
+    """One sequence in a paged cache. `page_size` None: slots are consecutive; else its pages are scattered."""
+
+    def __init__(self, net: FamilyNet, prompt: Sequence[int], pixels: Sequence[np.ndarray], page_size: int | None) -> None:
+        self.net = net
+        images = images_of(net, pixels)
+        self.tokens, self.spans = net.spec.expand_prompt(prompt, images)
+        self.embeddings = net.encode([torch.from_numpy(image) for image in pixels])
+        self.positions, self.next_position = net.spec.positions(len(self.tokens), self.spans, images)
+        self.done = 0
+        layout, size = net.spec.kv_layout, 512
+        self.kv = [tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2)) for _ in range(layout.layers)]
+        self.run = 7 if page_size is None else -1
+        slots = torch.arange(7, size)
+        if page_size is not None:
+            pages = torch.randperm(size // page_size, generator=torch.Generator().manual_seed(0))
+            slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+        self.slots = slots
+
+    def prefill(self, chunk: int | None = None) -> torch.Tensor:
+        """Logits [T, vocab] of the whole prompt, computed `chunk` tokens at a time."""
+        step = chunk or len(self.tokens)
+        parts = [self._forward(self.tokens[i : i + step], self.positions[:, i : i + step]) for i in range(0, len(self.tokens), step)]
+        return torch.cat(parts)
+
+    def decode(self, token: int) -> torch.Tensor:
+        """Logits [vocab] after one more token."""
+        positions = np.full((3, 1), self.next_position)
+        self.next_position += 1
+        return self._forward([token], positions)[0]
+
+    def _forward(self, tokens: Sequence[int], positions: np.ndarray) -> torch.Tensor:
+        start, end = self.done, self.done + len(tokens)
+        rows, pieces = self._splices(start, end)
+        batch = Batch(
+            tokens=torch.tensor(tokens),
+            positions=torch.from_numpy(positions),
+            out_slots=self.slots[start:end],
+            contexts=(Context(0, end - start, end, self.slots[:end], self.run),),
+            splice_rows=torch.tensor(rows, dtype=torch.int64),
+            embeddings=torch.cat(pieces) if pieces else torch.empty(0, self.net.spec.embedding_width),
+            sample_rows=torch.arange(end - start),
+        )
+        self.done = end
+        return self.net.forward(batch, self.kv)
+
+    def _splices(self, start: int, end: int) -> tuple[list[int], list[torch.Tensor]]:
+        rows: list[int] = []
+        pieces = []
+        for span in self.spans:
+            low, high = max(span.start, start), min(span.end, end)
+            if low < high:
+                rows += range(low - start, high - start)
+                pieces.append(self.embeddings[span.image][low - span.start : high - span.start])
+        return rows, pieces

@@ -1,0 +1,99 @@
+"""The three Qwen-VL networks compute what transformers computes on the same checkpoint, however the work is cut up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.families.registry import load_spec
+from saccade.runtime.weights import load_net
+from tests.checkpoints import FamilyName, Reference, picture
+from tests.families.forwarding import CPU, Session, load
+
+LOGITS = {"atol": 2e-4, "rtol": 0.0}
+SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
+
+
+def prompt(reference: Reference, pictures: int) -> list[int]:
+    """Text before, between and after `pictures` placeholders."""
+    config = reference.model.config
+    tokens = [11, 12, 13]
+    for number in range(pictures):
+        tokens += [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id, 20 + number]
+    return [*tokens, 30, 31, 32, 33]
+
+
+def pixels(reference: Reference, count: int) -> list[np.ndarray]:
+    return [reference.resize(picture(*size, seed=number)) for number, size in enumerate(SIZES[:count])]
+
+
+def test_embeddings_equal_the_reference(family: FamilyName, reference: Callable[..., Reference]) -> None:
+    ours, theirs = load(reference(family).folder), reference(family)
+    packed = pixels(theirs, 3)
+    embeddings = ours.encode([torch.from_numpy(image) for image in packed])
+    for mine, expected in zip(embeddings, theirs.embeddings(packed), strict=True):
+        assert mine.shape == (expected.shape[0], ours.spec.embedding_width)
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_logits_equal_the_reference(family: FamilyName, reference: Callable[..., Reference], count: int) -> None:
+    theirs = reference(family)
+    images = pixels(theirs, count)
+    session = Session(load(theirs.folder), prompt(theirs, count), images, page_size=None)
+    torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
+
+
+@pytest.mark.parametrize("page_size", [None, 1, 16])
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_chunks_and_decode_equal_one_prefill(
+    family: FamilyName, reference: Callable[..., Reference], chunk: int, page_size: int | None
+) -> None:
+    theirs = reference(family)
+    images = pixels(theirs, 3)
+    session = Session(load(theirs.folder), prompt(theirs, 3), images, page_size)
+    answer = [41, 42, 43]
+    logits = torch.cat([session.prefill(chunk), torch.stack([session.decode(token) for token in answer])])
+    torch.testing.assert_close(logits, theirs.logits([*session.tokens, *answer], images), **LOGITS)
+
+
+def test_greedy_tokens_equal_generate(family: FamilyName, reference: Callable[..., Reference]) -> None:
+    theirs = reference(family)
+    images = pixels(theirs, 2)
+    session = Session(load(theirs.folder), prompt(theirs, 2), images, page_size=16)
+    expected = theirs.generate(session.tokens, images, max_new_tokens=12)
+    tokens = [int(session.prefill()[-1].argmax())]
+    while len(tokens) < len(expected):
+        tokens.append(int(session.decode(tokens[-1]).argmax()))
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("options", [{"layout": "old"}, {"sharded": True}, {"tie": True}, {"layout": "old", "sharded": True, "tie": True}])
+def test_every_layout_loads(family: FamilyName, reference: Callable[..., Reference], options: dict[str, object]) -> None:
+    theirs = reference(family, **options)
+    images = pixels(theirs, 1)
+    session = Session(load(theirs.folder), prompt(theirs, 1), images, page_size=None)
+    torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
+
+
+def test_a_picture_is_encoded_alike_alone_and_in_company(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint(family))
+    factor = net.spec.image_rules.factor
+    images = [torch.from_numpy(picture(h * factor, w * factor, seed=h)) for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]]
+    together = net.encode(images)
+    for image, embedding in zip(images, together, strict=True):
+        torch.testing.assert_close(embedding, net.encode([image])[0], atol=1e-5, rtol=0.0)
+        assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its storage"
+
+
+def test_bfloat16_agrees_on_the_first_token(family: FamilyName, reference: Callable[..., Reference]) -> None:
+    theirs = reference(family)
+    net = load_net(load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    images = pixels(theirs, 1)
+    session = Session(net, prompt(theirs, 1), images, page_size=16)
+    session.kv = [(k.bfloat16(), v.bfloat16()) for k, v in session.kv]
+    assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()
