@@ -1,0 +1,94 @@
+"""Encoded bytes to resized uint8 RGB pixels, exactly as Hugging Face's torchvision backend makes them. Runs in decode workers only.
+
+The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> `convert("RGB")` -> torch's antialiased bicubic on uint8, which is the
+call `torchvision.transforms.v2.functional.resize` makes. Pillow does the first three here too, except for RGB and grey JPEG, which
+simplejpeg decodes to the same pixels in less time. Knows nothing of processes, keys or families.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageOps
+import simplejpeg
+import torch
+
+from saccade.intake.content import RAW_HEADER, RAW_MAGIC
+
+Pixels = npt.NDArray[np.uint8]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+
+
+def decode_into(target: Pixels, data: memoryview, upright: tuple[int, int], orientation: int) -> None:
+    """Write the picture, resized to the target's [height, width, 3], into `target`.
+
+    `upright` is the (height, width) that the header promised after orientation. Raises ValueError, saying why, when the bytes do not
+    hold that picture.
+    """
+    if upright == target.shape[:2] and orientation == 1 and _decode_jpeg(data, target) is not None:
+        return
+    pixels = decode(data, orientation)
+    if pixels.shape[:2] != upright:
+        raise ValueError(f"its header promised {upright[1]} x {upright[0]} px, its content has {pixels.shape[1]} x {pixels.shape[0]}")
+    resize_into(target, pixels)
+
+
+def decode(data: memoryview, orientation: int) -> Pixels:
+    """Upright RGB pixels [height, width, 3] of the first frame. Raises ValueError when the bytes cannot be decoded."""
+    if bytes(data[: len(RAW_MAGIC)]) == RAW_MAGIC:
+        _, height, width = RAW_HEADER.unpack_from(data)
+        return np.frombuffer(data, np.uint8, offset=RAW_HEADER.size).reshape(height, width, 3)
+    pixels = _decode_jpeg(data, None)
+    if pixels is not None:
+        return turn(pixels, orientation)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                return np.asarray(PIL.ImageOps.exif_transpose(image).convert("RGB"))
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plugins raise what they please on malformed bytes
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
+    """RGB pixels of a YCbCr or grey JPEG, written to `target` if given; None for all else, damaged files included: those are Pillow's."""
+    if bytes(data[:3]) != b"\xff\xd8\xff":
+        return None
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        if colorspace not in ("YCbCr", "Gray") or (target is not None and target.shape[:2] != (height, width)):
+            return None
+        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False, buffer=target)
+    except ValueError:
+        return None
+    return pixels
+
+
+def turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Apply an EXIF orientation (1 to 8) to [height, width, 3], as `ImageOps.exif_transpose` does."""
+    if orientation >= 5:  # 5 transposes; 6, 7, 8 transpose and then flip
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def resize_into(target: Pixels, pixels: Pixels) -> None:
+    """Resize [height, width, 3] into `target`, bit-exact to torchvision's uint8 bicubic with antialias."""
+    if pixels.shape == target.shape:
+        target[:] = pixels
+        return
+    image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
+        0, 3, 1, 2
+    )  # [1, 3, H, W] over channels-last memory
+    resized = torch.nn.functional.interpolate(image, size=target.shape[:2], mode="bicubic", antialias=True, align_corners=False)
+    target[:] = resized[0].permute(1, 2, 0).numpy()

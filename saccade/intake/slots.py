@@ -1,0 +1,155 @@
+"""Who holds which part of the pixel arena, and who waits for room.
+
+A slot's life: reserved (a worker writes it) -> ahead (decoded before the engine asked) -> leased (the engine's, until it says it is
+done) -> cached (nobody's; serves the next who asks, and makes room when room is needed).
+
+Nothing here can deadlock. Decoding ahead may fill half of the arena only; what the engine asked for ("urgent") may take all of it,
+dropping cached slots first and slots decoded ahead next, so it waits for nothing but running decodes and the engine's own slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from saccade.core.arena import Arena
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot
+from saccade.core.types import ImageKey
+from saccade.intake.pool import Job
+
+
+@dataclass(slots=True)
+class Entry:
+    """Decoded pixels of one picture. `leases` counts how often the engine holds it; `ahead`: decoded for an engine yet to ask."""
+
+    slot: PixelSlot
+    leases: int
+    ahead: bool
+
+    @property
+    def cached(self) -> bool:
+        return self.leases == 0 and not self.ahead
+
+
+class Slots:
+    """The front's book of the arena. All methods run on the event loop."""
+
+    def __init__(self, arena: Arena, metrics: Metrics) -> None:
+        self._arena = arena
+        self._metrics = metrics
+        self._entries: dict[ImageKey, Entry] = {}  # least recently used first
+        self._keys: dict[int, ImageKey] = {}  # by offset
+        self._writing: dict[int, Job] = {}  # by offset
+        self._waiting: dict[Job, asyncio.Future[int]] = {}
+
+    def __contains__(self, key: ImageKey) -> bool:
+        return key in self._entries
+
+    @property
+    def ahead_limit(self) -> int:
+        """Bytes that decoding ahead may fill."""
+        return self._arena.size // 2
+
+    async def reserve(self, job: Job) -> int:
+        """An offset with room for the job's pixels, as soon as there is some: urgent jobs first, then first come first served."""
+        assert job.nbytes <= self._arena.size, "refused when the picture was opened"
+        placed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting[job] = placed
+        self.admit()
+        try:
+            return await placed
+        except asyncio.CancelledError:
+            if placed.done() and not placed.cancelled():
+                self.cancel(placed.result())
+            raise
+        finally:
+            if self._waiting.pop(job, None):
+                self.admit()
+
+    def admit(self) -> None:
+        """Give room to those who wait, in order, until one does not fit. To be called whenever room or the order may have changed."""
+        for job in sorted(self._waiting, key=lambda job: job.turn):
+            if self._waiting[job].cancelled():
+                continue
+            offset = self._place(job)
+            if offset is None:
+                break
+            self._writing[offset] = job
+            self._waiting.pop(job).set_result(offset)
+        self._metrics.set("saccade_arena_bytes_in_use", self.bytes_in_use)
+
+    def cancel(self, offset: int) -> None:
+        """A reserved slot will not be filled."""
+        del self._writing[offset]
+        self._arena.free(offset)
+        self.admit()
+
+    def fill(self, key: ImageKey, offset: int, leases: int) -> PixelSlot:
+        """A reserved slot now holds the pixels of `key`; `leases` askers wait for them."""
+        job = self._writing.pop(offset)
+        entry = Entry(PixelSlot(offset, *job.size), leases, ahead=leases == 0)
+        self._entries[key] = entry
+        self._keys[offset] = key
+        self._count_shipped(entry, leases)
+        self.admit()
+        return entry.slot
+
+    def lease(self, key: ImageKey) -> PixelSlot | None:
+        """The slot of `key`, now the engine's until `done`; None when its pixels are not here."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        if not entry.ahead:
+            self._metrics.inc("saccade_image_hits_total", level="pixels")
+        entry.leases += 1
+        entry.ahead = False
+        self._entries[key] = entry
+        self._count_shipped(entry, 1)
+        self.admit()
+        return entry.slot
+
+    def done(self, slot: PixelSlot) -> None:
+        """The engine has finished with a leased slot."""
+        entry = self._entries[self._keys[slot.offset]]
+        assert entry.leases > 0, "the engine gave back a slot it did not hold"
+        entry.leases -= 1
+        self.admit()
+
+    def settle(self, key: ImageKey) -> None:
+        """No request in flight needs `key` any more: if it was decoded ahead, its slot becomes a cached one."""
+        if key in self._entries:
+            self._entries[key].ahead = False
+            self.admit()
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes being written, waiting for the engine, or held by it. Cached slots do not count: they make room on demand."""
+        held = sum(entry.slot.nbytes for entry in self._entries.values() if not entry.cached)
+        return held + sum(job.nbytes for job in self._writing.values())
+
+    def _place(self, job: Job) -> int | None:
+        if not job.urgent and self._bytes_ahead() + job.nbytes > self.ahead_limit:
+            return None
+        while (offset := self._arena.allocate(job.nbytes)) is None:
+            victim = self._victim(job.urgent)
+            if victim is None:
+                return None
+            entry = self._entries.pop(victim)
+            del self._keys[entry.slot.offset]
+            self._arena.free(entry.slot.offset)
+        return offset
+
+    def _bytes_ahead(self) -> int:
+        written = sum(entry.slot.nbytes for entry in self._entries.values() if entry.ahead)
+        return written + sum(job.nbytes for job in self._writing.values() if not job.urgent)
+
+    def _victim(self, urgent: bool) -> ImageKey | None:
+        """The least recently used cached slot; for urgent jobs failing that the slot decoded ahead last, the one needed last."""
+        cached = next((key for key, entry in self._entries.items() if entry.cached), None)
+        if cached is not None or not urgent:
+            return cached
+        return next((key for key, entry in reversed(self._entries.items()) if entry.ahead), None)
+
+    def _count_shipped(self, entry: Entry, times: int) -> None:
+        self._metrics.inc("saccade_image_bytes_shipped_total", times * entry.slot.nbytes)
