@@ -38,7 +38,7 @@ def serve(
     Parameters
     ----------
     model:
-        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or "demo": the small model that is built in.
+        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or "demo": the built-in model.
     """
     from saccade.server.run import serve as serve_model
 

@@ -61,7 +61,7 @@ class Engine:
         scheduler = self._scheduler
         match message:
             case Submit(request) if self._deadline is None:
-                scheduler.add(request)
+                self._deltas += scheduler.add(request)
             case Submit(request):
                 self._deltas.append(Delta(request.id, finish="error", error="the server is shutting down"))
             case Abort(id):
@@ -77,8 +77,33 @@ class Engine:
         """Send what has come together since the last report, if anything has."""
         notices = self._scheduler.take_notices()
         done = (*self._returned, *notices.done)
-        self._scheduler.measure(self._metrics)
+        measure(self._scheduler, self._metrics)
         news = News(tuple(self._deltas), notices.want, done, notices.confirmed, self._metrics.changed())
         self._deltas, self._returned = [], []
         if news != News():
             self._link.send(news)
+
+
+def measure(scheduler: Scheduler, metrics: Metrics) -> None:
+    """Copy the scheduler's counts and levels into the metrics that users see."""
+    counts, pool, embeddings = scheduler.counts, scheduler.pool, scheduler.embeddings
+    for name, value in (
+        ("saccade_images_encoded_total", counts.images_encoded),
+        ("saccade_image_patches_encoded_total", counts.patches_encoded),
+        ("saccade_embedding_cache_bytes", embeddings.used_bytes),
+        ("saccade_embedding_evictions_total", embeddings.evictions),
+        ("saccade_prompt_tokens_total", counts.prompt_tokens),
+        ("saccade_cached_tokens_total", counts.cached_tokens),
+        ("saccade_generated_tokens_total", counts.generated_tokens),
+        ("saccade_steps_total", counts.steps),
+        ("saccade_preemptions_total", counts.preemptions),
+        ("saccade_requests_running", len(scheduler.running)),
+        ("saccade_requests_waiting", len(scheduler.waiting)),
+    ):
+        metrics.set(name, value)
+    metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
+    metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
+    cached = scheduler.prefix.pages if scheduler.prefix else 0
+    metrics.set("saccade_kv_pages", pool.free, owner="free")
+    metrics.set("saccade_kv_pages", cached, owner="prefix")
+    metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

@@ -81,7 +81,6 @@ def build_scheduler(config: EngineConfig, spec: FamilySpec) -> Scheduler:
     limits = SchedulerLimits(
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
-        page_size=config.page_size,
         context_length=config.context_length,
         encode_patches=config.encode_patches,
     )

@@ -1,0 +1,123 @@
+"""The deciding and the computing half of the engine in one process: the real scheduler drives the real worker, no sockets.
+
+`run` plays the front's part: it hands over pixels when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from saccade.core.arena import Arena
+from saccade.core.config import EngineConfig
+from saccade.core.plan import PixelSlot, Plan
+from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
+from saccade.engine.process import build_scheduler
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.worker import Worker
+
+CONFIG = EngineConfig(
+    device="cpu",
+    dtype="float32",
+    context_length=4096,
+    max_running=8,
+    chunk_tokens=2048,
+    page_size=16,
+    kv_pages=1024,
+    prefix_cache=True,
+    embedding_bytes=64 << 20,
+    encode_patches=1 << 16,
+)
+
+
+@dataclass
+class Outcome:
+    """What came back for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+    cached_tokens: int = 0
+    levels: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+class Harness:
+    """One engine without processes. `pixels` are the resized pictures by key."""
+
+    def __init__(self, net: FamilyNet, **changes: object) -> None:
+        self.net = net
+        self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+        self.arena = Arena.create(64 << 20)
+        self.scheduler = build_scheduler(self.config, net.spec)
+        self.worker = Worker(net, self.config, self.arena)
+        self.pixels: dict[ImageKey, np.ndarray] = {}
+        self.encoded: list[ImageKey] = []
+        self.preemptions = 0
+        self.steps = 0
+
+    def image(self, pixels: np.ndarray, name: str) -> Image:
+        """Name a resized picture uint8 [H, W, 3]."""
+        key = ImageKey(name.encode().ljust(32, b"\0"), bytes(16))
+        self.pixels[key] = pixels
+        grid = self.net.spec.grid(*pixels.shape[:2])
+        return Image(key, grid, self.net.spec.num_tokens(grid))
+
+    def request(self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: object) -> Request:
+        """`tokens` hold one placeholder per picture."""
+        expanded, spans = self.net.spec.expand_prompt(tokens, images)
+        return Request(id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling}))  # type: ignore[arg-type]
+
+    def run(self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None) -> Mapping[str, Outcome]:
+        """Run all requests side by side to their ends."""
+        outcomes = {request.id: Outcome() for request in requests}
+        for request in requests:
+            for delta in self.scheduler.add(request):
+                self._note(outcomes[delta.id], delta)
+        idle = 0
+        while not self.scheduler.idle:
+            self._answer_notices()
+            plan = self.scheduler.plan()
+            idle = idle + 1 if plan.empty else 0
+            assert idle < 3, "the scheduler waits for something that never comes"
+            if plan.empty:
+                continue
+            self.steps += 1
+            assert plan.num_tokens <= self.config.chunk_tokens + self.config.max_running
+            self.encoded += [encode.key for encode in plan.encode]
+            for delta in self.scheduler.apply(plan, self.worker.execute(plan)):
+                self._note(outcomes[delta.id], delta)
+            self.scheduler.audit()
+            if between is not None:
+                between(plan)
+        self._answer_notices()
+        return outcomes
+
+    def _answer_notices(self) -> None:
+        notices = self.scheduler.take_notices()
+        for slot in notices.done:
+            self.arena.free(slot.offset)
+        for key in notices.want:
+            pixels = self.pixels[key]
+            offset = self.arena.allocate(pixels.nbytes)
+            assert offset is not None
+            slot = PixelSlot(offset, *pixels.shape[:2])
+            self.arena.view(slot)[:] = pixels
+            for returned in self.scheduler.pixels_ready(key, slot):
+                self.arena.free(returned.offset)
+
+    def _note(self, outcome: Outcome, delta: Delta) -> None:
+        if not outcome.tokens:
+            outcome.cached_tokens = delta.cached_tokens
+            outcome.levels = [picture.level for picture in delta.images]
+        outcome.tokens += delta.tokens
+        outcome.error = outcome.error or delta.error
+        if delta.finish:
+            outcome.finish.append(delta.finish)
+
+
+def set_threads() -> None:
+    """One thread: tiny matrices are faster, and machines are shared."""
+    torch.set_num_threads(1)

@@ -1,0 +1,191 @@
+"""The engine's answers are transformers' answers: greedy, float32, token for token, whatever the chunk size, page size or cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from saccade.core.types import Request
+from saccade.families.registry import load_spec
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.weights import load_net
+from tests.checkpoints import FAMILIES, FamilyName, Reference, make_checkpoint, picture, reference
+from tests.engine.harness import Harness, Outcome, set_threads
+
+NEW_TOKENS = 32
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt with one mark per picture, and the pictures' sizes before resizing."""
+
+    prompt: str
+    pictures: tuple[tuple[int, int], ...] = ()
+
+
+CASES: Mapping[str, Case] = {
+    "text": Case("the quick brown fox jumps over the lazy dog; how many"),
+    "one picture": Case("look: @ how many red circles are there?", ((112, 140),)),
+    "three pictures": Case("first @ then @ and at last @ which is blue?", ((64, 96), (150, 70), (90, 200))),
+    "resized up": Case("a small one @ lazy dog", ((20, 31),)),
+    "resized down": Case("a large one @ quick brown", ((700, 500),)),
+    "three turns": Case(
+        "user\n@ how many?\nassistant\nThere are two blue squares.\nuser\n@ and here?\nassistant\none green star.\nuser\nred?",
+        ((80, 80), (64, 128)),
+    ),
+    "another text": Case("There are two blue squares and one green star. "),
+    "the same picture twice": Case("@ over @ over", ((96, 64), (96, 64))),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One checkpoint in both worlds, with the reference's answer to every case."""
+
+    net: FamilyNet
+    tokenizer: Tokenizer
+    reference: Reference
+    answers: Mapping[str, Sequence[int]]
+
+    def pixels(self, case: Case) -> list[np.ndarray]:
+        # Equal sizes are equal pictures: the seed is the size.
+        return [self.reference.resize(picture(height, width, seed=height * 1000 + width)) for height, width in case.pictures]
+
+    def tokens(self, case: Case) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(case.prompt.replace("@", PLACEHOLDER)).ids
+        return ids
+
+    def request(self, harness: Harness, name: str, **sampling: object) -> Request:
+        case = CASES[name]
+        images = [harness.image(pixels, f"{size}") for size, pixels in zip(case.pictures, self.pixels(case))]
+        return harness.request(name, self.tokens(case), images, max_tokens=NEW_TOKENS, **sampling)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    set_threads()
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@cache
+def load(family: FamilyName, folder: Path) -> Model:
+    make_checkpoint(folder, family)
+    spec = load_spec(folder)
+    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
+    bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
+    return Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, case) for name, case in CASES.items()})
+
+
+def reference_answer(model: Model, case: Case) -> list[int]:
+    """transformers' `generate`, made to go on after an end token as the engine is."""
+    pixels = model.pixels(case)
+    harness = Harness(model.net)
+    images = [harness.image(each, str(index)) for index, each in enumerate(pixels)]
+    expanded, _ = model.net.spec.expand_prompt(model.tokens(case), images)
+    generation = model.reference.model.generation_config
+    generation.eos_token_id, generation.pad_token_id = None, 0
+    return model.reference.generate(expanded, pixels, max_new_tokens=NEW_TOKENS)
+
+
+def check(model: Model, outcomes: Mapping[str, Outcome]) -> None:
+    for name, outcome in outcomes.items():
+        assert outcome.error is None
+        assert outcome.finish == ["length"]
+        assert outcome.tokens == model.answers[name.split("#")[0]], name
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
+def test_eight_requests_at_once_answer_as_transformers(model: Model, chunk_tokens: int, page_size: int, prefix_cache: bool) -> None:
+    pages = 4096 // page_size
+    harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=page_size, prefix_cache=prefix_cache, kv_pages=pages)
+    check(model, harness.run([model.request(harness, name) for name in CASES]))
+
+
+def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
+    harness = Harness(model.net)
+    for name in CASES:
+        check(model, harness.run([model.request(harness, name)]))
+    seen = len(harness.encoded)
+    assert seen == len({key for name in CASES for key in (image.key for image in model.request(harness, name).images)})
+    for name in CASES:
+        outcomes = harness.run([model.request(harness, name)])
+        check(model, outcomes)
+        request = model.request(harness, name)
+        assert outcomes[name].cached_tokens == (len(request.tokens) - 1) // 16 * 16
+    assert len(harness.encoded) == seen, "a seen picture is not encoded again"
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("chunk_tokens", [16, 2048])
+def test_answers_survive_preemption(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
+    longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES) + NEW_TOKENS
+    pages = 2 * (longest // 16 + 1) + 1
+    harness = Harness(model.net, chunk_tokens=chunk_tokens, kv_pages=pages, prefix_cache=prefix_cache)
+    check(model, harness.run([model.request(harness, name) for name in CASES]))
+    assert harness.scheduler.counts.preemptions > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_an_embedding_is_used_where_the_prefix_cache_is_off(model: Model, page_size: int) -> None:
+    harness = Harness(model.net, prefix_cache=False, page_size=page_size, kv_pages=4096 // page_size)
+    for _ in range(2):
+        outcomes = harness.run([model.request(harness, "three pictures")])
+        check(model, outcomes)
+    assert len(harness.encoded) == 3
+    assert outcomes["three pictures"].levels == ["embedding"] * 3
+
+
+def test_an_embedding_budget_below_one_picture_changes_no_answer(model: Model) -> None:
+    harness = Harness(model.net, embedding_bytes=1, chunk_tokens=64)
+    check(model, harness.run([model.request(harness, name) for name in CASES]))
+
+
+def test_another_picture_of_equal_size_gets_its_own_answer(model: Model) -> None:
+    """A, then B with the same prompt and size, then A again: B is not answered from A's cache."""
+    case = CASES["one picture"]
+    tokens = model.tokens(case)
+    harness = Harness(model.net, page_size=1)
+    first = model.pixels(case)[0]
+    second = model.reference.resize(picture(112, 140, seed=77))
+    assert first.shape == second.shape
+
+    def ask(pixels: np.ndarray, name: str) -> Outcome:
+        image = harness.image(pixels, name)
+        return harness.run([harness.request("x", tokens, [image], max_tokens=NEW_TOKENS)])["x"]
+
+    a, b, again = ask(first, "A"), ask(second, "B"), ask(first, "A")
+    expanded = harness.request("x", tokens, [harness.image(second, "B")]).tokens
+    assert a.tokens == model.answers["one picture"]
+    assert b.tokens == model.reference.generate(expanded, [second], max_new_tokens=NEW_TOKENS) != a.tokens
+    assert again.tokens == a.tokens
+    assert again.levels == ["kv"]
+
+
+def test_a_salt_separates_tenants(model: Model) -> None:
+    harness = Harness(model.net, page_size=1)
+    plain = model.request(harness, "text")
+    harness.run([plain])
+    salted = harness.run([replace(plain, cache_salt="tenant")])["text"]
+    assert salted.cached_tokens == 0
+    assert salted.tokens == model.answers["text"]
+    assert harness.run([plain])["text"].cached_tokens > 0
+
+
+def test_sampling_is_reproducible_whatever_else_runs(model: Model) -> None:
+    sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+    harness = Harness(model.net)
+    alone = harness.run([model.request(harness, "text", **sampling)])["text"].tokens
+    crowded = Harness(model.net, chunk_tokens=16)
+    requests = [model.request(crowded, name, **(sampling if name == "text" else {"temperature": 1.0, "seed": 3})) for name in CASES]
+    assert crowded.run(requests)["text"].tokens == alone
+    assert alone != model.answers["text"]
