@@ -38,6 +38,11 @@ class EmbeddingCache:
         """Where the embedding is; None if it would have to be computed."""
         return "device" if key in self._bytes else None
 
+    def touch(self, key: ImageKey) -> None:
+        """`key` is about to be used: if it is resident, evict others first."""
+        if key in self._idle:
+            self._idle.move_to_end(key)
+
     def pin(self, key: ImageKey) -> None:
         """Keep a resident embedding until as many `unpin`s."""
         if key not in self._pins:

@@ -26,16 +26,14 @@ from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
 from saccade.sched.sequence import Level, Sequence, State
 
-WORTHWHILE = 256
-"""Tokens. A new sequence whose pictures are not all there takes a slot only if it can compute this many at once; and it waits for an
-older one that is computing this many tokens of the same prompt, to share them."""
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which are never held back).
 
     context_length: prompt and answer. encode_patches: per step; one picture always may. look_ahead: pictures asked for before their turn.
+    worthwhile: tokens. A new sequence whose pictures are not all there takes a slot only if it can compute this many at once; and it
+    waits for a running one that is just computing this many tokens of the same prompt, to share them.
     """
 
     max_running: int
@@ -43,6 +41,7 @@ class SchedulerLimits:
     context_length: int
     encode_patches: int
     look_ahead: int = 32
+    worthwhile: int = 256
 
 
 @dataclass(slots=True)
@@ -184,7 +183,7 @@ class Scheduler:
             path = self.prefix.find(sequence.content) if self.prefix else []
             start = len(path) * self.pool.page_size
             end, missing = self._reach(sequence, start, draft)
-            sequence.blocked = missing[0] if missing and end - start < WORTHWHILE else None
+            sequence.blocked = missing[0] if missing and end - start < self.limits.worthwhile else None
             if end == start or sequence.blocked is not None or self._twin_ahead(sequence, start):
                 continue
             if not self._fits(sequence, path):
@@ -236,13 +235,16 @@ class Scheduler:
 
         The oldest sequence that can prefill may exceed the budget by one picture rather than wait, so that somebody always goes on.
         """
-        for span in overlapping(sequence.request.spans, start, end):
-            image = sequence.request.images[span.image]
+        shown = [(span, sequence.request.images[span.image]) for span in overlapping(sequence.request.spans, start, end)]
+        for _, image in shown:
+            self.embeddings.touch(image.key)
+        for span, image in shown:
             level: Level = "embedding"
             if self.embeddings.locate(image.key) is None:
                 nbytes = image.num_tokens * self.embeddings.bytes_per_token
                 cut = max(start, span.start)
-                if not self.embeddings.fits(nbytes) and (cut > start or not oldest):
+                evicted_just_now = not self._pictures.has_arrived(image.key)
+                if evicted_just_now or (not self.embeddings.fits(nbytes) and (cut > start or not oldest)):
                     return cut
                 evicted = self.embeddings.admit(image.key, nbytes, image.num_patches)
                 encode = Encode(image.key, image.grid, self._pictures.take(image.key))
@@ -262,7 +264,7 @@ class Scheduler:
 
     def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
         """Whether a running sequence is just computing the prompt from `start` on, so that it can soon be shared."""
-        end = start + WORTHWHILE
+        end = start + self.limits.worthwhile
         if self.prefix is None or end >= len(sequence.tokens):
             return False
         return any(

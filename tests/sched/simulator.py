@@ -1,0 +1,354 @@
+"""A worker without tensors that checks every plan as it executes it, and the front that answers for pixels.
+
+KV contents are digests of everything that decided them (salt, and every token or picture row up to there), so that a wrong prefix hit, a page
+that is reused too early or a wrong splice is found at the step where it happens. The next token is a function of that digest, so that answers
+can be compared with `reference`, which knows no caches at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.pages import PagePool
+from saccade.cache.prefix import PrefixCache
+from saccade.core.plan import Open, PixelSlot, Plan, Row, Sampled
+from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
+from saccade.sched.scheduler import Scheduler, SchedulerLimits
+from saccade.sched.sequence import State
+
+VOCABULARY = 40
+PLACEHOLDER = 39
+EOS = 0
+
+
+def picture(name: int, tokens: int, salt: str = "") -> Image:
+    return Image(ImageKey(name.to_bytes(32, "big"), bytes(16), salt), (1, 2, 2 * tokens), tokens)
+
+
+def digest(before: bytes, item: object) -> bytes:
+    return blake2b(before + repr(item).encode(), digest_size=16).digest()
+
+
+def next_token(history: bytes) -> int:
+    return int.from_bytes(history[:4], "big") % (VOCABULARY - 1)
+
+
+def items(tokens: list[int], spans: tuple[Span, ...], images: tuple[Image, ...]) -> list[object]:
+    """What each position really shows."""
+    shown: list[object] = list(tokens)
+    for span in spans:
+        for i in range(span.length):
+            shown[span.start + i] = (images[span.image].key, span.offset + i)
+    return shown
+
+
+def reference(request: Request, limit: int) -> tuple[list[int], str]:
+    """The answer and its finish reason, computed from nothing but the request."""
+    history = request.cache_salt.encode()
+    for item in items(list(request.tokens), request.spans, request.images):
+        history = digest(history, item)
+    sampling, output = request.sampling, []
+    while True:
+        token = next_token(history)
+        output.append(token)
+        stops = token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos)
+        if stops and len(output) > sampling.min_tokens:
+            return output, "stop"
+        if len(output) >= sampling.max_tokens or len(request.tokens) + len(output) >= limit:
+            return output, "length"
+        history = digest(history, token)
+
+
+@dataclass
+class Seat:
+    """A worker's view of one slot."""
+
+    tokens: list[int]
+    open: Open
+    request: Request
+    pages: list[int]
+    computed: int
+    history: list[bytes] = field(default_factory=list)
+    fresh: bool = True
+
+
+class Worker:
+    """Executes plans; asserts that each is legal."""
+
+    def __init__(self, limits: SchedulerLimits, pool: PagePool, requests: dict[int, Request]) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.requests = requests  # by sampling.seed: `Open` does not name the request
+        self.seats: dict[int, Seat] = {}
+        self.kv: dict[int, bytes] = {}
+        self.resident: set[ImageKey] = set()
+        self.pixels: dict[PixelSlot, ImageKey] = {}
+        self.encoded: Counter[ImageKey] = Counter()
+
+    def execute(self, plan: Plan) -> Sampled:
+        for slot in plan.close:
+            del self.seats[slot]
+        for entry in plan.open:
+            self._open(entry)
+        for key in plan.drop:
+            self.resident.remove(key)
+        self._encode(plan)
+        self._check_budgets(plan)
+        shown: dict[int, tuple[ImageKey, int]] = {}
+        drawn: list[int] = []
+        first = 0
+        for row in plan.rows:
+            seat = self.seats[row.slot]
+            seat.pages += row.pages
+            self._forward(row, seat, first, shown)
+            first += row.length
+            if row.sample:
+                drawn.append(next_token(seat.history[-1]))
+                seat.tokens.append(drawn[-1])
+        spliced = [(s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)]
+        assert len(spliced) == len(shown) and dict(spliced) == shown, "splices are not exactly the picture rows of the batch"
+        assert {key for key, _ in shown.values()} <= self.resident
+        for seat in self.seats.values():
+            seat.fresh = False
+        return Sampled(tuple(drawn), tuple(TokenLogprobs(token, -1.0) for token in drawn))
+
+    def _open(self, entry: Open) -> None:
+        assert 0 <= entry.slot < self.limits.max_running and entry.slot not in self.seats
+        computed = len(entry.pages) * self.pool.page_size
+        assert computed < len(entry.tokens), "something must be left to compute"
+        seat = Seat(list(entry.tokens), entry, self.requests[entry.sampling.seed], list(entry.pages), computed)
+        self.seats[entry.slot] = seat
+        self._learn(seat, computed)
+
+    def _encode(self, plan: Plan) -> None:
+        used = {splice.key for splice in plan.splices}
+        for encode in plan.encode:
+            assert encode.key not in self.resident, "encoded twice"
+            assert self.pixels[encode.pixels] == encode.key
+            assert encode.key in used, "encoded outside the chunks of this step"
+            self.resident.add(encode.key)
+            self.encoded[encode.key] += 1
+        patches = [t * h * w for t, h, w in (encode.grid for encode in plan.encode)]
+        assert len(patches) <= 1 or sum(patches) <= self.limits.encode_patches
+
+    def _check_budgets(self, plan: Plan) -> None:
+        assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        decodes = [self._decodes(row) for row in plan.rows]
+        assert decodes == sorted(decodes, reverse=True), "rows that decode come first"
+        assert all(decodes) or plan.num_tokens <= self.limits.chunk_tokens
+
+    def _decodes(self, row: Row) -> bool:
+        seat = self.seats[row.slot]
+        return not seat.fresh and row.length == 1 and row.sample and row.start >= seat.open.prompt_length
+
+    def _learn(self, seat: Seat, end: int) -> None:
+        """Extend the seat's expected history to `end` tokens."""
+        shown = items(seat.tokens, seat.open.spans, seat.open.images)
+        while len(seat.history) < end:
+            before = seat.history[-1] if seat.history else seat.request.cache_salt.encode()
+            seat.history.append(digest(before, shown[len(seat.history)]))
+
+    def _forward(self, row: Row, seat: Seat, first: int, shown: dict[int, tuple[ImageKey, int]]) -> None:
+        size, end = self.pool.page_size, row.start + row.length
+        assert row.length > 0 and row.start == seat.computed and end <= len(seat.tokens) <= self.limits.context_length
+        assert row.sample == (end == len(seat.tokens))
+        assert end <= len(seat.pages) * size and 0 not in seat.pages and len(set(seat.pages)) == len(seat.pages)
+        self._learn(seat, end)
+        slots = [seat.pages[i // size] * size + i % size for i in range(end)]
+        for i in range(row.start):
+            assert self.kv.get(slots[i]) == seat.history[i], f"token {i} of {seat.request.id} attends to something else"
+        for i in range(row.start, end):
+            self.kv[slots[i]] = seat.history[i]
+        wanted = items(seat.tokens, seat.open.spans, seat.open.images)
+        for i in range(row.start, end):
+            if isinstance(wanted[i], tuple):
+                shown[first + i - row.start] = wanted[i]
+        seat.computed = end
+
+
+class Simulation:
+    """Scheduler, worker and front in one process."""
+
+    def __init__(self, limits: SchedulerLimits, pages: int, page_size: int, prefix: bool = True, embedding_tokens: int = 10_000) -> None:
+        self.pool = PagePool(pages + 1, page_size)
+        self.embeddings = EmbeddingCache(embedding_tokens * 8, 8)
+        self.scheduler = Scheduler(limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,))
+        self.requests: dict[int, Request] = {}
+        self.worker = Worker(limits, self.pool, self.requests)
+        self.deltas: dict[str, list[Delta]] = {}
+        self.alive: dict[str, Request] = {}
+        self.wanted: dict[ImageKey, int] = {}  # asked for by the engine, not yet answered -> how often
+        self.asked: Counter[ImageKey] = Counter()
+        self.confirmed: list[ImageKey] = []
+        self._offset = 0
+
+    def request(
+        self, tokens: list[int], spans: tuple[Span, ...] = (), images: tuple[Image, ...] = (), salt: str = "", **sampling: object
+    ) -> Request:
+        number = len(self.requests)
+        params = SamplingParams(seed=number, **sampling)  # type: ignore[arg-type]
+        self.requests[number] = Request(f"r{number}", tuple(tokens), spans, images, params, salt)
+        return self.requests[number]
+
+    def add(self, request: Request) -> str:
+        self.deltas[request.id] = []
+        self.alive[request.id] = request
+        self.take(self.scheduler.add(request))
+        return request.id
+
+    def abort(self, id: str) -> None:
+        self.take(self.scheduler.abort(id))
+
+    def send_pixels(self, key: ImageKey) -> None:
+        slot = PixelSlot(self._offset, 1, 1)
+        self._offset += 3
+        self.worker.pixels[slot] = key
+        self.wanted.pop(key, None)
+        self._free(self.scheduler.pixels_ready(key, slot))
+
+    def fail_pixels(self, key: ImageKey) -> None:
+        self.wanted.pop(key, None)
+        self.take(self.scheduler.pixels_failed(key, "cannot be decoded"))
+
+    def plan(self) -> Plan:
+        plan = self.scheduler.plan()
+        self._notice()
+        self.check()
+        return plan
+
+    def finish(self, plan: Plan) -> None:
+        if not plan.empty:
+            self.take(self.scheduler.apply(plan, self.worker.execute(plan)))
+        self._notice()
+        self.check()
+
+    def run(self, steps: int = 10_000) -> None:
+        """Until everything has ended, answering for pixels at once."""
+        for _ in range(steps):
+            plan = self.plan()
+            self.finish(plan)
+            wanted = list(self.wanted)
+            for key in wanted:
+                self.send_pixels(key)
+            if plan.empty and not wanted:
+                break
+        assert not self.alive, "nothing to do, but requests are alive"
+        assert self.scheduler.idle
+
+    def output(self, id: str) -> list[int]:
+        return [token for delta in self.deltas[id] for token in delta.tokens]
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            assert delta.id in self.alive, "news after the end"
+            assert (delta.error is not None) == (delta.finish == "error")
+            assert delta.tokens or delta.finish
+            if self.deltas[delta.id]:
+                assert delta.cached_tokens == 0 and delta.images == ()
+            self.deltas[delta.id].append(delta)
+            if delta.finish:
+                self._check_answer(self.alive.pop(delta.id))
+
+    def _check_answer(self, request: Request) -> None:
+        finish = self.deltas[request.id][-1].finish
+        if len(request.tokens) >= self.scheduler.token_limit:
+            assert finish == "error" and not self.output(request.id)
+            return
+        output, reason = reference(request, self.scheduler.token_limit)
+        got = self.output(request.id)
+        assert got == output[: len(got)], "an answer depends on a cache"
+        first = self.deltas[request.id][0]
+        assert first.cached_tokens < len(request.tokens)
+        ends = {span.image: span.end for span in request.spans}
+        assert all((ends[o.image] <= first.cached_tokens) == (o.level == "kv") for o in first.images)
+        if finish in ("stop", "length"):
+            assert finish == reason and len(got) == len(output)
+            assert {outcome.image for outcome in first.images} == ends.keys()
+
+    def _free(self, slots: list[PixelSlot] | tuple[PixelSlot, ...]) -> None:
+        for slot in slots:
+            del self.worker.pixels[slot]  # a second time is a KeyError
+
+    def _notice(self) -> None:
+        notices = self.scheduler.take_notices()
+        self._free(notices.done)
+        self.confirmed += notices.confirmed
+        needed = self._needed()
+        for key in notices.want:
+            assert key not in self.wanted or key not in needed, "asked for twice"
+            self.wanted[key] = self.wanted.get(key, 0) + 1
+            self.asked[key] += 1
+        for key in [key for key in self.wanted if key not in needed]:
+            del self.wanted[key]
+
+    def _needed(self) -> set[ImageKey]:
+        sequences = (*self.scheduler.running, *self.scheduler.waiting)
+        return {key for sequence in sequences for key in sequence.last_use if sequence.needs(key)}
+
+    def check(self) -> None:
+        """The invariants of the house plan that can be seen between any two events."""
+        scheduler, embeddings = self.scheduler, self.embeddings
+        scheduler.audit()
+        assert {s.request.id for s in (*scheduler.running, *scheduler.waiting)} == self.alive.keys()
+        for queue in (scheduler.running, scheduler.waiting):
+            assert [s.order for s in queue] == sorted(s.order for s in queue)
+        assert all(s.state is State.RUNNING and 0 <= s.computed <= len(s.tokens) for s in scheduler.running)
+        assert all(s.state is State.WAITING and not s.pages and not s.pins for s in scheduler.waiting)
+        assert embeddings.pinned == {key for s in scheduler.running for key in s.pins}
+        assert all(s.needs(key) for s in scheduler.running for key in s.pins), "a pin outlives the last span"
+        if scheduler.prefix:
+            assert scheduler.prefix.evictable == sum(self.pool.refs[page] == 1 for page in scheduler.prefix.owned())
+            assert scheduler.prefix.pages == len(list(scheduler.prefix.owned()))
+
+    def check_end(self) -> None:
+        """Nothing is left over."""
+        assert self.scheduler.idle and not self.alive and not self.worker.seats
+        assert not self.worker.pixels, "a pixel slot was never given back"
+        assert all(sum(delta.finish is not None for delta in deltas) == 1 for deltas in self.deltas.values())
+        assert not self.embeddings.pinned and len(self.embeddings) == len(self.worker.resident)
+        cached = self.scheduler.prefix.pages if self.scheduler.prefix else 0
+        assert self.pool.free + cached == self.pool.capacity
+        if self.scheduler.prefix:
+            assert self.scheduler.prefix.evict(cached) == cached
+        self.pool.audit([])
+
+
+def random_request(simulation: Simulation, rng: random.Random, longest: int, names: int) -> Request:
+    """Text, pictures (some in two parts, some repeated) and stray placeholder tokens, after one of a few shared beginnings."""
+    salt = rng.choice(["", "", "", "other"])
+    script = random.Random(rng.randrange(4))  # the shared beginning
+    tokens: list[int] = []
+    spans: list[Span] = []
+    images: list[Image] = []
+    shared, parts = rng.randrange(4), rng.randrange(1, 7)
+    for part in range(shared + parts):
+        source = script if part < shared else rng
+        if source.random() < 0.5 or names == 0:
+            tokens += [source.choice([1, 2, 3, PLACEHOLDER]) for _ in range(source.randrange(1, 20))]
+            continue
+        name = source.randrange(names)
+        image = picture(name, 1 + name * 7 % 30, salt)
+        images.append(image)
+        cut = source.randrange(image.num_tokens) if source.random() < 0.3 else 0
+        for offset, length in ((0, cut), (cut, image.num_tokens - cut)):
+            if length:
+                spans.append(Span(len(tokens), length, len(images) - 1, offset))
+                tokens += [PLACEHOLDER] * length + [4] * source.randrange(2)
+    tokens, spans = tokens[:longest] or [1], [span for span in spans if span.end <= longest]
+    used = sorted({span.image for span in spans})
+    renumbered = tuple(Span(s.start, s.length, used.index(s.image), s.offset) for s in spans)
+    return simulation.request(
+        tokens,
+        renumbered,
+        tuple(images[i] for i in used),
+        salt,
+        max_tokens=rng.choice([1, 2, 5, 30]),
+        min_tokens=rng.choice([0, 0, 3]),
+        ignore_eos=rng.random() < 0.3,
+        stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.randrange(3))),
+        logprobs=rng.choice([None, 0]),
+    )
