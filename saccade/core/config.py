@@ -167,8 +167,8 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype)
     used = hardware.total_bytes - hardware.free_bytes
     kv_bytes = min(int(fraction * hardware.total_bytes) - used, int(0.9 * hardware.free_bytes))
-    # More than every running request at full length is of use to the prefix cache only: four times that is plenty.
-    enough = 4 * max_running * context
+    # More than every running request at full length would be of use to the prefix cache only.
+    enough = max_running * context
     kv_pages = min(kv_bytes, -(-enough // engine.page_size) * page_bytes) // page_bytes
     # A request needs no more pages than the longest one; below one context the pool itself is the limit.
     if kv_pages < 2:

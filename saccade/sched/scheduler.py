@@ -55,6 +55,7 @@ class Counts:
     cached_tokens: int = 0
     generated_tokens: int = 0
     images_encoded: int = 0
+    patches_encoded: int = 0
     images_embedding: int = 0
     images_kv: int = 0
 
@@ -251,6 +252,7 @@ class Scheduler:
                 draft.encode_picture(encode, image.num_patches, evicted)
                 level = "none"
                 self.counts.images_encoded += 1
+                self.counts.patches_encoded += image.num_patches
             if image.key not in sequence.pins:
                 self.embeddings.pin(image.key)
                 sequence.pins.add(image.key)
