@@ -62,6 +62,11 @@ class Chat:
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def pictures(self) -> tuple[ImageSource, ...]:
+        """In the order in which the template mentions them."""
+        return tuple(picture for message in self.messages for picture in message.pictures)
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -78,10 +83,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can go to the engine, the pictures it names, and how many answers are wanted (seeds count up from the first)."""
+    """A request that can go to the engine, and how many answers are wanted (their seeds count up from the first).
+
+    `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g. "messages[2].content[0]".
+    """
 
     request: Request
     pictures: tuple[Picture, ...] = ()
+    places: tuple[str, ...] = ()
     n: int = 1
 
 
@@ -112,25 +121,14 @@ class Intake:
     async def prepare(self, ask: Ask, context_length: int) -> Prepared:
         """Everything about `ask` that can be decided without decoding a picture. Raises a RequestError that names the field."""
         arrival = time.monotonic()
-        pictures = await self._open_pictures(ask)
+        sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
+        pictures = await self.media.open_all(sources, ask.cache_salt)
         tokens = await self._tokens(ask.prompt)
         images = tuple(picture.image for picture in pictures)
         expanded, spans = self.spec.expand_prompt(tokens, images)
         sampling = self._sampling(ask, len(expanded), context_length)
         request = Request(secrets.token_hex(12), expanded, spans, images, sampling, ask.cache_salt, arrival)
-        return Prepared(request, pictures, ask.n)
-
-    async def _open_pictures(self, ask: Ask) -> tuple[Picture, ...]:
-        """The pictures of all messages, in the order in which the template will mention them."""
-        if not isinstance(ask.prompt, Chat):
-            return ()
-        sources = [source for message in ask.prompt.messages for source in message.pictures]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.media.open(source, ask.cache_salt)) for source in sources]
-        except BaseExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None  # the first to fail; the others were cancelled
-        return tuple(task.result() for task in tasks)
+        return Prepared(request, pictures, tuple(source.param for source in sources), ask.n)
 
     async def _tokens(self, prompt: Chat | str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, tuple):

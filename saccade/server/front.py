@@ -63,8 +63,11 @@ class Event:
 class _Answer:
     """One engine request: its text so far, and where its events go."""
 
-    def __init__(self, request: Request, choice: int, vocabulary: Vocabulary, events: asyncio.Queue[Event | RequestError]) -> None:
+    def __init__(
+        self, request: Request, places: tuple[str, ...], choice: int, vocabulary: Vocabulary, events: asyncio.Queue[Event | RequestError]
+    ) -> None:
         self.request = request
+        self.places = places
         self.choice = choice
         self.events = events
         self.error: RequestError | None = None
@@ -115,7 +118,8 @@ class Front:
     # ---- life
 
     async def start(self) -> Ready:
-        """Start the engine; returns when it can answer. Raises StartupError."""
+        """Start the decode workers and the engine; returns when it can answer. Raises StartupError."""
+        self.intake.media.start()
         try:
             self._ready = await self._engine.start()
         except StartupError as error:
@@ -134,12 +138,13 @@ class Front:
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
-        """End every request, then the engine."""
+        """End every request, then the engine and the decode workers."""
         await self.drain(grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._engine.stop(0.0)
+        await self.intake.media.close()
 
     @property
     def ready(self) -> Ready:
@@ -179,10 +184,13 @@ class Front:
         """
         _ = self.ready
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        requests = [request for each in prepared for request in _requests(each)]
-        answers = [_Answer(request, choice, self.vocabulary, events) for choice, request in enumerate(requests)]
+        requests = [(request, each.places) for each in prepared for request in _requests(each)]
+        answers = [_Answer(request, places, choice, self.vocabulary, events) for choice, (request, places) in enumerate(requests)]
         pictures = [picture for each in prepared for picture in each.pictures]
-        self.metrics.inc("saccade_images_received_total", len(pictures))
+        media = self.intake.media
+        for picture in pictures:
+            media.hold(picture)
+            media.decode_ahead(picture)
         try:
             for answer in answers:
                 self._answers[answer.request.id] = answer
@@ -198,7 +206,8 @@ class Front:
             for answer in answers:
                 if self._forget(answer, "abort"):
                     self._tell(Abort(answer.request.id))
-            self.intake.media.close(pictures)
+            for picture in pictures:
+                media.release(picture)
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
         """End an answer, once; whether it was still in flight."""
@@ -243,8 +252,7 @@ class Front:
 
     def _take(self, news: News) -> None:
         self.metrics.absorb(news.metrics)
-        for key in news.confirmed:
-            self.intake.media.confirm(key)
+        self.intake.media.confirm(news.confirmed)
         for slot in news.done:
             self.intake.media.free(slot)
         for key in news.want:
@@ -280,8 +288,9 @@ class Front:
             slot = await self.intake.media.pixels(key)
         except RequestError as error:
             for answer in self._answers.values():
-                if any(image.key == key for image in answer.request.images):
-                    answer.error = ImageError(error.message, error.param, error.code)
+                for image, place in zip(answer.request.images, answer.places, strict=True):
+                    if image.key == key:
+                        answer.error = ImageError(error.message, place, error.code) if isinstance(error, ImageError) else error
             self._tell(PixelsFailed(key, error.message))
         else:
             self._tell(PixelsReady(key, slot))

@@ -13,7 +13,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.intake.intake import Ask, Chat, ImageSource, Message, Part
+from saccade.intake.content import Budget
+from saccade.intake.intake import Ask, Chat, Message, Part
+from saccade.intake.media import ImageSource
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -285,7 +287,7 @@ def _part(part: TextPart | ImagePart, path: str) -> Part:
     if isinstance(part, TextPart):
         return part.text
     image = part.image_url
-    return ImageSource(image.url, param=path, detail=image.detail, min_pixels=image.min_pixels, max_pixels=image.max_pixels)
+    return ImageSource(image.url, path, Budget(image.detail, image.min_pixels, image.max_pixels))
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

@@ -111,10 +111,7 @@ def serve(model: str, model_options: ModelOptions, engine: EngineOptions, media:
 
     async def run() -> None:
         front = build_front(model, model_options, engine, media, server.max_queued_requests)
-        try:
-            await serve_front(front, server.served_model_name or (model,), server, _announce)
-        finally:
-            await front.intake.media.aclose()
+        await serve_front(front, server.served_model_name or (model,), server, _announce)
 
     uvloop.run(run())
     return 0
