@@ -120,7 +120,6 @@ class LLM:
         """End the engine and free what it holds. Safe to call twice."""
         if self._thread.is_alive():
             self._wait(self._front.stop())
-            self._wait(self._front.intake.media.aclose())
             self._end_loop()
 
     def __enter__(self) -> LLM:

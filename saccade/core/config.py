@@ -50,6 +50,8 @@ class EngineOptions:
     """Tokens per KV page; the prefix cache reuses whole pages."""
     mem_fraction_static: float | None = None
     """Share of the device's memory for weights and KV cache together. Derived: 0.5 on cpu, 0.85 on cuda."""
+    max_total_tokens: int | None = None
+    """Tokens that the KV cache holds, if fewer than memory allows."""
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
     embedding_cache_mb: int | None = None
@@ -168,8 +170,8 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     used = hardware.total_bytes - hardware.free_bytes
     kv_bytes = min(int(fraction * hardware.total_bytes) - used, int(0.9 * hardware.free_bytes))
     # More than every running request at full length would be of use to the prefix cache only.
-    enough = max_running * context
-    kv_pages = min(kv_bytes, -(-enough // engine.page_size) * page_bytes) // page_bytes
+    enough = engine.max_total_tokens or max_running * context
+    kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # A request needs no more pages than the longest one; below one context the pool itself is the limit.
     if kv_pages < 2:
         raise ConfigError(
