@@ -1,0 +1,75 @@
+"""A real `saccade serve` process on a free port, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server. `url` is without /v1."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A value of /metrics; 0 while it has never been counted."""
+        wanted = "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else ""
+        for line in httpx.get(f"{self.url}/metrics").raise_for_status().text.splitlines():
+            if line.startswith(f"{name}{wanted} "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
+        """Until a metric has a value: what the engine does after an answer is on its way may be counted a moment later."""
+        deadline = time.monotonic() + 20
+        while self.metric(name, **labels) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name, **labels)}, not {value}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Server]:
+    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, and must exit with 0 unless it was killed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / f"server-{port}.log"
+    command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", str(port), "--media-workers", "1", *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    server = Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        wait_until_ready(server)
+        yield server
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, server.log.read_text()
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/health").is_success:
+                return
+        time.sleep(0.1)
+    raise AssertionError("not ready: " + server.log.read_text())

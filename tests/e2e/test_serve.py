@@ -1,0 +1,288 @@
+"""The whole product: a real server process on real checkpoints' files, asked by the `openai` SDK."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer
+
+from tests.checkpoints import CHAT_TEMPLATE, FAMILIES, Reference, make_checkpoint, picture, reference
+from tests.e2e.server import Server, serving
+
+NEW_TOKENS = 32
+
+
+def png(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def image_part(pixels: np.ndarray) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": png(pixels)}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(
+        folder, tmp_path_factory.mktemp("log"), "--dtype", "float32", "--served-model-name", "tiny", "--kv-memory-mb", "8"
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
+    body = {"ignore_eos": True, **options.pop("extra_body", {})}
+    settings = {"max_tokens": NEW_TOKENS, "temperature": 0, **options}
+    return client.chat.completions.create(model="tiny", messages=messages, extra_body=body, **settings)  # type: ignore[call-overload]
+
+
+def reference_text(folder: Path, judge: Reference, messages: Sequence[dict[str, Any]], pictures: Sequence[np.ndarray]) -> str:
+    """transformers' own answer: its template rendering, its tokenizer's file, its pixels, its generate."""
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    plain = [
+        {**message, "content": [{"type": "image"} if p["type"] == "image_url" else p for p in message["content"]]} for message in messages
+    ]
+    prompt = tokenizer.apply_chat_template(plain, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pixels = [judge.resize(each) for each in pictures]
+    placeholder = backend.token_to_id("<|image_pad|>")
+    merged = (2 * judge.processor.patch_size) ** 2
+    tokens: list[int] = []
+    left = iter(pixels)
+    for token in backend.encode(prompt).ids:
+        count = (lambda p: p.shape[0] * p.shape[1] // merged)(next(left)) if token == placeholder else 1
+        tokens += [token] * count
+    generation = judge.model.generation_config
+    generation.eos_token_id, generation.pad_token_id = None, 0
+    return str(backend.decode(judge.generate(tokens, pixels, max_new_tokens=NEW_TOKENS)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_over_http_are_those_of_transformers(family: Any, tmp_path: Path) -> None:
+    """Text, one picture, three of different sizes, and a chat of three turns; then all at once, in a small page pool."""
+    folder = make_checkpoint(tmp_path / family, family)
+    judge = reference(folder)
+    a, b, c = picture(64, 90, seed=1), picture(130, 77, seed=2), picture(400, 300, seed=3)
+    chats: list[tuple[list[dict[str, Any]], list[np.ndarray]]] = [
+        ([user(text_part("how many red circles are there?"))], []),
+        ([user(image_part(a), text_part("what?"))], [a]),
+        ([user(text_part("one "), image_part(a), text_part(" two "), image_part(b), text_part(" three "), image_part(c))], [a, b, c]),
+    ]
+    turns: list[dict[str, Any]] = []
+    with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny", "--chunked-prefill-size", "64") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for index, each in enumerate((a, b, c)):
+            turns.append(user(image_part(each), text_part(f"turn {index}")))
+            answer = ask(client, turns).choices[0].message.content
+            assert answer == reference_text(folder, judge, turns, [a, b, c][: index + 1])
+            turns.append({"role": "assistant", "content": [text_part(answer)]})
+        wanted = [reference_text(folder, judge, *chat) for chat in chats]
+        for chat, want in zip(chats, wanted):
+            assert ask(client, chat[0]).choices[0].message.content == want
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda chat: ask(client, chat[0]).choices[0].message.content, chats * 3))
+        assert answers == wanted * 3
+        assert server.metric("saccade_images_encoded_total") == 3
+        assert server.metric("saccade_images_decoded_total") == 3
+
+
+def test_a_chat_of_eight_rounds_decodes_and_encodes_each_picture_once(server: Server, client: openai.OpenAI) -> None:
+    names = ("saccade_images_decoded_total", "saccade_images_encoded_total", "saccade_image_bytes_shipped_total")
+    before = [server.metric(name) for name in names]
+    messages: list[dict[str, Any]] = []
+    sizes = []
+    for index in range(8):
+        messages.append(user(image_part(picture(64 + 32 * (index % 3), 96, seed=100 + index)), text_part("and this?")))
+        sizes.append((64 + 32 * (index % 3)) * 96 * 3)
+        answer = ask(client, messages, max_tokens=4)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+    spent = [server.metric(name) - value for name, value in zip(names, before)]
+    assert spent == [8, 8, sum(sizes)]
+    messages.append(user(text_part("which was best?")))
+    cached = ask(client, messages, max_tokens=4).usage.prompt_tokens_details.cached_tokens
+    assert cached > 0
+    assert [server.metric(name) - value for name, value in zip(names, before)] == [8, 8, sum(sizes)]
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI) -> None:
+    messages = [user(image_part(picture(70, 70, seed=5)), text_part("describe"))]
+    whole = ask(client, messages)
+    chunks = list(ask(client, messages, stream=True, stream_options={"include_usage": True}))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == NEW_TOKENS
+    finishes = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert finishes == ["length"]
+
+
+def test_another_picture_of_equal_size_gets_its_own_answer(client: openai.OpenAI) -> None:
+    def about(seed: int) -> str:
+        return str(ask(client, [user(image_part(picture(96, 96, seed=seed)), text_part("what is it?"))]).choices[0].message.content)
+
+    first, second, again = about(201), about(202), about(201)
+    assert first == again != second
+
+
+def test_n_answers_logprobs_and_stop(client: openai.OpenAI) -> None:
+    messages = [user(text_part("quick brown"))]
+    answers = ask(client, messages, n=3, temperature=1.0, seed=7, logprobs=True, top_logprobs=2)
+    again = ask(client, messages, n=3, temperature=1.0, seed=7)
+    texts = [choice.message.content for choice in answers.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert len(set(texts)) > 1
+    entries = answers.choices[0].logprobs.content
+    assert len(entries) == NEW_TOKENS
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+    whole = ask(client, messages).choices[0].message.content
+    stop = whole[len(whole) // 2 :][:3]
+    stopped = ask(client, messages, stop=[stop])
+    assert stopped.choices[0].message.content == whole[: whole.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt=["the quick", "brown fox"], max_tokens=5, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 10
+
+
+def test_bad_pictures_are_refused_by_name_and_harm_nobody(client: openai.OpenAI) -> None:
+    for url, word in (
+        ("data:image/png;base64,AAAA", "image"),
+        ("data:text/html,<p>", ""),
+        ("http://127.0.0.1:1/x.png", ""),
+        ("ftp://x/y", ""),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, [user(text_part("x"), {"type": "image_url", "image_url": {"url": url}})])
+        body: Any = caught.value.body
+        assert body["param"].startswith("messages[0].content[1]")
+        assert word in body["message"]
+    assert ask(client, [user(text_part("still there?"))]).choices[0].message.content
+
+
+def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(server: Server, client: openai.OpenAI) -> None:
+    rng = random.Random(0)
+    pictures = [image_part(picture(rng.choice([40, 64, 96]), rng.choice([64, 100, 128]), seed=300 + i)) for i in range(12)]
+    outcomes: list[str] = []
+    lock = threading.Lock()
+
+    def one(seed: int) -> None:
+        draw = random.Random(seed)
+        parts = [draw.choice(pictures) for _ in range(draw.choice([0, 0, 1, 1, 2, 4]))]
+        messages = [user(*parts, text_part(draw.choice(["quick", "how many?", "brown fox " * 20])))]
+        options: dict[str, Any] = {"max_tokens": draw.randint(1, 24), "temperature": draw.choice([0, 1.0]), "seed": seed}
+        options["extra_body"] = {"ignore_eos": draw.random() < 0.7, "cache_salt": draw.choice(["", "", "tenant"])}
+        kind = draw.random()
+        try:
+            if kind < 0.15:  # a client that leaves in the middle
+                with ask(client, messages, stream=True, **options) as stream:
+                    for _ in zip(range(draw.randint(1, 3)), stream):
+                        pass
+                result = "left"
+            elif kind < 0.25:
+                ask(client, [user(*parts, {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}})], **options)
+                result = "bad picture accepted"
+            else:
+                answer = ask(client, messages, n=draw.choice([1, 1, 2]), **options)
+                result = ",".join(sorted({choice.finish_reason for choice in answer.choices}))
+        except openai.BadRequestError:
+            result = "refused"
+        with lock:
+            outcomes.append(result)
+
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(one, range(500)))
+    assert len(outcomes) == 500
+    assert set(outcomes) <= {"left", "refused", "length", "stop", "length,stop"}
+    assert outcomes.count("refused") > 20
+    server.wait_for_metric("saccade_requests_in_flight", 0)
+    server.wait_for_metric("saccade_requests_running", 0)
+    server.wait_for_metric("saccade_requests_waiting", 0)
+    server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
+    server.wait_for_metric("saccade_arena_bytes_in_use", 0)
+
+
+def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
+    body = {"model": "tiny", "messages": [user(text_part("go on"))], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as response:
+        next(response.iter_bytes())
+        server.wait_for_metric("saccade_requests_running", 1)
+    server.wait_for_metric("saccade_requests_running", 0)
+    server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
+
+
+def test_the_engines_death_fails_requests_at_once_and_shows_in_health(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        engine = next(p for p in psutil.Process(server.process.pid).children() if "saccade.engine.process" in p.cmdline())
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(ask, client, [user(text_part("go on"))], max_tokens=3500) for _ in range(4)]
+            server.wait_for_metric("saccade_requests_running", 4)
+            engine.kill()
+            for request in running:
+                with pytest.raises(openai.InternalServerError) as caught:
+                    request.result(timeout=5)
+                assert caught.value.status_code == 503
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503
+        assert "signal 9" in health.json()["reason"]
+
+
+def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(ask, client, [user(text_part("go on"))], max_tokens=400)
+            server.wait_for_metric("saccade_requests_running", 1)
+            server.process.terminate()
+            assert len(running.result(timeout=30).choices[0].message.content) > 0
+        assert server.process.wait(30) == 0
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+
+
+def test_killing_the_front_leaves_no_orphan(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError), serving(folder, tmp_path, "--dtype", "float32") as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) >= 2
+        server.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+        time.sleep(0.1)
