@@ -15,7 +15,6 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 import simplejpeg
-import torch
 
 from saccade.intake.content import RAW_HEADER, RAW_MAGIC
 
@@ -84,6 +83,8 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 def resize_into(target: Pixels, pixels: Pixels) -> None:
     """Resize [height, width, 3] into `target`, bit-exact to torchvision's uint8 bicubic with antialias."""
+    import torch  # here, not above: every module of this room imports without it; the worker has loaded it before its first job
+
     if pixels.shape == target.shape:
         target[:] = pixels
         return

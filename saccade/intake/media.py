@@ -13,9 +13,14 @@ Knows nothing of prompts, HTTP or the engine's messages.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
 
 from saccade.core.arena import Arena
 from saccade.core.config import MediaOptions, usable_cores
@@ -24,7 +29,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
-from saccade.intake.content import Budget, Probe, digest, identify, probe
+from saccade.intake.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
 from saccade.intake.fetch import Fetcher
 from saccade.intake.lru import LRU
 from saccade.intake.pixels import Decoders
@@ -111,7 +116,6 @@ class Media:
 
         Raises ImageError (or TooLarge) with `param` set when it cannot be fetched, is no picture, or is beyond a limit.
         """
-        self._metrics.inc("saccade_images_received_total")
         try:
             begun = time.perf_counter()
             data = source.url if isinstance(source.url, bytes) else await self._fetcher.fetch(source.url, salt)
@@ -141,6 +145,7 @@ class Media:
 
     def hold(self, picture: Picture) -> None:
         """A request in flight names this picture: its bytes stay until as many `release`s."""
+        self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(picture.image.key, []).append(picture)
 
     def release(self, picture: Picture) -> None:
@@ -175,6 +180,26 @@ class Media:
         """The engine holds these pictures' embeddings: no need to decode them ahead again. It asks if it lost one."""
         for key in keys:
             self._confirmed.put(key, None)
+
+
+def source_from_object(picture: object, param: str) -> ImageSource:
+    """A picture that enters behind the front: encoded bytes, a Pillow image, a uint8 array [height, width, 3], or a path.
+
+    Raises ImageError when it is none of these, or a file that cannot be read.
+    """
+    match picture:
+        case bytes():
+            return ImageSource(picture, param)
+        case PIL.Image.Image():
+            return ImageSource(encode_image(picture), param)
+        case np.ndarray():
+            return ImageSource(encode_array(picture), param)
+        case os.PathLike():
+            try:
+                return ImageSource(Path(picture).read_bytes(), param)
+            except OSError as error:
+                raise ImageError(f"{os.fspath(picture)} cannot be read: {error.strerror}", param) from error
+    raise ImageError(f"a picture must be bytes, a PIL image, a uint8 array or a path, not {type(picture).__name__}", param)
 
 
 def _job(picture: Picture, urgent: bool) -> Job:
