@@ -18,7 +18,7 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 from blake3 import blake3
-from PIL import AvifImagePlugin, BmpImagePlugin, ExifTags, GifImagePlugin, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import AvifImagePlugin, BmpImagePlugin, ExifTags, GifImagePlugin, ImageFile, JpegImagePlugin, PngImagePlugin
 
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec, ImageRules
@@ -48,11 +48,13 @@ MAX_PARTS = 1 << 15
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
+WEBP_NOTE = 1 << 20
+"""Bytes of EXIF or XMP looked at."""
+
 # Opened by class, not by `PIL.Image.open`: no guessing among forty formats, and the pixel limit is ours to word.
 OPENERS: dict[str, Opener] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
-    "WEBP": WebPImagePlugin.WebPImageFile,
     "GIF": GifImagePlugin.GifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "AVIF": AvifImagePlugin.AvifImageFile,
@@ -188,10 +190,8 @@ def _what_else(data: bytes) -> str:
 
 
 def _read_header(kind: str, data: bytes) -> Probe:
-    if kind == "TIFF":
-        return _read_tiff_header(data)
-    if kind == "RAW":
-        return _read_raw_header(data)
+    if kind in READERS:
+        return READERS[kind](data)
     reduce = REDUCERS.get(kind)
     with warnings.catch_warnings():  # Pillow warns of odd EXIF data; on the event loop's thread only, so the filter is ours alone
         warnings.simplefilter("ignore")
@@ -200,14 +200,14 @@ def _read_header(kind: str, data: bytes) -> Probe:
             return Probe(kind, height, width, image.mode, _orientation(image), _frames(image))
 
 
-def _orientation(image: ImageFile.ImageFile) -> int:
+def _orientation(image: PIL.Image.Image) -> int:
     """EXIF's, or XMP's. Pillow's own PNG method would decode the picture to look for more: the header we made has it all."""
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _frames(image: ImageFile.ImageFile) -> int | None:
-    if isinstance(image, (PngImagePlugin.PngImageFile, WebPImagePlugin.WebPImageFile, AvifImagePlugin.AvifImageFile)):
+    if isinstance(image, (PngImagePlugin.PngImageFile, AvifImagePlugin.AvifImageFile)):
         return int(image.n_frames)
     return None if isinstance(image, GifImagePlugin.GifImageFile) else 1
 
@@ -262,6 +262,36 @@ def _read_tiff_header(data: bytes) -> Probe:
     return Probe("TIFF", tags[TIFF_HEIGHT], tags[TIFF_WIDTH], "", orientation if 1 <= orientation <= 8 else 1, None)
 
 
+def _read_webp_header(data: bytes) -> Probe:
+    """Canvas and orientation from the chunks. Pillow would allocate the canvas to open the file."""
+    size: tuple[int, int] | None = None  # (width, height)
+    alpha, frames = False, 0
+    notes = PIL.Image.Image()
+    at = 12
+    for _ in range(MAX_PARTS):
+        kind, length = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        part = data[at + 8 : at + 8 + min(length, WEBP_NOTE if kind in (b"EXIF", b"XMP ") else 10)]
+        if kind == b"VP8X":
+            size = int.from_bytes(part[4:7], "little") + 1, int.from_bytes(part[7:10], "little") + 1
+            alpha = bool(part[0] & 0x10)
+        elif kind == b"VP8 " and size is None:
+            size = int.from_bytes(part[6:8], "little") & 0x3FFF, int.from_bytes(part[8:10], "little") & 0x3FFF
+        elif kind == b"VP8L" and size is None:
+            bits = int.from_bytes(part[1:5], "little")
+            size, alpha = ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1), bool(bits >> 28 & 1)
+        elif kind == b"EXIF":
+            notes.info["exif"] = part
+        elif kind == b"XMP ":
+            notes.info["xmp"] = part
+        frames += kind == b"ANMF"
+        at += 8 + length + length % 2
+        if at >= len(data):
+            break
+    if size is None:
+        raise ImageError("no size")
+    return Probe("WEBP", size[1], size[0], "RGBA" if alpha else "RGB", _orientation(notes), max(1, frames))
+
+
 REDUCERS: dict[str, Callable[[bytes], bytes]] = {"JPEG": _jpeg_header, "PNG": _png_header, "GIF": _gif_header}
 """What bounds the work of Pillow's parsers, which are Python loops, on a file made of nothing but headers."""
 
@@ -286,3 +316,7 @@ def _read_raw_header(data: bytes) -> Probe:
     if len(data) != RAW_HEADER.size + 3 * height * width:
         raise ValueError("cut short")
     return Probe("RAW", height, width, "RGB", 1, 1)
+
+
+READERS: dict[str, Callable[[bytes], Probe]] = {"TIFF": _read_tiff_header, "WEBP": _read_webp_header, "RAW": _read_raw_header}
+"""Formats whose headers are read here, without Pillow."""

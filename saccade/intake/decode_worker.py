@@ -19,6 +19,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import PIL.Image
+
 from saccade.core.arena import Arena
 from saccade.core.plan import PixelSlot
 
@@ -61,6 +63,7 @@ def main() -> None:
     import torch  # late: it takes a second or two, an orphan should be gone before that, and the front imports this module's messages
 
     torch.set_num_threads(1)
+    PIL.Image.MAX_IMAGE_PIXELS = None  # the front has compared the header with its own limit
     arena = Arena.attach(arena_fd, arena_bytes)
     with socket.socket(fileno=jobs_fd) as connection, connection.makefile("rb") as jobs:
         connection.sendall(encode(Answer(error=None)))  # ready
