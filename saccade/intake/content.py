@@ -45,6 +45,8 @@ TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274
 GIF_PREFIX = 1 << 16
 MAX_PARTS = 1 << 15
 """Most segments or chunks looked at: more than any camera writes, few enough to pass in milliseconds."""
+MAX_KEPT = 1 << 10
+"""Most chunks handed to Pillow."""
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
@@ -184,9 +186,8 @@ def _what_else(data: bytes) -> str:
         return "a PDF document"
     if start[4:8] == b"ftyp":
         return "a HEIC picture or a video"
-    if all(byte >= 32 or byte in b"\t\r\n" for byte in start):
-        return "text"
-    return "in no format we know"
+    is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[:-3].decode(errors="replace")
+    return "text" if is_text else "in no format we know"
 
 
 def _read_header(kind: str, data: bytes) -> Probe:
@@ -226,7 +227,7 @@ def _jpeg_header(data: bytes) -> bytes:
         if marker == JPEG_SCAN:
             return b"".join(kept)
         at = end
-    raise ImageError("too many segments before the first scan")
+    raise ValueError("too many segments before the first scan")
 
 
 def _png_header(data: bytes) -> bytes:
@@ -236,7 +237,7 @@ def _png_header(data: bytes) -> bytes:
     for _ in range(MAX_PARTS):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
-        if kind in PNG_CHUNKS:
+        if kind in PNG_CHUNKS and len(kept) < MAX_KEPT:
             kept.append(data[at:end])
         if kind in (b"IEND", b""):
             break
@@ -287,8 +288,8 @@ def _read_webp_header(data: bytes) -> Probe:
         at += 8 + length + length % 2
         if at >= len(data):
             break
-    if size is None:
-        raise ImageError("no size")
+    if size is None or 0 in size:
+        raise ValueError("no size")
     return Probe("WEBP", size[1], size[0], "RGBA" if alpha else "RGB", _orientation(notes), max(1, frames))
 
 
