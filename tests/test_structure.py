@@ -58,6 +58,7 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "saccade.server.*",
         (
+            "saccade",  # its version
             "saccade.server.*",
             "saccade.intake.*",
             "saccade.engine.link",

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade import __version__
 from saccade.core.config import MIB, ServerOptions
 from saccade.core.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
 from saccade.intake.intake import Ask, Prepared
@@ -171,7 +171,7 @@ class _Api:
         return Response(metrics.render(self.front.metrics), media_type=metrics.CONTENT_TYPE)
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": version("saccade")})
+        return _json({"version": __version__})
 
 
 class _Endpoint:

@@ -85,15 +85,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of completion share. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides.
+class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides."""
 
-    user, metadata, safety_identifier and prompt_cache_key identify and do not change the answer: they are accepted.
-    """
-
-    model: str
-    max_tokens: Positive | None = None
-    min_tokens: Natural | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
@@ -103,9 +97,25 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+
+
+class EndingFields(SamplingFields, kw_only=True):
+    """When an answer ends."""
+
+    max_tokens: Positive | None = None
+    min_tokens: Natural | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Natural] | None = None
     ignore_eos: bool | None = None
+
+
+class CommonFields(EndingFields, kw_only=True):
+    """What both kinds of completion share.
+
+    user, metadata, safety_identifier and prompt_cache_key identify and do not change the answer: they are accepted.
+    """
+
+    model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -120,7 +130,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class ChatCompletionRequest(Sampling, kw_only=True):
+class ChatCompletionRequest(CommonFields, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -139,7 +149,7 @@ class ChatCompletionRequest(Sampling, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionRequest(Sampling, kw_only=True):
+class CompletionRequest(CommonFields, kw_only=True):
     """The body of POST /v1/completions. Prompts: one or several, as text or as token ids."""
 
     prompt: str | list[str | int | list[Natural]]
@@ -238,7 +248,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int,
     return [each if isinstance(each, str) else tuple(each) for each in prompt if not isinstance(each, int)]
 
 
-def _sampling(request: Sampling) -> dict[str, Any]:
+def _sampling(request: EndingFields) -> dict[str, Any]:
     """The `SamplingParams` fields that the request sets."""
     names = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given = {name: value for name in (*names, "top_k", "seed", "ignore_eos") if (value := getattr(request, name)) is not None}

@@ -50,15 +50,43 @@ class Server(uvicorn.Server):
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             timeout_keep_alive=75,
         )
         super().__init__(config)
         self._front = front
-        self._grace = options.shutdown_grace
+        self._options = options
+
+    async def run_until_told(self, on_ready: Callable[[str, Ready], None]) -> None:
+        """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
+
+        `on_ready` gets the address and what the engine decided. Raises StartupError when the address cannot be had or the
+        engine does not start.
+        """
+        bound = listen(self._options)
+        starting = asyncio.create_task(self._start(bound, on_ready))
+        try:
+            await self.serve([bound])
+        finally:
+            bound.close()
+            starting.cancel()
+            outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
+            await self._front.stop()
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _start(self, bound: socket.socket, on_ready: Callable[[str, Ready], None]) -> None:
+        host, port = bound.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        try:
+            on_ready(address, await self._front.start())
+        except BaseException:
+            self.should_exit = True
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        draining = asyncio.create_task(self._front.drain(self._grace))
+        draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
         await super().shutdown(sockets)
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
@@ -77,41 +105,12 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-async def serve_front(front: Front, names: Sequence[str], options: ServerOptions, on_ready: Callable[[str, Ready], None]) -> None:
-    """Serve until a signal; `/health` answers while the engine starts. `on_ready` gets the address and what the engine decided.
-
-    Raises StartupError when the address cannot be had or the engine does not start.
-    """
-    bound = listen(options)
-    server = Server(front, names, options)
-    host, port = bound.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    async def start() -> None:
-        try:
-            on_ready(address, await front.start())
-        except BaseException:
-            server.should_exit = True
-            raise
-
-    starting = asyncio.create_task(start())
-    try:
-        await server.serve([bound])
-    finally:
-        bound.close()
-        starting.cancel()
-        outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
-        await front.stop()
-    if isinstance(outcome, Exception):
-        raise outcome
-
-
 def serve(model: str, model_options: ModelOptions, engine: EngineOptions, media: MediaOptions, server: ServerOptions) -> int:
     """`saccade serve`: serve `model` until a signal. Returns the exit status. Raises StartupError."""
 
     async def run() -> None:
         front = build_front(model, model_options, engine, media, server.max_queued_requests)
-        await serve_front(front, server.served_model_name or (model,), server, _announce)
+        await Server(front, server.served_model_name or (model,), server).run_until_told(_announce)
 
     uvloop.run(run())
     return 0

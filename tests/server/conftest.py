@@ -1,0 +1,101 @@
+"""A server over real HTTP: uvicorn on a port of its own in a thread, around the demo model's intake and a test double of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import saccade.demo
+from saccade.core.arena import Arena
+from saccade.core.config import MIB, MediaOptions, ServerOptions
+from saccade.core.metrics import Metrics
+from saccade.families.registry import load_spec
+from saccade.intake.intake import Intake, load_sampling_defaults
+from saccade.intake.media import Media
+from saccade.intake.prompt import ChatTemplate, Tokenizer
+from saccade.server.front import Front
+from saccade.server.run import Server
+from tests.server.echo import EchoEngine
+
+FOLDER = Path(saccade.demo.__file__).parent / "model"
+TOKENIZER = Tokenizer.load(FOLDER)
+
+
+@dataclass
+class Served:
+    """A running server: its address, two clients of it, and what is behind it."""
+
+    address: str
+    http: httpx.Client
+    openai: openai.OpenAI
+    engine: EchoEngine
+    front: Front
+    server: Server
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, function: object, *args: object) -> None:
+        self.loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+
+def build_front(engine: EchoEngine, max_requests: int) -> Front:
+    spec, metrics = load_spec(FOLDER), Metrics()
+    media = Media(spec, MediaOptions(media_workers=1), Arena.create(16 * MIB), metrics)
+    intake = Intake(spec, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, load_sampling_defaults(FOLDER))
+    return Front(intake, engine, metrics, max_requests)
+
+
+@contextmanager
+def serving(options: ServerOptions | None = None) -> Iterator[Served]:
+    """A server whose engine says "Hello!" until its `reply` is changed."""
+    options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
+    ready = threading.Event()
+    found: dict[str, Served] = {}
+
+    async def run() -> None:
+        engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"))
+        front = build_front(engine, options.max_queued_requests)
+        server = Server(front, options.served_model_name, options)
+
+        def on_ready(address: str, _: object) -> None:
+            http = httpx.Client(base_url=address, timeout=30)
+            key = options.api_key or "none"
+            client = openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=30)
+            found["served"] = Served(address, http, client, engine, front, server, asyncio.get_running_loop())
+            ready.set()
+
+        await server.run_until_told(on_ready)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert ready.wait(30), "the server did not start"
+        yield found["served"]
+    finally:
+        if served := found.get("served"):
+            served.http.close()
+            served.openai.close()
+            served.server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not end"
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def served(module_server: Served) -> Served:
+    """One server for all tests of a module; its engine as at the start."""
+    module_server.engine.reply = lambda request: TOKENIZER.encode("Hello!")
+    module_server.engine.received.clear()
+    return module_server

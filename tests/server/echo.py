@@ -1,0 +1,111 @@
+"""A test double of the engine: it speaks the front's message protocol in-process and answers with tokens that a test chooses.
+
+It is honest about the protocol (one final delta per request, pixels asked for before they are used, slots given back) and about
+nothing else: no model runs. What needs one is tested through the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from saccade.core.errors import EngineUnavailable
+from saccade.core.messages import Abort, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
+from saccade.core.plan import PixelSlot
+from saccade.core.types import Delta, ImageKey, ImageOutcome, Request, TokenLogprobs
+
+CONTEXT = 512
+CACHED = 5
+
+Reply = Callable[[Request], Iterable[int]]
+
+
+class EchoEngine:
+    """Answers each request with `reply(request)`, one token per message, then the end token 2; `paused` holds it after two tokens."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.paused = False
+        self.received: list[ToEngine] = []
+        self.grace: float | None = None
+        self._dead = False
+        self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._pixels: dict[ImageKey, asyncio.Future[PixelSlot | str]] = {}
+
+    async def start(self) -> Ready:
+        return Ready(kv_tokens=4 * CONTEXT, context_length=CONTEXT, decided=(("engine", "echo"),))
+
+    def send(self, message: ToEngine) -> None:
+        if self._dead:
+            raise EngineUnavailable("the engine process was killed by signal 9")
+        self.received.append(message)
+        match message:
+            case Submit(request):
+                self._tasks[request.id] = asyncio.create_task(self._answer(request))
+            case Abort(id):
+                if task := self._tasks.pop(id, None):
+                    task.cancel()
+                    self._say(Delta(id, finish="abort"))
+            case PixelsReady(key, slot):
+                self._pixels[key].set_result(slot)
+            case PixelsFailed(key, error):
+                self._pixels.pop(key).set_result(error)
+
+    async def receive(self) -> ToFront:
+        message = await self._out.get()
+        if message is None:
+            raise EngineUnavailable("the engine process was killed by signal 9")
+        return message
+
+    async def stop(self, grace: float) -> None:
+        self.grace = grace
+        for task in self._tasks.values():
+            task.cancel()
+
+    def die(self) -> None:
+        self._dead = True
+        for task in self._tasks.values():
+            task.cancel()
+        self._out.put_nowait(None)
+
+    @property
+    def aborted(self) -> list[str]:
+        return [message.id for message in self.received if isinstance(message, Abort)]
+
+    def _say(self, *deltas: Delta) -> None:
+        self._out.put_nowait(News(deltas=deltas))
+
+    async def _answer(self, request: Request) -> None:
+        if error := await self._see(request):
+            self._say(Delta(request.id, finish="error", error=error))
+            return
+        sampling = request.sampling
+        for count, token in enumerate((*self.reply(request), 2), 1):
+            ends = (token == 2 and not sampling.ignore_eos) or token in sampling.stop_token_ids
+            finish = "stop" if ends else "length" if count == sampling.max_tokens else None
+            outcomes = tuple(ImageOutcome(i, "none") for i in range(len(request.images))) if count == 1 else ()
+            self._say(Delta(request.id, (token,), _logprobs(request, token), finish, None, CACHED if count == 1 else 0, outcomes))
+            if finish:
+                self._tasks.pop(request.id)
+                return
+            await asyncio.sleep(0)
+            while self.paused and count >= 2:
+                await asyncio.sleep(0.01)
+
+    async def _see(self, request: Request) -> str | None:
+        """Ask for the pixels of every picture not seen yet; the reason when there are none."""
+        for key in {image.key for image in request.images}:
+            if key not in self._pixels:
+                self._pixels[key] = asyncio.get_running_loop().create_future()
+                self._out.put_nowait(News(want=(key,)))
+            pixels = await asyncio.shield(self._pixels[key])
+            if isinstance(pixels, str):
+                return pixels
+            self._out.put_nowait(News(done=(pixels,), confirmed=(key,)))
+        return None
+
+
+def _logprobs(request: Request, token: int) -> tuple[TokenLogprobs, ...]:
+    wanted = request.sampling.logprobs
+    return () if wanted is None else (TokenLogprobs(token, -0.5, tuple((token + i, -0.5 - i) for i in range(wanted))),)

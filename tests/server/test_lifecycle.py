@@ -1,0 +1,221 @@
+"""Clients that leave, engines that die, servers that are full, locked or told to stop: every request ends, and says how."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import pytest
+
+from saccade.core.config import ServerOptions
+from saccade.core.errors import StartupError
+from saccade.server.run import listen
+from tests.server.conftest import Served, serving
+
+HI = [{"role": "user", "content": "Hi"}]
+BODY = {"model": "demo", "messages": HI}
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.01)
+
+
+def in_flight(served: Served) -> float:
+    return served.front.metrics.value("saccade_requests_in_flight")
+
+
+class Asking(threading.Thread):
+    """A request on a thread of its own; `answer` is set when it has ended."""
+
+    def __init__(self, served: Served, **body: object) -> None:
+        super().__init__()
+        self._url, self._body = f"{served.address}/v1/chat/completions", {**BODY, **body}
+        self.start()
+
+    def run(self) -> None:
+        self.answer = httpx.post(self._url, json=self._body, timeout=30)
+
+    def result(self) -> httpx.Response:
+        self.join(30)
+        return self.answer
+
+
+@pytest.fixture
+def paused(served: Served) -> Iterator[Served]:
+    """The engine stops after two tokens of every answer."""
+    served.engine.paused = True
+    yield served
+    served.engine.paused = False
+    eventually(lambda: in_flight(served) == 0)
+
+
+# ---- clients that leave
+
+
+def test_a_client_that_leaves_a_stream_frees_its_request(paused: Served) -> None:
+    with paused.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True, "n": 2}) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+    eventually(lambda: len(paused.engine.aborted) == 2)
+    eventually(lambda: in_flight(paused) == 0)
+
+
+def test_a_client_that_leaves_before_its_answer_frees_its_request(paused: Served) -> None:
+    aborts = paused.front.metrics.value("saccade_requests_total", outcome="abort")
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{paused.address}/v1/chat/completions", json=BODY, timeout=0.3)
+    eventually(lambda: len(paused.engine.aborted) == 1)
+    eventually(lambda: in_flight(paused) == 0)
+    assert paused.front.metrics.value("saccade_requests_total", outcome="abort") == aborts + 1
+
+
+def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> None:
+    host, port = served.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"
+        connection.sendall(head)
+        eventually(lambda: in_flight(served) == 1)
+    eventually(lambda: in_flight(served) == 0)
+    assert served.engine.received == []
+
+
+# ---- engines that die
+
+
+def test_the_engines_death_ends_every_request_at_once_and_shows_in_health() -> None:
+    with serving() as served:
+        served.engine.paused = True
+        whole = Asking(served)
+        with served.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+            eventually(lambda: in_flight(served) == 2)
+            served.on_loop(served.engine.die)
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "engine_unavailable") and "signal 9" in error["message"]
+        assert whole.result().status_code == 503 and whole.result().json()["error"]["code"] == "engine_unavailable"
+        health = served.http.get("/health")
+        assert health.status_code == 503
+        assert health.json() == {"status": "failed", "model": "demo", "reason": "the engine process was killed by signal 9"}
+        with pytest.raises(openai.InternalServerError) as caught:
+            served.openai.chat.completions.create(model="demo", messages=HI)
+        assert caught.value.status_code == 503
+        assert served.front.metrics.value("saccade_requests_total", outcome="error") == 2
+
+
+def test_the_sdk_raises_what_ends_a_stream() -> None:
+    with serving() as served:
+        served.engine.paused = True
+        stream = served.openai.chat.completions.create(model="demo", messages=HI, stream=True)
+        next(stream)
+        served.on_loop(served.engine.die)
+        with pytest.raises(openai.APIError, match="signal 9"):
+            list(stream)
+
+
+# ---- servers that are full or locked
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Served]:
+    """One request at a time, with a key, small bodies, one browser origin."""
+    limits = {"max_body_mb": 1, "max_queued_requests": 1}
+    with serving(
+        ServerOptions(port=0, api_key="sécret", served_model_name=("demo",), cors_origins=("http://page.example",), **limits)
+    ) as served:
+        yield served
+
+
+AUTHORISED = {"authorization": "Bearer sécret".encode()}
+
+
+def test_without_the_key_only_health_and_version_answer(strict: Served) -> None:
+    for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sécret".encode()}):
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/nothing")):
+            response = strict.http.request(method, path, headers=header)
+            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    assert strict.http.get("/health").status_code == strict.http.get("/version").status_code == 200
+    assert strict.http.get("/v1/models", headers=AUTHORISED).status_code == 200
+
+
+def test_named_origins_may_call_and_others_may_not(strict: Served) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        ask = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        return strict.http.options("/v1/chat/completions", headers=ask)
+
+    assert preflight("http://page.example").headers["access-control-allow-origin"] == "http://page.example"
+    assert "access-control-allow-origin" not in preflight("http://evil.example").headers
+    answer = strict.http.post("/v1/chat/completions", json=BODY, headers={**AUTHORISED, "origin": b"http://page.example"})
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "http://page.example"
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["content-length", "chunked"])
+def test_a_body_over_the_limit_is_a_413(strict: Served, announced: bool) -> None:
+    body = b" " * ((1 << 20) + 1)
+    content = body if announced else iter([body[:1000], body[1000:]])
+    response = strict.http.post("/v1/chat/completions", content=content, headers={**AUTHORISED, "content-type": b"application/json"})
+    assert response.status_code == 413 and response.json()["error"]["code"] == "too_large"
+    assert "--max-body-mb" in response.json()["error"]["message"]
+
+
+def test_a_full_server_says_when_to_come_back(strict: Served) -> None:
+    strict.engine.paused = True
+    url = f"{strict.address}/v1/chat/completions"
+    with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=AUTHORISED) as response:
+        assert response.status_code == 200
+        refused = strict.http.post("/v1/chat/completions", json=BODY, headers=AUTHORISED)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+    strict.engine.paused = False
+    eventually(lambda: in_flight(strict) == 0)
+    assert strict.http.post("/v1/chat/completions", json=BODY, headers=AUTHORISED).status_code == 200
+
+
+# ---- servers that are told to stop
+
+
+def test_a_stopping_server_finishes_what_runs_and_takes_nothing_new() -> None:
+    with serving() as served:
+        served.engine.paused = True
+        running = Asking(served)
+        eventually(lambda: in_flight(served) == 1)
+        served.server.should_exit = True
+        eventually(lambda: served.front.state == "stopping")
+        served.engine.paused = False
+        assert running.result().status_code == 200
+        assert running.result().json()["choices"][0]["message"]["content"] == "Hello!"
+    assert served.engine.grace is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_outlasts_the_grace_time_ends_with_an_error(stream: bool) -> None:
+    with serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.2)) as served:
+        served.engine.paused = True
+        running = Asking(served, stream=stream)
+        eventually(lambda: len(served.engine.received) == 1)
+        time.sleep(0.1)  # the first tokens are out
+        served.server.should_exit = True
+        response = running.result()
+        if stream:
+            last = [line for line in response.text.splitlines() if line][-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
+        else:
+            assert response.status_code == 503
+            error = response.json()["error"]
+        assert error["code"] == "engine_unavailable" and "shutting down" in error["message"]
+        assert len(served.engine.aborted) == 1
+
+
+def test_a_port_in_use_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port}"):
+            listen(ServerOptions(port=port))
