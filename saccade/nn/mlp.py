@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.errors import CheckpointError
+from saccade.kernels.activation import gelu_tanh
 from saccade.nn.linear import Linear, RowLinear
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -16,7 +17,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": gelu_tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }

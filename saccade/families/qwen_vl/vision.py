@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from saccade.parallel import Shard
 
 NORM_EPS = 1e-6
 GRIDS_KEPT = 16
+CPU_PACK = 1024
+"""Patches of one packed forward on a CPU: larger packs only leave its caches. An accelerator takes all pictures at once."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -131,13 +133,18 @@ class VisionTower:
         steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=weights.device) / (config.head_dim // 2)
         self.inv_freq = 1.0 / config.rope_theta**steps  # [D / 4]: one half of the frequencies for rows, one for columns
         self.grid_facts = lru_cache(GRIDS_KEPT)(self._grid_facts)
+        self.pack = CPU_PACK if weights.device.type == "cpu" else None
 
     def __call__(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [M, out_hidden * levels] of pictures uint8 [H, W, 3], one packed forward."""
-        if not pixels:
-            return []
+        """Embeddings [M, out_hidden * levels] of pictures uint8 [H, W, 3], packed."""
         patch = self.config.patch
         facts = [self.grid_facts((1, image.shape[0] // patch, image.shape[1] // patch)) for image in pixels]
+        embeddings: list[torch.Tensor] = []
+        for pack in packs([sum(fact.segments) for fact in facts], self.pack):
+            embeddings += self._forward(pixels[pack], facts[pack])
+        return embeddings
+
+    def _forward(self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         x = torch.cat([self._embed(image, fact) for image, fact in zip(pixels, facts)])  # [N, hidden]
         rotary = torch.cat([fact.cos for fact in facts]), torch.cat([fact.sin for fact in facts])
         full = list(accumulate((n for fact in facts for n in fact.segments), initial=0))
@@ -242,6 +249,18 @@ def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple
     order = np.lexsort((number, -counts[number]))
     lengths = np.sort(counts)[::-1] * merge**2
     return order, tuple(lengths.tolist())
+
+
+def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
+    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single picture."""
+    cuts = [0]
+    total = 0
+    for i, count in enumerate(patches):
+        if limit is not None and total and total + count > limit:
+            cuts.append(i)
+            total = 0
+        total += count
+    return [slice(start, end) for start, end in pairwise([*cuts, len(patches)])] if patches else []
 
 
 def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Layer:
