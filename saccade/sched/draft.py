@@ -19,7 +19,6 @@ class Draft:
     def __init__(self, tokens: int, patches: int) -> None:
         self.tokens = tokens
         self.patches = PatchBudget(patches)
-        self.preempted = False
         self.prefilling = False  # whether some sequence has had its turn to prefill
         self.encode: list[Encode] = []
         self._open: list[Open] = []

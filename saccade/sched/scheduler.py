@@ -26,6 +26,9 @@ from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
 from saccade.sched.sequence import Level, Sequence, State
 
+GROWTH = 16
+"""Answer tokens for which every running sequence is left room when a new one is admitted, so that it is not preempted at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -151,7 +154,7 @@ class Scheduler:
         decoding = sum(sequence.decoding for sequence in self.running)
         draft = Draft(max(0, self.limits.chunk_tokens - decoding), self.limits.encode_patches)
         self._continue_running(draft)
-        if self.waiting and not draft.preempted:
+        if self.waiting:
             self._admit_waiting(draft)
         self._pictures.ask_ahead(self.embeddings.locate, self._cached)
         plan = draft.build(self.counts.steps, self._closing)
@@ -169,7 +172,7 @@ class Scheduler:
                 continue
             if not sequence.decoding:
                 self._prefill(sequence, draft)
-            elif sequence.computed < len(sequence.pages) * size or self._claim(sequence, sequence.computed + 1, draft) > sequence.computed:
+            elif sequence.computed < len(sequence.pages) * size or self._claim(sequence, sequence.computed + 1) > sequence.computed:
                 draft.decode(sequence)
 
     def _admit_waiting(self, draft: Draft) -> None:
@@ -217,7 +220,7 @@ class Scheduler:
             return
         oldest = not draft.prefilling
         draft.prefilling = True
-        end = self._claim(sequence, end, draft)
+        end = self._claim(sequence, end)
         end = self._show_pictures(sequence, start, end, draft, oldest)
         if end > start:
             draft.prefill(sequence, end)
@@ -280,13 +283,12 @@ class Scheduler:
 
     # ---- pages
 
-    def _claim(self, sequence: Sequence, end: int, draft: Draft) -> int:
+    def _claim(self, sequence: Sequence, end: int) -> int:
         """Get pages up to token `end`: free ones, then unused cached ones, then those of younger sequences. Returns how far they go."""
         missing = self.pool.pages_for(end) - len(sequence.pages)
         if missing > 0:
             while not self._make_free(missing) and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
-                draft.preempted = True
             after = sequence.pages[-1] if sequence.pages else None
             sequence.pages += self.pool.take(min(missing, self.pool.free), after)
         return min(end, len(sequence.pages) * self.pool.page_size)
@@ -297,9 +299,12 @@ class Scheduler:
         return self.pool.free >= pages
 
     def _available(self) -> int:
-        """Pages that are free or can be, less what running sequences will still take for the tokens they have."""
+        """Pages that are free or can be, less what running sequences will soon take."""
         evictable = self.prefix.evictable if self.prefix else 0
-        owed = sum(max(0, self.pool.pages_for(len(s.tokens) + 1) - len(s.pages)) for s in self.running)
+        owed = 0
+        for sequence in self.running:
+            soon = min(len(sequence.tokens) + GROWTH, sequence.prompt_length + sequence.request.sampling.max_tokens)
+            owed += max(0, self.pool.pages_for(soon) - len(sequence.pages))
         return self.pool.free + evictable - owed
 
     def _fits(self, sequence: Sequence, path: list[Node]) -> bool:

@@ -1,8 +1,8 @@
 """A worker without tensors that checks every plan as it executes it, and the front that answers for pixels.
 
-KV contents are digests of everything that decided them (salt, and every token or picture row up to there), so that a wrong prefix hit, a page
-that is reused too early or a wrong splice is found at the step where it happens. The next token is a function of that digest, so that answers
-can be compared with `reference`, which knows no caches at all.
+KV contents are digests of everything that decided them (salt, and every token or picture row up to there), so that a wrong prefix hit,
+a page that is reused too early or a wrong splice is found at the step where it happens. The next token is a function of that digest, so
+that answers can be compared with `reference`, which knows no caches at all.
 """
 
 from __future__ import annotations
@@ -170,12 +170,22 @@ class Worker:
         seat.computed = end
 
 
+class WatchedEmbeddings(EmbeddingCache):
+    """Counts how often the budget was knowingly exceeded."""
+
+    excesses = 0
+
+    def admit(self, key: ImageKey, nbytes: int, cost: float) -> tuple[ImageKey, ...]:
+        self.excesses += not self.fits(nbytes)
+        return super().admit(key, nbytes, cost)
+
+
 class Simulation:
     """Scheduler, worker and front in one process."""
 
     def __init__(self, limits: SchedulerLimits, pages: int, page_size: int, prefix: bool = True, embedding_tokens: int = 10_000) -> None:
         self.pool = PagePool(pages + 1, page_size)
-        self.embeddings = EmbeddingCache(embedding_tokens * 8, 8)
+        self.embeddings = WatchedEmbeddings(embedding_tokens * 8, 8)
         self.scheduler = Scheduler(limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,))
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests)
@@ -215,15 +225,20 @@ class Simulation:
         self.take(self.scheduler.pixels_failed(key, "cannot be decoded"))
 
     def plan(self) -> Plan:
+        self.embeddings.excesses = 0
         plan = self.scheduler.plan()
+        assert self.embeddings.excesses <= 1, "only one picture a step may exceed the budget"
         self._notice()
         self.check()
+        if plan.encode and self.embeddings.used_bytes > self.embeddings.budget_bytes:
+            assert len(self.embeddings) == len(self.embeddings.pinned), "over the budget, though something could have been evicted"
         return plan
 
     def finish(self, plan: Plan) -> None:
         if not plan.empty:
             self.take(self.scheduler.apply(plan, self.worker.execute(plan)))
         self._notice()
+        assert set(self.worker.pixels.values()) <= self._needed(), "pixels are kept that nobody needs"
         self.check()
 
     def run(self, steps: int = 10_000) -> None:
@@ -309,12 +324,22 @@ class Simulation:
         assert self.scheduler.idle and not self.alive and not self.worker.seats
         assert not self.worker.pixels, "a pixel slot was never given back"
         assert all(sum(delta.finish is not None for delta in deltas) == 1 for deltas in self.deltas.values())
+        self._check_counts()
         assert not self.embeddings.pinned and len(self.embeddings) == len(self.worker.resident)
         cached = self.scheduler.prefix.pages if self.scheduler.prefix else 0
         assert self.pool.free + cached == self.pool.capacity
         if self.scheduler.prefix:
             assert self.scheduler.prefix.evict(cached) == cached
         self.pool.audit([])
+
+    def _check_counts(self) -> None:
+        counts = self.scheduler.counts
+        first = [deltas[0] for deltas in self.deltas.values()]
+        levels = Counter(outcome.level for delta in first for outcome in delta.images)
+        assert counts.cached_tokens == sum(delta.cached_tokens for delta in first)
+        assert (counts.images_kv, counts.images_embedding) == (levels["kv"], levels["embedding"])
+        assert counts.images_encoded == self.worker.encoded.total() >= levels["none"]
+        assert counts.generated_tokens == sum(len(self.output(id)) for id in self.deltas)
 
 
 def random_request(simulation: Simulation, rng: random.Random, longest: int, names: int) -> Request:
@@ -346,9 +371,9 @@ def random_request(simulation: Simulation, rng: random.Random, longest: int, nam
         renumbered,
         tuple(images[i] for i in used),
         salt,
-        max_tokens=rng.choice([1, 2, 5, 30]),
+        max_tokens=rng.choice([1, 5, 30, 80]),
         min_tokens=rng.choice([0, 0, 3]),
-        ignore_eos=rng.random() < 0.3,
-        stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.randrange(3))),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 2]))),
         logprobs=rng.choice([None, 0]),
     )

@@ -12,8 +12,8 @@ from tests.sched.simulator import Simulation, random_request
 
 def simulation(rng: random.Random) -> tuple[Simulation, int]:
     page_size = rng.choice([1, 4, 16])
-    longest = rng.choice([40, 120])
-    context = longest + rng.choice([1, 20, 40])
+    longest = rng.choice([15, 40, 120])
+    context = longest + rng.choice([1, 40, 90])
     tight = rng.random() < 0.6
     tokens = context if tight else 8 * context
     limits = SchedulerLimits(
