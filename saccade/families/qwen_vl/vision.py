@@ -110,6 +110,7 @@ class VisionTower:
         "inv_freq",
         "mean",
         "merger",
+        "pack",
         "patch_embed",
         "position_table",
         "std",
