@@ -2,4 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from saccade.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from saccade.llm import LLM, Answer
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "Answer", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # The parts that import a server's libraries are loaded when they are first used.
+    if name in ("LLM", "Answer"):
+        import saccade.llm
+
+        return getattr(saccade.llm, name)
+    raise AttributeError(f"module 'saccade' has no attribute {name!r}")

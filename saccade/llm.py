@@ -50,7 +50,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
-        chosen = [_take(kind, options) for kind in (ModelOptions, EngineOptions, MediaOptions)]
+        chosen = _take(ModelOptions, options), _take(EngineOptions, options), _take(MediaOptions, options)
         if options:
             raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
         self._loop = asyncio.new_event_loop()
@@ -102,7 +102,7 @@ class LLM:
         prepared = await self._front.prepare(Ask(chat, set_fields))
         text, finish, tokens, cached = "", None, 0, 0
         logprobs: list[TokenLogprobs] = []
-        async with aclosing(self._front.generate(prepared)) as events:  # type: ignore[type-var]
+        async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
                 text += event.text
                 tokens += event.num_tokens

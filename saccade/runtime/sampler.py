@@ -100,17 +100,18 @@ def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
     """Sample rows [D, V] whose temperature is above 0."""
     params = [state.params for state in states]
     vocab = logits.shape[-1]
-    column = {"dtype": torch.float32, "device": logits.device}
-    temperature = torch.tensor([p.temperature for p in params], **column).unsqueeze(1)  # [D, 1]
+
+    def column(values: list[float]) -> torch.Tensor:  # [D, 1]
+        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+
     limits = [min(p.top_k or vocab, vocab) for p in params]
     # Best first. A full sort of a large vocabulary is the dear case; top-k for every row makes it cheap.
-    best, order = torch.topk(logits / temperature, max(limits), dim=-1)  # [D, K]
+    best, order = torch.topk(logits / column([p.temperature for p in params]), max(limits), dim=-1)  # [D, K]
     probs = torch.softmax(best, dim=-1)
     rank = torch.arange(probs.shape[1], device=logits.device)
     keep = rank < torch.tensor(limits, device=logits.device).unsqueeze(1)
     probs = _renormalise(probs * keep)
-    top_p = torch.tensor([p.top_p for p in params], **column).unsqueeze(1)
-    min_p = torch.tensor([p.min_p for p in params], **column).unsqueeze(1)
+    top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
     keep = (probs.cumsum(dim=-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
     keep[:, 0] = True
     cumulative = _renormalise(probs * keep).double().cumsum(dim=-1)

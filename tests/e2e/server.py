@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -49,9 +48,11 @@ def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
-    command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", str(port), "--media-workers", "1", *options]
+    # One thread each: tiny matrices gain nothing from more, and the machine is shared.
+    few = ("--media-workers", "1", "--threads", "1")
+    command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", str(port), *few, *options]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(command, stdout=out, stderr=out)
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         wait_until_ready(server)
