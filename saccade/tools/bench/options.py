@@ -1,0 +1,161 @@
+"""What a user may set for `saccade bench serve`: each field is one option, the string below it its help.
+
+Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that published commands carry over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.core.errors import ConfigError
+from saccade.tools.bench.pictures import Content, Format
+
+DatasetName = Literal["image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which server to ask, and how."""
+
+    base_url: str = "http://127.0.0.1:8000"
+    """The server, with or without /v1."""
+    model: str | None = None
+    """Model name. Derived: the first that the server names."""
+    api_key: str | None = None
+    """Sent as Authorization: Bearer KEY."""
+    header: tuple[str, ...] = ()
+    """More headers, as NAME=VALUE."""
+    extra_request_body: str = "{}"
+    """JSON object merged into every request body."""
+    timeout: float = 600.0
+    """Seconds that one request may take."""
+    trace: bool = False
+    """Ask a Saccade server where each picture was found (other servers refuse the field)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many requests, and when."""
+
+    num_prompts: int = 100
+    """Requests to send; for chats (multiturn-image, agent), chats to hold."""
+    max_concurrency: int | None = None
+    """Requests (for chats: chats) in flight at most. Derived: no limit."""
+    request_rate: float = float("inf")
+    """Requests (chats) begun per second, at random (Poisson) times; inf: all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts; above: evener."""
+    warmup_requests: int = 1
+    """Requests sent and forgotten before the clock starts; their pictures and text never come again."""
+    seed: int = 1
+    """Decides every picture, text and arrival."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_prompts >= 1, "--num-prompts", self.num_prompts, "at least 1")
+        _require(self.max_concurrency is None or self.max_concurrency >= 1, "--max-concurrency", self.max_concurrency, "at least 1")
+        _require(self.request_rate > 0, "--request-rate", self.request_rate, "above 0")
+        _require(self.burstiness > 0, "--burstiness", self.burstiness, "above 0")
+        _require(self.warmup_requests >= 0, "--warmup-requests", self.warmup_requests, "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PictureOptions:
+    """What the pictures are."""
+
+    image_count: int = 1
+    """Pictures per request; for chats, new pictures per round."""
+    image_resolution: str = "1280x720"
+    """WIDTHxHEIGHT, 360p, 480p, 720p, 1080p, 1440p, 4k, or random:AxB-CxD."""
+    image_format: Format = "jpeg"
+    """File format of the pictures (jpeg and webp at quality 85)."""
+    image_content: Content = "random"
+    """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank: one flat colour each."""
+
+    def __post_init__(self) -> None:
+        _require(self.image_count >= 0, "--image-count", self.image_count, "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How long questions and answers are."""
+
+    random_input_len: int = 128
+    """Text tokens of each question, by the server's own count (measured before the clock starts)."""
+    random_output_len: int = 128
+    """Tokens of each answer."""
+    random_range_ratio: float = 1.0
+    """Lengths are uniform between this share of the above and the above. 1: always the same."""
+    disable_ignore_eos: bool = False
+    """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full length."""
+
+    def __post_init__(self) -> None:
+        _require(self.random_input_len >= 1, "--random-input-len", self.random_input_len, "at least 1")
+        _require(self.random_output_len >= 1, "--random-output-len", self.random_output_len, "at least 1")
+        _require(0 <= self.random_range_ratio <= 1, "--random-range-ratio", self.random_range_ratio, "from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """What is asked."""
+
+    dataset_name: DatasetName = "image"
+    """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image: chats that resend their pictures.
+    repeat: a known share of repeated pictures. agent: a growing trail of screenshots. mmmu, custom: from a file. ocr: text to read."""
+    dataset_path: str | None = None
+    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with `messages`."""
+    rounds: int = 8
+    """multiturn-image, agent: questions per chat."""
+    think_time: float = 0.0
+    """Seconds between an answer and the next question of its chat (exponential, this mean)."""
+    keep_images: int = 0
+    """agent: send only the last so many screenshots again. 0: all."""
+    repeat_ratio: float = 0.5
+    """repeat: share of pictures that came before, exactly."""
+    zipf: float = 1.0
+    """repeat: the r-th picture comes again with weight 1/r^zipf. 0: all alike."""
+    sessions: int = 0
+    """repeat: deal the requests to so many growing chats. 0: each stands alone."""
+    tenants: int = 1
+    """repeat: deal the sessions to so many tenants (`cache_salt`), who share no picture."""
+
+    def __post_init__(self) -> None:
+        _require(self.rounds >= 1, "--rounds", self.rounds, "at least 1")
+        _require(0 <= self.repeat_ratio <= 1, "--repeat-ratio", self.repeat_ratio, "from 0 to 1")
+        _require(self.tenants >= 1, "--tenants", self.tenants, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RandomMM:
+    """Buckets of the data set random-mm."""
+
+    random_mm_base_items_per_request: int = 1
+    """Pictures per request, before the range below."""
+    random_mm_num_mm_items_range_ratio: float = 0.0
+    """Pictures per request are uniform in base * (1 - this) to base * (1 + this)."""
+    random_mm_limit_mm_per_prompt: int = 255
+    """Never more pictures than this."""
+    random_mm_bucket_config: str = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}"
+    """Shares by (height, width, frames). Frames other than 1 (video) are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is printed and kept."""
+
+    output_file: Path | None = None
+    """Append the run to this file, as JSON lines: the run, every request, the summary."""
+    label: str | None = None
+    """Name of what is measured, for reports. Derived: the model's name."""
+    goodput: tuple[str, ...] = ()
+    """Bounds in ms that a good request keeps, as ttft:500 tpot:50 e2el:3000."""
+    save_text: bool = False
+    """Keep every answer's text in the output file."""
+    quiet: bool = False
+    """Print no progress and no tables."""
+
+
+def _require(right: bool, option: str, value: object, allowed: str) -> None:
+    if not right:
+        raise ConfigError(f"{option} {value}: must be {allowed}")

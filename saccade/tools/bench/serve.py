@@ -1,0 +1,136 @@
+"""`saccade bench serve`: measure an OpenAI-compatible server under a workload.
+
+Owns the order of a run: find the model, measure how the server counts text, draw the workload, warm up, drive it, report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from saccade.tools.bench.client import Client
+from saccade.tools.bench.datasets import Calibration, Recipe, build, warmup
+from saccade.tools.bench.journal import write_run
+from saccade.tools.bench.load import Record, Run, drive
+from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
+from saccade.tools.bench.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, Target, TextOptions
+from saccade.tools.bench.table import print_summary
+from saccade.tools.bench.words import WORDS
+from saccade.tools.bench.workload import Chat, Template, parse_extra, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All options of one run."""
+
+    target: Target = field(default_factory=Target)
+    load: Load = field(default_factory=Load)
+    data: DatasetOptions = field(default_factory=DatasetOptions)
+    pictures: PictureOptions = field(default_factory=PictureOptions)
+    text: TextOptions = field(default_factory=TextOptions)
+    random_mm: RandomMM = field(default_factory=RandomMM)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run gave. `model` is the name that was asked for."""
+
+    model: str
+    run: Run
+    summary: Summary
+    calibration: Calibration
+
+
+def serve(bench: Bench) -> Measured:
+    """Measure, print and keep. Raises ConfigError where the options or the server do not allow a run at all."""
+    measured = asyncio.run(measure(bench))
+    output = bench.output
+    label = output.label or measured.model
+    if not output.quiet:
+        print_summary(measured.summary, f"{label}: {bench.data.dataset_name}, {bench.load.num_prompts} prompts")
+    if output.output_file:
+        options = {"model": measured.model, **_options(bench)}
+        write_run(output.output_file, label, options, measured.run, measured.summary, measured.calibration, output.save_text)
+    return measured
+
+
+async def measure(bench: Bench) -> Measured:
+    """One run."""
+    bounds, extra = parse_goodput(bench.output.goodput), parse_extra(bench.target.extra_request_body)
+    async with Client(bench.target) as client:
+        model = bench.target.model or await client.model()
+        calibration = await calibrate(client, model)
+        recipe = Recipe(bench.data, bench.load, bench.pictures, bench.text, bench.random_mm, calibration)
+        template = Template.build(model, extra, not bench.text.disable_ignore_eos, bench.target.trace)
+        with _display(bench.output.quiet) as display:
+            first = prepare(warmup(recipe))
+            chats = prepare(build(recipe), display.drawn)
+            if first:
+                await drive(client, first, template, Load(len(first), bench.load.max_concurrency))
+            display.begin(chats)
+            run = await drive(client, chats, template, bench.load, display.answered)
+    return Measured(model, run, summarise(run, calibration, bounds), calibration)
+
+
+async def calibrate(client: Client, model: str) -> Calibration:
+    """How many tokens this server counts for text: two questions without pictures, of 32 and of 160 words."""
+    points = []
+    for count in (32, 160):
+        text = " ".join(WORDS[i * 7 % len(WORDS)] for i in range(count))
+        reply = await client.complete({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0})
+        tokens = ((reply or {}).get("usage") or {}).get("prompt_tokens")
+        if not isinstance(tokens, int):
+            return Calibration()
+        points.append((len(text), tokens))
+    (short, few), (long, many) = points
+    per_char = (many - few) / (long - short)
+    return Calibration(few - per_char * short, per_char) if per_char > 0 else Calibration()
+
+
+def _options(bench: Bench) -> dict[str, object]:
+    """Every option by its name. The key stays out of files."""
+    groups = (bench.target, bench.load, bench.data, bench.pictures, bench.text, bench.random_mm)
+    named = {name: value for group in groups for name, value in asdict(group).items()}
+    return {name: value for name, value in named.items() if name not in ("api_key", "header", "model")}
+
+
+class _Display:
+    """Live progress: pictures drawn, then requests answered, with the last time to first token."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._drawing: TaskID | None = None
+        self._asking: TaskID | None = None
+        self._failed = 0
+        self._times: list[float] = []
+
+    def drawn(self, done: int, total: int) -> None:
+        if self._drawing is None:
+            self._drawing = self._progress.add_task("drawing pictures", total=total)
+        self._progress.update(self._drawing, completed=done)
+
+    def begin(self, chats: tuple[Chat, ...]) -> None:
+        self._asking = self._progress.add_task("asking", total=sum(len(chat.turns) for chat in chats))
+
+    def answered(self, record: Record) -> None:
+        assert self._asking is not None, "begin() comes first"
+        if record.reply.failure:
+            self._failed += 1
+        else:
+            self._times.append(ttft(record))
+        last = f", last TTFT {self._times[-1]:.0f} ms" if self._times else ""
+        self._progress.update(self._asking, advance=1, description=f"asking{last}" + (f", {self._failed} failed" if self._failed else ""))
+
+
+@contextmanager
+def _display(quiet: bool) -> Iterator[_Display]:
+    """The bars redraw themselves in a thread of their own, four times a second, and vanish at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet) as progress:
+        yield _Display(progress)

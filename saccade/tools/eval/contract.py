@@ -1,0 +1,122 @@
+"""The contract of an accuracy run, on one page.
+
+    sampler(messages) -> text        a model: OpenAI chat messages in, the answer's text out; raises SampleError
+    eval(sampler) -> Result          n, mean score, its standard error
+
+An eval here is a sequence of `Item`s; `grade` asks and scores them. Scores are shares in [0, 1]. An item that fails (SampleError) is
+asked again by the next run and counts as wrong until then. Knows no server, no data set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+Sampler = Callable[[list[Message]], str]
+Progress = Callable[["Answer"], None]
+
+
+class SampleError(Exception):
+    """The model gave no answer: the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question. `messages` builds it when it is asked; `score` judges the text, from 0 to 1."""
+
+    id: str
+    group: str
+    expected: str
+    messages: Callable[[], list[Message]]
+    score: Callable[[str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One item, answered. `error` is set where there is no answer."""
+
+    id: str
+    group: str
+    expected: str
+    text: str
+    score: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`n` items, their mean score and its standard error; the same for each group of items; how many failed."""
+
+    name: str
+    n: int
+    score: float
+    stderr: float
+    failed: int = 0
+    groups: tuple[Result, ...] = ()
+
+
+Eval = Callable[[Sampler], Result]
+
+
+def grade(
+    name: str, items: Sequence[Item], sampler: Sampler, concurrency: int = 1, journal: Path | None = None, told: Progress | None = None
+) -> Result:
+    """Ask and score all items, `concurrency` at a time. Items with an answer in `journal` are not asked again; new ones are added to it."""
+    known = {answer.id: answer for answer in read_journal(journal) if answer.error is None} if journal else {}
+    answers = [known[item.id] for item in items if item.id in known]
+    with ThreadPoolExecutor(concurrency) as pool:
+        waiting = [pool.submit(_ask, item, sampler) for item in items if item.id not in known]
+        for future in as_completed(waiting):
+            answers.append(future.result())
+            if journal:
+                with journal.open("a") as file:
+                    file.write(json.dumps(asdict(answers[-1])) + "\n")
+            if told:
+                told(answers[-1])
+    return summarise(name, answers)
+
+
+def _ask(item: Item, sampler: Sampler) -> Answer:
+    try:
+        text = sampler(item.messages())
+    except SampleError as error:
+        return Answer(item.id, item.group, item.expected, "", 0.0, str(error))
+    return Answer(item.id, item.group, item.expected, text, item.score(text))
+
+
+def read_journal(path: Path) -> list[Answer]:
+    """Answers of an earlier run; none if there is no such file. A last line cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    answers = []
+    for line in path.read_text().splitlines():
+        try:
+            answers.append(Answer(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return answers
+
+
+def summarise(name: str, answers: Iterable[Answer]) -> Result:
+    """Mean and standard error, in all and by group."""
+    answers = list(answers)
+    names = sorted({answer.group for answer in answers})
+    groups = tuple(_mean(group, [a for a in answers if a.group == group]) for group in names) if len(names) > 1 else ()
+    whole = _mean(name, answers)
+    return Result(name, whole.n, whole.score, whole.stderr, whole.failed, groups)
+
+
+def _mean(name: str, answers: Sequence[Answer]) -> Result:
+    """The standard error of a mean of n scores: sqrt(sum((s - mean)^2) / n / n)."""
+    n = len(answers)
+    if n == 0:
+        return Result(name, 0, 0.0, 0.0)
+    mean = sum(answer.score for answer in answers) / n
+    spread = sum((answer.score - mean) ** 2 for answer in answers) / n
+    return Result(name, n, mean, math.sqrt(spread / n), sum(answer.error is not None for answer in answers))
