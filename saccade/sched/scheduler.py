@@ -361,7 +361,6 @@ class Scheduler:
         for key in [key for key in sequence.pins if not sequence.needs(key)] if sequence.pins else ():
             sequence.pins.remove(key)
             self.embeddings.unpin(key)
-            self._pictures.settle(key)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
         sequence.tokens.append(token)

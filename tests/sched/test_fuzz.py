@@ -18,7 +18,7 @@ def simulation(rng: random.Random) -> tuple[Simulation, int]:
     tokens = context if tight else 8 * context
     limits = SchedulerLimits(
         max_running=rng.choice([1, 3, 8]),
-        chunk_tokens=rng.choice([1, 2, 7, 16, 64]),
+        chunk_tokens=rng.choice([1, 2, 7, 16, 64, 200]),
         context_length=context,
         encode_patches=rng.choice([1, 64, 1000]),
         look_ahead=rng.choice([0, 1, 4, 32]),

@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from saccade.core.plan import Plan
+from saccade.core.types import Image, ImageOutcome, Request, Span
+from saccade.sched.scheduler import SchedulerLimits
+from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, reference
+
+ENDLESS = {"ignore_eos": True, "max_tokens": 10}
+
+
+def limits(
+    max_running: int = 8,
+    chunk_tokens: int = 512,
+    context_length: int = 1000,
+    encode_patches: int = 10_000,
+    look_ahead: int = 32,
+    worthwhile: int = 256,
+) -> SchedulerLimits:
+    return SchedulerLimits(max_running, chunk_tokens, context_length, encode_patches, look_ahead, worthwhile)
+
+
+def simulation(settings: SchedulerLimits | None = None, pages: int = 256, page_size: int = 4, **more: object) -> Simulation:
+    return Simulation(settings or limits(), pages, page_size, **more)  # type: ignore[arg-type]
+
+
+def add_text(sim: Simulation, length: int, first: int = 1, **sampling: object) -> str:
+    return sim.add(sim.request([first] + [2] * (length - 1), **(ENDLESS | sampling)))
+
+
+def gallery(sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: object) -> Request:
+    """Text, then the pictures with a token between them, then text."""
+    tokens, spans = [1] * before, []
+    for i, image in enumerate(images):
+        spans.append(Span(len(tokens), image.num_tokens, i))
+        tokens += [PLACEHOLDER] * image.num_tokens + [4]
+    return sim.request(tokens + [3] * tail, tuple(spans), images, **(ENDLESS | sampling))
+
+
+def steps(sim: Simulation) -> Iterator[Plan]:
+    """Plans until there is nothing to do; pixels are not sent."""
+    while True:
+        plan = sim.plan()
+        if plan.empty:
+            return
+        yield plan
+        sim.finish(plan)
+
+
+# ---- chunks, order and pages
+
+
+def test_a_prompt_is_computed_in_chunks_and_sampled_after_the_last() -> None:
+    sim = simulation(limits(chunk_tokens=16))
+    add_text(sim, 40, max_tokens=3)
+    shapes = [[(row.start, row.length, row.sample) for row in plan.rows] for plan in steps(sim)]
+    assert shapes == [[(0, 16, False)], [(16, 16, False)], [(32, 8, True)], [(40, 1, True)], [(41, 1, True)], []]
+
+
+def test_rows_that_decode_come_first_and_leave_less_for_prompts() -> None:
+    sim = simulation(limits(chunk_tokens=16))
+    add_text(sim, 8)
+    sim.finish(sim.plan())
+    add_text(sim, 40, first=5)
+    plan = sim.plan()
+    assert [(row.slot, row.length) for row in plan.rows] == [(0, 1), (1, 15)]
+    sim.finish(plan)
+    sim.run()
+
+
+def test_slots_are_given_first_come_first_served() -> None:
+    sim = simulation(limits(max_running=2))
+    ids = [add_text(sim, 8, first=n) for n in range(1, 5)]
+    order = []
+    for plan in steps(sim):
+        order += [sim.worker.requests[entry.sampling.seed].id for entry in plan.open]
+        assert len(sim.scheduler.running) <= 2
+    assert order == ids
+
+
+def test_a_slot_is_closed_before_it_is_opened_again() -> None:
+    sim = simulation(limits(max_running=1))
+    add_text(sim, 4, max_tokens=1)
+    add_text(sim, 4, max_tokens=1)
+    plans = list(steps(sim))
+    assert [(plan.close, [entry.slot for entry in plan.open]) for plan in plans] == [((), [0]), ((0,), [0]), ((0,), [])]
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
+    sim = simulation(pages=16, prefix=False)
+    add_text(sim, 20)
+    sim.finish(sim.plan())
+    large, small = add_text(sim, 40), add_text(sim, 4)
+    sim.finish(sim.plan())
+    assert [s.request.id for s in sim.scheduler.waiting] == [large, small]
+    sim.run()
+    assert sim.scheduler.counts.preemptions == 0
+
+
+def test_cached_pages_that_are_matched_do_not_count_as_room() -> None:
+    sim = simulation(pages=16)
+    add_text(sim, 33, max_tokens=1)
+    sim.run()
+    assert sim.scheduler.prefix is not None and sim.scheduler.prefix.evictable == 8
+    add_text(sim, 4, first=7, max_tokens=17)
+    sim.finish(sim.plan())
+    again = add_text(sim, 53, max_tokens=1)  # 8 of its 14 pages are cached; 8 are free, of which 5 are promised
+    sim.finish(sim.plan())
+    assert [s.request.id for s in sim.scheduler.waiting] == [again]
+    sim.run()
+
+
+def test_when_pages_run_out_the_youngest_is_computed_again() -> None:
+    sim = simulation(pages=18, prefix=False)
+    old, young = add_text(sim, 8, max_tokens=60), add_text(sim, 8, first=3, max_tokens=60)
+    sim.run()
+    assert sim.scheduler.counts.preemptions >= 1
+    ends = [delta.id for deltas in sim.deltas.values() for delta in deltas if delta.finish]
+    assert ends == [old, young]
+    assert [len(sim.output(id)) for id in (old, young)] == [60, 60]
+
+
+def test_a_preempted_answer_goes_on_where_it_was() -> None:
+    plenty, scarce = simulation(), simulation(pages=18)
+    for sim in (plenty, scarce):
+        for first in (1, 3, 5):
+            add_text(sim, 8, first=first, max_tokens=50)
+        sim.run()
+    assert scarce.scheduler.counts.preemptions > plenty.scheduler.counts.preemptions == 0
+    assert [scarce.output(id) for id in scarce.deltas] == [plenty.output(id) for id in plenty.deltas]
+    assert [deltas[0].cached_tokens for deltas in scarce.deltas.values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("length", "what"), [(0, "no tokens"), (100, "context length holds 100"), (500, "context length holds 100")])
+def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str) -> None:
+    sim = simulation(limits(context_length=100))
+    (delta,) = sim.scheduler.add(sim.request([1] * length))
+    assert delta.finish == "error" and what in str(delta.error)
+    assert sim.scheduler.idle
+
+
+def test_the_kv_cache_bounds_a_request_too() -> None:
+    sim = simulation(pages=5)
+    (delta,) = sim.scheduler.add(sim.request([1] * 20))
+    assert "the KV cache holds 20" in str(delta.error)
+    fits = add_text(sim, 19)
+    sim.run()
+    assert len(sim.output(fits)) == 1 and sim.deltas[fits][-1].finish == "length"
+
+
+# ---- how answers end
+
+
+def answer_with_eos(sim: Simulation, **sampling: object) -> tuple[Request, int]:
+    """A request whose answer has its first EOS at a known place, at least third."""
+    for first in range(1, 4000):
+        request = sim.request([1 + first % 38, 1 + first // 38], max_tokens=60, **sampling)
+        free, _ = reference(sim.request(list(request.tokens), max_tokens=60, ignore_eos=True), 1000)
+        if EOS in free[2:50] and EOS not in free[:2]:
+            return request, free.index(EOS)
+    raise AssertionError("no such answer")
+
+
+def test_an_answer_ends_with_eos() -> None:
+    sim = simulation()
+    request, place = answer_with_eos(sim)
+    sim.add(request)
+    sim.run()
+    assert len(sim.output(request.id)) == place + 1 and sim.deltas[request.id][-1].finish == "stop"
+
+
+def test_eos_does_not_end_an_answer_that_is_too_short_or_ignores_it() -> None:
+    sim = simulation()
+    request, place = answer_with_eos(sim, min_tokens=55)
+    deaf, _ = answer_with_eos(sim, ignore_eos=True)
+    for each in (request, deaf):
+        sim.add(each)
+    sim.run()
+    assert len(sim.output(request.id)) > place + 1
+    assert len(sim.output(deaf.id)) == 60 and sim.deltas[deaf.id][-1].finish == "length"
+
+
+def test_a_stop_token_ends_an_answer() -> None:
+    sim = simulation()
+    probe = sim.request([1, 2, 3], **ENDLESS)
+    token = reference(probe, 1000)[0][3]
+    id = sim.add(sim.request([1, 2, 3], stop_token_ids=(token,), **ENDLESS))
+    sim.run()
+    assert sim.output(id)[-1] == token and sim.deltas[id][-1].finish == "stop"
+
+
+def test_every_token_is_news_at_once_and_the_first_tells_what_was_cached() -> None:
+    sim = simulation()
+    for _ in range(2):
+        add_text(sim, 30, max_tokens=3)
+        sim.run()
+    first, second = sim.deltas.values()
+    assert [len(delta.tokens) for delta in first] == [1, 1, 1]
+    assert [delta.cached_tokens for delta in first] == [0, 0, 0]
+    assert [delta.cached_tokens for delta in second] == [28, 0, 0]
+    assert [len(delta.logprobs) for delta in second] == [1, 1, 1]
+
+
+# ---- aborts and failures
+
+
+@pytest.mark.parametrize("when", ["waiting", "planned", "running"])
+def test_an_aborted_request_ends_once_and_frees_everything(when: str) -> None:
+    sim = simulation()
+    id = add_text(sim, 30)
+    plan = None
+    if when != "waiting":
+        plan = sim.plan()
+        if when == "running":
+            sim.finish(plan)
+            plan = None
+    sim.abort(id)
+    assert sim.scheduler.abort(id) == sim.scheduler.fail(id, "late") == []
+    if plan is not None:
+        sim.finish(plan)
+    sim.run()
+    assert [delta.finish for delta in sim.deltas[id]][-1] == "abort"
+    sim.check_end()
+
+
+def test_fail_all_ends_every_request_with_the_error() -> None:
+    sim = simulation(limits(max_running=1))
+    ids = [add_text(sim, 8), add_text(sim, 8)]
+    sim.finish(sim.plan())
+    sim.take(sim.scheduler.fail_all("the engine is stopping"))
+    assert [sim.deltas[id][-1].error for id in ids] == ["the engine is stopping"] * 2
+    sim.run()
+    sim.check_end()
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sixteen_requests_with_one_new_picture_ask_and_encode_once(prefix: bool) -> None:
+    sim = simulation(limits(max_running=16), pages=400, prefix=prefix)
+    image = picture(1, 50)
+    ids = [sim.add(gallery(sim, image, tail=n + 1)) for n in range(16)]
+    sim.run()
+    assert sim.asked == sim.worker.encoded == {image.key: 1}
+    assert sim.confirmed == [image.key]
+    levels = [outcome.level for id in ids for outcome in sim.deltas[id][0].images]
+    assert len(levels) == 16 and levels.count("none") == 1
+
+
+def test_twins_of_a_long_prompt_wait_for_the_first_and_share_its_pages() -> None:
+    sim = simulation(limits(max_running=16), pages=300)
+    ids = [sim.add(gallery(sim, picture(1, 300), before=4, tail=n + 1)) for n in range(16)]
+    sim.run()
+    assert [sim.deltas[id][0].cached_tokens for id in ids] == [0] + [304] * 15
+    assert [sim.deltas[id][0].images for id in ids[1:]] == [(ImageOutcome(0, "kv"),)] * 15
+
+
+def test_text_is_not_held_up_by_a_picture_that_has_not_arrived() -> None:
+    sim = simulation(limits(max_running=2))
+    slow = [sim.add(gallery(sim, picture(n, 20))) for n in range(3)]
+    text = add_text(sim, 8, first=9)
+    for _ in steps(sim):
+        pass
+    assert sim.deltas[text][-1].finish == "length"
+    assert sim.alive.keys() == set(slow)
+    sim.run()
+
+
+def test_earlier_chunks_go_on_while_a_later_picture_is_missing() -> None:
+    sim = simulation(limits(worthwhile=8))
+    first, second = picture(1, 20), picture(2, 20)
+    sim.add(gallery(sim, first, second))
+    assert sim.plan().empty and set(sim.wanted) == {first.key, second.key}
+    sim.send_pixels(first.key)
+    (plan,) = steps(sim)
+    assert [(row.start, row.length) for row in plan.rows] == [(0, 26)]
+    assert [encode.key for encode in plan.encode] == [first.key]
+    sim.run()
+
+
+def test_a_picture_is_encoded_when_its_chunk_comes_and_only_once() -> None:
+    sim = simulation(limits(chunk_tokens=16))
+    images = [picture(n, 20) for n in (1, 2)]
+    sim.add(gallery(sim, *images))
+    for image in images:
+        sim.send_pixels(image.key)
+    encoded = [[encode.key for encode in plan.encode] for plan in steps(sim) if plan.rows[:1] and not plan.rows[0].sample]
+    assert encoded == [[images[0].key], [images[1].key], []]
+
+
+def test_a_step_encodes_within_its_budget_and_a_large_picture_alone() -> None:
+    sim = simulation(limits(encode_patches=100))
+    images = [picture(n, 20) for n in (1, 2)] + [picture(3, 200)]  # 80, 80 and 800 patches
+    sim.add(gallery(sim, *images))
+    for image in images:
+        sim.send_pixels(image.key)
+    encoded = [[encode.key for encode in plan.encode] for plan in steps(sim)]
+    assert encoded[:3] == [[image.key] for image in images]
+
+
+def test_a_seen_picture_is_not_asked_for_again() -> None:
+    sim = simulation(prefix=False)
+    image = picture(1, 20)
+    for _ in range(3):
+        sim.add(gallery(sim, image))
+        sim.run()
+    assert sim.asked == sim.worker.encoded == {image.key: 1}
+    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == ["none", "embedding", "embedding"]
+
+
+def test_a_picture_in_the_cached_prefix_needs_neither_pixels_nor_embedding() -> None:
+    sim = simulation(embedding_tokens=20)
+    sim.add(gallery(sim, picture(1, 20), tail=10))
+    sim.run()
+    sim.add(gallery(sim, picture(2, 20), tail=10))
+    sim.run()
+    assert sim.embeddings.locate(picture(1, 20).key) is None
+    again = sim.add(gallery(sim, picture(1, 20), tail=11))
+    sim.run()
+    assert sim.deltas[again][0].images == (ImageOutcome(0, "kv"),)
+    assert sim.asked == {picture(1, 20).key: 1, picture(2, 20).key: 1}
+
+
+def test_pixels_sent_ahead_for_a_cached_picture_are_given_back() -> None:
+    sim = simulation(embedding_tokens=1)
+    for n in (1, 2):
+        sim.add(gallery(sim, picture(n, 20), tail=10))
+        sim.run()
+    sim.add(gallery(sim, picture(1, 20), tail=10))
+    sim.send_pixels(picture(1, 20).key)
+    assert len(sim.worker.pixels) == 1
+    sim.finish(sim.plan())
+    assert sim.worker.pixels == {}
+    sim.run()
+
+
+def test_pixels_that_nobody_needs_are_given_back_at_once() -> None:
+    sim = simulation()
+    image = picture(1, 20)
+    sim.send_pixels(image.key)
+    assert sim.worker.pixels == {}
+    id = sim.add(gallery(sim, image))
+    sim.send_pixels(image.key)
+    sim.send_pixels(image.key)
+    assert len(sim.worker.pixels) == 1
+    sim.abort(id)
+    sim.finish(sim.plan())
+    assert sim.worker.pixels == {}
+
+
+def test_a_failed_picture_ends_exactly_the_requests_that_need_it() -> None:
+    sim = simulation()
+    bad, good = picture(1, 20), picture(2, 20)
+    ids = [sim.add(gallery(sim, *images)) for images in ([bad], [good, bad], [good])]
+    assert sim.plan().empty
+    sim.fail_pixels(bad.key)
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in ids] == ["error", "error", "length"]
+    assert sim.deltas[ids[0]][-1].error == "cannot be decoded"
+    later = sim.add(gallery(sim, bad))
+    sim.run()
+    assert sim.deltas[later][-1].finish == "length", "a failure is not remembered"
+
+
+def test_a_picture_larger_than_the_embedding_budget_is_served() -> None:
+    sim = simulation(limits(chunk_tokens=16), embedding_tokens=10, prefix=False)
+    ids = [sim.add(gallery(sim, picture(n, 50), picture(n + 5, 50))) for n in (1, 2)]
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in ids] == ["length", "length"]
+    assert sim.worker.encoded.total() == 4
+
+
+def test_pictures_beyond_the_embedding_budget_take_turns() -> None:
+    sim = simulation(embedding_tokens=100, prefix=False)
+    images = [picture(n, 50) for n in range(1, 7)]
+    sim.add(gallery(sim, *images))
+    for image in images:
+        sim.send_pixels(image.key)
+    encoded = [len(plan.encode) for plan in steps(sim) if plan.encode]
+    assert encoded == [2, 2, 2]
+    assert sim.worker.encoded.total() == 6
+
+
+def test_a_pinned_picture_outlives_its_first_span() -> None:
+    sim = simulation(limits(chunk_tokens=16), embedding_tokens=30, prefix=False)
+    split, between = picture(1, 30), picture(2, 30)
+    spans = (Span(0, 15, 0), Span(20, 30, 1), Span(60, 15, 0, 15))
+    tokens = [PLACEHOLDER if any(s.start <= i < s.end for s in spans) else 1 for i in range(80)]
+    sim.add(sim.request(tokens, spans, (split, between), **ENDLESS))
+    sim.run()
+    assert sim.worker.encoded == {split.key: 1, between.key: 1}
+
+
+def test_look_ahead_is_bounded_and_in_queue_order() -> None:
+    sim = simulation(limits(max_running=1, look_ahead=3))
+    add_text(sim, 4, max_tokens=30)
+    sim.finish(sim.plan())
+    images = [picture(n, 10) for n in range(6)]
+    for image in images:
+        sim.add(gallery(sim, image))
+    sim.finish(sim.plan())
+    assert list(sim.wanted) == [image.key for image in images[:3]]
+    sim.run()
+    assert sim.asked == {image.key: 1 for image in images}
+
+
+def test_preemption_in_the_middle_of_a_picture_does_not_encode_it_again() -> None:
+    sim = simulation(limits(chunk_tokens=8), pages=30, prefix=False)
+    add_text(sim, 8, max_tokens=100)
+    image = picture(1, 60)
+    sim.add(gallery(sim, image, max_tokens=30))
+    sim.send_pixels(image.key)
+    sim.run()
+    assert sim.scheduler.counts.preemptions >= 1
+    assert sim.worker.encoded == {image.key: 1}
+
+
+def test_the_same_answer_comes_with_every_cache_on_or_off() -> None:
+    answers = set()
+    for prefix in (True, False):
+        for chunk_tokens in (1, 13, 512):
+            sim = simulation(limits(chunk_tokens=chunk_tokens), prefix=prefix)
+            ids = [sim.add(gallery(sim, picture(1, 20), picture(n, 20))) for n in (1, 2, 1)]
+            sim.run()
+            answers.add(tuple(tuple(sim.output(id)) for id in ids))
+    (answer,) = answers
+    assert answer[0] == answer[2] != answer[1]
