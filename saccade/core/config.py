@@ -111,6 +111,11 @@ class ServerOptions:
     log_requests: bool = False
     """Log a line for every request: tokens, pictures, times."""
 
+    @property
+    def key(self) -> str | None:
+        """The key that clients must send, if any."""
+        return self.api_key or os.environ.get("SACCADE_API_KEY")
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:

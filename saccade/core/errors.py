@@ -8,6 +8,7 @@ SaccadeError
 │   ├── NotFound          404
 │   ├── TooLarge          413  over a byte limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
+│   ├── InternalError     500  our bug; the log says more
 │   └── EngineUnavailable 503  the engine is starting, stopping or dead
 └── StartupError               the server cannot start: says what is wrong and what to do
     ├── ConfigError            a setting
@@ -77,6 +78,17 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class InternalError(RequestError):
+    """500: our bug. What happened stands in the log, not in the answer."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str = "internal error") -> None:
+        super().__init__(message)
 
 
 class EngineUnavailable(RequestError):

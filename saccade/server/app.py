@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
 from saccade.core.config import MIB, ServerOptions
-from saccade.core.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
+from saccade.core.errors import InternalError, InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
 from saccade.intake.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.front import Front
@@ -50,8 +50,8 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
     middleware = []
     if options.cors_origins:
         middleware.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
-    if options.api_key:
-        middleware.append(Middleware(_KeyCheck, key=options.api_key))
+    if options.key:
+        middleware.append(Middleware(_KeyCheck, key=options.key))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
@@ -268,4 +268,4 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    return _json(ErrorResponse(ErrorBody("internal error", "server_error", None, "internal_error")), 500)
+    return _error_response(InternalError())

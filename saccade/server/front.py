@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from saccade.core.errors import EngineUnavailable, ImageError, Overloaded, RequestError, StartupError
+from saccade.core.errors import EngineUnavailable, ImageError, InternalError, Overloaded, RequestError, StartupError
 from saccade.core.messages import Abort, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
 from saccade.core.metrics import Metrics
 from saccade.core.types import Delta, ImageKey, Request, TokenLogprobs
@@ -125,8 +125,9 @@ class Front:
         except StartupError as error:
             self._fail(str(error))
             raise
-        self.state, self.reason = "ready", ""
         self._spawn(self._listen())
+        if self.state == "starting":
+            self.state, self.reason = "ready", ""
         return self._ready
 
     async def drain(self, grace: float) -> None:
@@ -249,6 +250,9 @@ class Front:
             if self.state != "stopping":
                 log.error("%s", error.message)
             self._fail(self.reason if self.state == "failed" else error.message)
+        except Exception:
+            log.exception("the front failed")
+            self._fail("internal error: the front lost touch with the engine")
 
     def _take(self, news: News) -> None:
         self.metrics.absorb(news.metrics)
@@ -285,15 +289,19 @@ class Front:
     async def _bring(self, key: ImageKey) -> None:
         """Pixels for the engine, or the reason why there are none, which ends every request that names the picture."""
         try:
-            slot = await self.intake.media.pixels(key)
+            self._tell(PixelsReady(key, await self.intake.media.pixels(key)))
         except RequestError as error:
-            for answer in self._answers.values():
-                for image, place in zip(answer.request.images, answer.places, strict=True):
-                    if image.key == key:
-                        answer.error = ImageError(error.message, place, error.code) if isinstance(error, ImageError) else error
-            self._tell(PixelsFailed(key, error.message))
-        else:
-            self._tell(PixelsReady(key, slot))
+            self._lack(key, error)
+        except Exception:
+            log.exception("a picture could not be brought to the engine")
+            self._lack(key, InternalError())
+
+    def _lack(self, key: ImageKey, error: RequestError) -> None:
+        for answer in self._answers.values():
+            for image, place in zip(answer.request.images, answer.places, strict=True):
+                if image.key == key:
+                    answer.error = ImageError(error.message, place, error.code) if isinstance(error, ImageError) else error
+        self._tell(PixelsFailed(key, error.message))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET
 from starlette.types import Send
 
-from saccade.core.errors import RequestError
+from saccade.core.errors import InternalError, RequestError
 from saccade.server.front import Event
-from saccade.server.responses import ErrorBody, ErrorResponse, Tally, Writer
+from saccade.server.responses import ErrorResponse, Tally, Writer
 
 log = logging.getLogger("saccade")
 
@@ -34,7 +34,7 @@ async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally
         last = _sse(ErrorResponse.of(error))
     except Exception:
         log.exception("an answer failed while it was being streamed")
-        last = _sse(ErrorResponse(ErrorBody("internal error", "server_error", None, "internal_error")))
+        last = _sse(ErrorResponse.of(InternalError()))
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

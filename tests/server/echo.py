@@ -69,6 +69,10 @@ class EchoEngine:
             task.cancel()
         self._out.put_nowait(None)
 
+    def say_nonsense(self) -> None:
+        """Break the protocol: give back a slot that was never handed over."""
+        self._out.put_nowait(News(done=(PixelSlot(12345, 1, 1),)))
+
     @property
     def aborted(self) -> list[str]:
         return [message.id for message in self.received if isinstance(message, Abort)]

@@ -214,8 +214,50 @@ def test_what_outlasts_the_grace_time_ends_with_an_error(stream: bool) -> None:
         assert len(served.engine.aborted) == 1
 
 
+def test_a_second_signal_does_not_wait() -> None:
+    with serving() as served:
+        served.engine.paused = True
+        running = Asking(served)
+        eventually(lambda: in_flight(served) == 1)
+        served.server.should_exit = True
+        eventually(lambda: served.front.state == "stopping")
+        assert in_flight(served) == 1
+        served.server.force_exit = True
+        assert running.result().status_code == 503
+
+
 def test_a_port_in_use_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}"):
             listen(ServerOptions(port=port))
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACCADE_API_KEY", "from outside")
+    with serving() as served:
+        assert served.http.get("/v1/models").status_code == 401
+        assert served.http.get("/v1/models", headers={"authorization": "Bearer from outside"}).status_code == 200
+
+
+# ---- our own bugs
+
+
+def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served:
+        served.engine.paused = True
+        running = Asking(served)
+        eventually(lambda: in_flight(served) == 1)
+        served.on_loop(served.engine.say_nonsense)
+        assert running.result().status_code == 503
+        assert served.http.get("/health").json()["status"] == "failed"
+    assert "the front failed" in caplog.text
+
+
+def test_a_bug_in_an_answer_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as served:
+        monkeypatch.setattr(served.front, "vocabulary", None)
+        response = served.http.post("/v1/chat/completions", json=BODY)
+        assert response.status_code == 500
+        assert response.json()["error"] == {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
+        assert served.http.get("/health").status_code == 200
