@@ -1,0 +1,68 @@
+"""Rotary embedding, norms, activations and patches against float64 and against transformers' processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from saccade.kernels.activation import gelu_tanh
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.patchify import patchify
+from saccade.kernels.rotary import apply_rotary, rotary_tables
+from tests.checkpoints import picture
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+DTYPES = list(TOLERANCE)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [32, 40, 64, 72, 80, 96, 128, 256])
+def test_rotary_turns_each_pair_by_its_angle(dim: int, dtype: torch.dtype) -> None:
+    x = noise(5, 9, dim).to(dtype)[:, 1:7]  # heads of a larger tensor, as in fused query-key-value
+    angles = noise(5, dim // 2) * 100
+    turned = torch.view_as_complex(torch.stack(x.double().chunk(2, dim=-1), dim=-1))
+    turned = turned * torch.polar(torch.ones(5, 1, dim // 2, dtype=torch.float64), angles.double()[:, None])
+    out = apply_rotary(x, *rotary_tables(angles))
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), torch.cat((turned.real, turned.imag), dim=-1), atol=TOLERANCE[dtype] * 2, rtol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64,), (4, 64)], ids=["one weight", "a weight per head"])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = (noise(7, 4, 64) * 3).to(dtype), noise(*shape).to(dtype)
+    wide = x.double()
+    wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    out = rms_norm(x, weight, 1e-6)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_tanh(dtype: torch.dtype) -> None:
+    x = (noise(1000) * 4).to(dtype)
+    wanted = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(gelu_tanh(x).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("patch", "mean", "std"),
+    [(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), (14, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))],
+)
+@pytest.mark.parametrize("size", [(2, 2), (3, 5)])
+def test_patches_equal_the_processors_bit_for_bit(
+    patch: int, mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int]
+) -> None:
+    image = picture(size[0] * patch * 2, size[1] * patch * 2)
+    means, stds = torch.tensor(mean) * 255.0, torch.tensor(std) * 255.0
+    normal = ((torch.from_numpy(image).float() - means) / stds).permute(2, 0, 1).numpy()
+    wanted, _, _ = Qwen2VLImageProcessorPil().patchify(normal, patch, 2, 2)
+    ours = patchify(torch.from_numpy(image), patch, 2, 2, means, stds, torch.float32)
+    assert np.array_equal(ours.numpy(), wanted)
+    assert torch.equal(patchify(torch.from_numpy(image), patch, 2, 2, means, stds, torch.bfloat16), ours.bfloat16())

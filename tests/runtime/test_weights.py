@@ -1,0 +1,113 @@
+"""Loading weights: what is missing, misshapen, damaged or left over is named; dummy weights need only the configuration."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from saccade.core.errors import CheckpointError
+from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
+from saccade.families.registry import load_spec
+from saccade.runtime.weights import load_net
+from tests.checkpoints import FamilyName, picture
+from tests.families.forwarding import CPU, Session, load
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint("qwen3_vl"), tmp_path / "model"))
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop("model.language_model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(CheckpointError, match=r"no file has the tensor language_model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.visual.blocks.0.attn.proj.weight": torch.zeros(48, 47)}))
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: tensor model\.visual\.blocks\.0\.attn\.proj\.weight is \[48, 47\].*\[48, 48\]"
+    ):
+        load(folder)
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not complete"):
+        load(folder)
+
+
+def test_a_shard_that_is_not_there_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("qwen3_vl", sharded=True), tmp_path / "model"))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"index\.json names files that are not there: model-00002"):
+        load(folder)
+
+
+def test_a_folder_without_weights_says_so(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors file"):
+        load(folder)
+
+
+def test_left_over_tensors_are_warned_of_and_harmless_ones_are_not(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.language_model.rotary_emb.inv_freq": torch.zeros(8)}))
+    with caplog.at_level(logging.WARNING):
+        load(folder)
+    assert not caplog.records
+    edit(folder, lambda tensors: tensors.update({"model.language_model.extra.weight": torch.zeros(8)}))
+    with caplog.at_level(logging.WARNING):
+        load(folder)
+    assert [record for record in caplog.messages if "1 tensors" in record and "language_model.extra.weight" in record]
+
+
+def test_names_of_every_age_mean_the_same() -> None:
+    for name in (
+        "model.layers.0.mlp.up_proj.weight",
+        "model.language_model.layers.0.mlp.up_proj.weight",
+        "language_model.model.layers.0.mlp.up_proj.weight",
+    ):
+        assert canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
+    assert canonical_name("model.visual.pos_embed.weight") == canonical_name("visual.pos_embed.weight") == "visual.pos_embed.weight"
+    assert canonical_name("lm_head.weight") == "lm_head.weight"
+
+
+def test_weights_are_converted_and_owned(folder: Path) -> None:
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    assert isinstance(net, QwenVLNet)
+    stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
+    (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
+    assert torch.equal(net.text.head.weight, stored.bfloat16())
+
+
+def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint("qwen3_vl", tie=True))
+    assert isinstance(net, QwenVLNet)
+    assert net.text.head.weight.data_ptr() == net.text.embedding.data_ptr()
+
+
+def test_dummy_weights_need_the_configuration_only(family: FamilyName, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copy(checkpoint(family) / "config.json", tmp_path)
+    spec = load_spec(tmp_path)
+    nets = [load_net(spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy", progress=False) for _ in range(2)]
+    image = picture(4 * spec.image_rules.factor, 4 * spec.image_rules.factor)
+    pad = spec.image_token_id  # type: ignore[attr-defined]
+    logits = [Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets]
+    assert logits[0].isfinite().all()
+    assert logits[0].std() > 0.1
+    assert torch.equal(*logits)
