@@ -42,14 +42,16 @@ class Server:
 
 
 @contextmanager
-def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Server]:
-    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, and must exit with 0 unless it was killed."""
+def serving(model: str | Path, folder: Path, *options: str, threads: int = 1) -> Iterator[Server]:
+    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, and must exit with 0 unless it was killed.
+
+    One engine thread unless told: tiny matrices gain nothing from more, and the machine is shared.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
-    # One thread each: tiny matrices gain nothing from more, and the machine is shared.
-    few = ("--media-workers", "1", "--threads", "1")
+    few = ("--media-workers", "1", "--threads", str(threads))
     command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", str(port), *few, *options]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
