@@ -164,6 +164,8 @@ class Intake:
         given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
         sampling = replace(self.defaults, **given)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=sampling.seed % 2**63)
+        if sampling.top_p == 0.0:  # the smallest set that holds nothing at all still holds the likeliest token
+            sampling = replace(sampling, top_p=1.0, top_k=1)
         if sampling.min_tokens > sampling.max_tokens:
             raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the answer may have: {sampling.max_tokens}", "min_tokens")
         for name, ids in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("stop_token_ids", sampling.stop_token_ids)):

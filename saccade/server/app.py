@@ -185,6 +185,11 @@ class _Endpoint:
             await self._handle(scope, receive, send)
         except ClientDisconnect:
             log.debug("a client has gone before its answer")
+        except RequestError:
+            raise
+        except Exception as bug:
+            log.exception("a request failed")
+            raise InternalError from bug
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -250,7 +250,7 @@ class Front:
             if self.state != "stopping":
                 log.error("%s", error.message)
             self._fail(self.reason if self.state == "failed" else error.message)
-        except Exception:
+        except Exception:  # nobody reads the engine's news any more
             log.exception("the front failed")
             self._fail("internal error: the front lost touch with the engine")
 
@@ -263,7 +263,12 @@ class Front:
             self._spawn(self._bring(key))
         for delta in news.deltas:
             if answer := self._answers.get(delta.id):
-                self._deliver(answer, delta)
+                try:
+                    self._deliver(answer, delta)
+                except Exception:  # one request's bug must not reach the others
+                    log.exception("an answer failed")
+                    self._tell(Abort(delta.id))
+                    self._end(answer, InternalError())
 
     def _deliver(self, answer: _Answer, delta: Delta) -> None:
         if delta.finish in ("error", "abort"):
@@ -292,7 +297,7 @@ class Front:
             self._tell(PixelsReady(key, await self.intake.media.pixels(key)))
         except RequestError as error:
             self._lack(key, error)
-        except Exception:
+        except Exception:  # the request must end all the same
             log.exception("a picture could not be brought to the engine")
             self._lack(key, InternalError())
 

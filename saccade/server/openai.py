@@ -186,7 +186,7 @@ def parse(body: bytes | bytearray, kind: type[R]) -> R:
 def _explain(message: str) -> InvalidRequest:
     """msgspec's words, with the field in `param` and the parameter named first."""
     at = _PATH.search(message)
-    text, path = (message[: at.start()], at.group(1)) if at else (message, "")
+    text, path = (message[: at.start()], at.group(1).replace("[...]", "")) if at else (message, "")
     field = _FIELD.match(text)
     if field:
         path = f"{path}.{field.group(1)}" if path else field.group(1)

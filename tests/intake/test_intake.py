@@ -134,6 +134,11 @@ def test_a_seed_is_drawn_when_none_is_given_and_kept_when_one_is() -> None:
     assert prepare(Ask((10,), {"seed": 5})).request.sampling.seed == 5
 
 
+def test_top_p_of_nothing_means_the_likeliest_token() -> None:
+    sampling = prepare(Ask((10,), {"top_p": 0.0, "top_k": 9})).request.sampling
+    assert (sampling.top_p, sampling.top_k) == (1.0, 1)
+
+
 def test_what_the_client_sets_wins_over_the_checkpoint() -> None:
     defaults = SamplingParams(temperature=0.7, top_p=0.8, repetition_penalty=1.05)
     sampling = prepare(Ask((10,), {"top_p": 0.5}), defaults).request.sampling

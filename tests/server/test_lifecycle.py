@@ -254,6 +254,14 @@ def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(capl
     assert "the front failed" in caplog.text
 
 
+def test_a_bug_in_one_answers_text_ends_that_answer_only(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    served.engine.reply = lambda request: ["no token"] if request.sampling.seed == 1 else [20]  # type: ignore[list-item]
+    broken = served.http.post("/v1/chat/completions", json={**BODY, "seed": 1})
+    assert (broken.status_code, broken.json()["error"]["code"]) == (500, "internal_error")
+    assert served.http.post("/v1/chat/completions", json={**BODY, "seed": 2}).status_code == 200
+    assert "an answer failed" in caplog.text
+
+
 def test_a_bug_in_an_answer_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as served:
         monkeypatch.setattr(served.front, "vocabulary", None)
