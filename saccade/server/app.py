@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +39,9 @@ log = logging.getLogger("saccade")
 
 OPEN_PATHS = frozenset({"/health", "/version"})
 """What answers without the API key."""
+
+BODY_PAUSE = 30.0
+"""Seconds that a client may pause while it sends a body."""
 
 T = TypeVar("T")
 
@@ -130,7 +133,7 @@ class _Api:
         announced = request.headers.get("content-length", "0")
         body, size = bytearray(), 0
         too_large = announced.isdigit() and int(announced) > limit
-        async for chunk in request.stream():
+        async for chunk in _steadily(request):
             size += len(chunk)
             too_large = too_large or size > limit
             if not too_large:
@@ -172,6 +175,20 @@ class _Api:
 
     async def version(self, _: Request) -> Response:
         return _json({"version": __version__})
+
+
+async def _steadily(request: Request) -> AsyncIterator[bytes]:
+    """The body's pieces. Raises InvalidRequest when they stop coming: a request that is being sent holds a permit."""
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_PAUSE):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise InvalidRequest(f"nothing more of the body has come for {BODY_PAUSE:g} seconds", code="timeout") from None
+        yield chunk
 
 
 class _Endpoint:

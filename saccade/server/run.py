@@ -53,6 +53,8 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=75,
+            # Those who outlast the draining are still sending their request: not worth the wait.
+            timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
         )
         super().__init__(config)
         self._front = front

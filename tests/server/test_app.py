@@ -11,8 +11,10 @@ import httpx
 import openai
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.core.messages import Submit
+from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import CACHED, CONTEXT
@@ -390,6 +392,13 @@ def test_metrics_count_requests_by_outcome_and_time_them(served: Served) -> None
     assert after["saccade_e2e_seconds_count"] == before["saccade_e2e_seconds_count"] + 2
     assert after["saccade_itl_seconds_count"] == before["saccade_itl_seconds_count"] + len(TOKENIZER.encode("Hello!"))
     assert after["saccade_requests_in_flight"] == 0
+
+
+def test_metrics_are_prometheus_text_with_every_declared_name(served: Served) -> None:
+    response = served.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    families = {family.name: family.type for family in text_string_to_metric_families(response.text)}
+    assert families == {metric.name.removesuffix("_total"): metric.kind for metric in DECLARED}
 
 
 def test_a_large_body_is_no_problem(served: Served) -> None:

@@ -76,14 +76,32 @@ def test_a_client_that_leaves_before_its_answer_frees_its_request(paused: Served
     assert paused.front.metrics.value("saccade_requests_total", outcome="abort") == aborts + 1
 
 
-def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> None:
+def start_sending(served: Served) -> socket.socket:
+    """A client that announces a body and never sends it."""
     host, port = served.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"
-        connection.sendall(head)
-        eventually(lambda: in_flight(served) == 1)
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
+    eventually(lambda: in_flight(served) == 1)
+    return connection
+
+
+def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> None:
+    start_sending(served).close()
     eventually(lambda: in_flight(served) == 0)
     assert served.engine.received == []
+
+
+def test_a_client_that_stops_sending_loses_its_permit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.server.app.BODY_PAUSE", 0.2)
+    with start_sending(served) as connection:
+        assert b"nothing more of the body has come for 0.2 seconds" in connection.recv(4096)
+    eventually(lambda: in_flight(served) == 0)
+
+
+def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end() -> None:
+    with serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.1)) as served, start_sending(served):
+        served.server.should_exit = True
+        eventually(lambda: in_flight(served) == 0)
 
 
 # ---- engines that die
