@@ -124,7 +124,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
         return _cut_at_mark(text, last) if continue_final_message else text
 
