@@ -18,11 +18,15 @@ from saccade.intake.slots import Slots
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One decode under way, from waiting for room to pixels in the arena. `askers` wait for its slot."""
+    """One decode under way, from waiting for room to pixels in the arena.
+
+    `askers` wait for its slot. `needed`: a request in flight may yet ask for it.
+    """
 
     job: Job
     task: asyncio.Task[PixelSlot]
     askers: int = 0
+    needed: bool = True
 
 
 class Decoders:
@@ -36,7 +40,9 @@ class Decoders:
 
     def ahead(self, key: ImageKey, job: Job) -> None:
         """Decode before anyone asks, unless that is under way, done, or would fill more of the arena than decoding ahead may."""
-        if key not in self._flights and key not in self._slots and job.nbytes <= self._slots.ahead_limit:
+        if key in self._flights:
+            self._flights[key].needed = True
+        elif key not in self._slots and job.nbytes <= self._slots.ahead_limit:
             self._launch(key, job)
 
     async def pixels(self, key: ImageKey, job: Job) -> PixelSlot:
@@ -63,7 +69,10 @@ class Decoders:
         """No request in flight needs this picture: forget its decode if nobody asked for it and no worker has begun."""
         self._slots.settle(key)
         flight = self._flights.get(key)
-        if flight is not None and flight.askers == 0 and not flight.job.running:
+        if flight is None:
+            return
+        flight.needed = False
+        if flight.askers == 0 and not flight.job.running:
             del self._flights[key]
             flight.task.cancel()
 
@@ -89,12 +98,13 @@ class Decoders:
             except BaseException:
                 self._slots.cancel(offset)
                 raise
-        finally:
-            flight = self._flights.get(key)
-            if flight is not None and flight.job is job:
+        except BaseException:
+            if key in self._flights and self._flights[key].job is job:  # not the flight of someone who came after a `drop`
                 del self._flights[key]
+            raise
+        flight = self._flights.pop(key)
         self._metrics.inc("saccade_images_decoded_total")
-        return self._slots.fill(key, offset, leases=flight.askers if flight is not None else 0)
+        return self._slots.fill(key, offset, leases=flight.askers, ahead=flight.needed and flight.askers == 0)
 
 
 def _look_at_error(task: asyncio.Task[PixelSlot]) -> None:

@@ -85,10 +85,10 @@ class Slots:
         self._arena.free(offset)
         self.admit()
 
-    def fill(self, key: ImageKey, offset: int, leases: int) -> PixelSlot:
-        """A reserved slot now holds the pixels of `key`; `leases` askers wait for them."""
+    def fill(self, key: ImageKey, offset: int, leases: int, ahead: bool = False) -> PixelSlot:
+        """A reserved slot now holds the pixels of `key`; `leases` askers wait for them, or they were decoded `ahead` of any."""
         job = self._writing.pop(offset)
-        entry = Entry(PixelSlot(offset, *job.size), leases, ahead=leases == 0)
+        entry = Entry(PixelSlot(offset, *job.size), leases, ahead)
         self._entries[key] = entry
         self._keys[offset] = key
         self._count_shipped(entry, leases)

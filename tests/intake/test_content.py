@@ -124,7 +124,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no height": (jpeg_header(0, 100), "cut short|nothing to see"),
     "gif 10,000 frames": (many_frames(), "60000 x 60000 px"),
     "jpeg of padding": (b"\xff\xd8" + b"\xff" * 2**22, "cut short"),
-    "png of empty chunks": (png(10, 10, b"", before=chunk(b"tEXt", b"") * 200_000)[: 2**21], "cut short"),
     "png of a text bomb": (png(10, 10, b"", before=chunk(b"zTXt", b"k\x00\x00" + zlib.compress(bytes(2**27), 9)) * 20), "cut short"),
     "gif of comments": (b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\x01 " * 2**21, "cut short"),
 }
@@ -144,3 +143,7 @@ def test_only_the_header_is_read() -> None:
     gif = many_frames().replace(struct.pack("<HH", 60000, 60000), struct.pack("<HH", 600, 600), 1)
     assert (probe(gif, LIMIT).height, probe(gif, LIMIT).frames) == (600, None)
     assert probe(bomb(13_000, 13_000), LIMIT).upright == (13_000, 13_000)
+    many_chunks = png(10, 10, b"", before=chunk(b"tEXt", b"") * 200_000)
+    begun = time.process_time()
+    assert probe(many_chunks, LIMIT).upright == (10, 10)
+    assert time.process_time() - begun < 1.0
