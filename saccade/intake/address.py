@@ -19,7 +19,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-CLOUD_METADATA = ipaddress.ip_address("168.63.129.16")  # Azure's; the others lie in ranges that are not global anyway
+# Cloud metadata at an address that looks public (Azure), and ranges that older Pythons take for global ones.
+REFUSED = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "64:ff9b:1::/48")))
 
 
 def is_public(address: Address) -> bool:
@@ -32,7 +33,7 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address.is_site_local:
             return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address == CLOUD_METADATA)
+    return address.is_global and not (address.is_multicast or address.is_reserved or any(address in network for network in REFUSED))
 
 
 async def resolve(host: str, port: int) -> list[str]:

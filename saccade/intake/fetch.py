@@ -104,7 +104,7 @@ class Fetcher:
         except TimeoutError:
             why = f"{shown} took longer than {self._options.fetch_timeout:g} s"
         except httpx.InvalidURL as error:
-            why = f"{shown} is not a valid URL: {error}"
+            raise ImageError(f"{shown} is not a valid URL: {error}", code="invalid_image_url") from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             why = f"{shown} cannot be fetched: {error or type(error).__name__}"
         else:
@@ -114,7 +114,7 @@ class Fetcher:
 
     async def _follow(self, url: httpx.URL) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            self._check_host(url)
+            self._check(url)
             answer = await self._get(url)
             if isinstance(answer, bytes):
                 return answer
@@ -140,9 +140,12 @@ class Fetcher:
                 self._check_size(len(body))
             return bytes(body)
 
-    def _check_host(self, url: httpx.URL) -> None:
+    def _check(self, url: httpx.URL) -> None:
+        """Whether this hop may be taken, as far as the URL itself tells."""
         if url.scheme not in ("http", "https") or not url.host:
             raise ImageError("the picture's URL redirects to something that is not http or https", code="image_address_refused")
+        if url.port is not None and not 0 < url.port < 1 << 16:
+            raise ImageError(f"{str(url)[:200]} is not a valid URL: its port is not below 65536", code="invalid_image_url")
         allowed = self._options.allowed_media_domains
         if allowed and not any(url.host == domain.lower() or url.host.endswith("." + domain.lower()) for domain in allowed):
             raise ImageError(
