@@ -19,6 +19,12 @@ class Part:
     shape: tuple[int, ...]
     index: tuple[slice, ...] = ()
 
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The shape of the slice."""
+        cut = (len(range(*index.indices(size))) for index, size in zip(self.index, self.shape))
+        return (*cut, *self.shape[len(self.index) :])
+
 
 class Weights(Protocol):
     """The tensors of one checkpoint."""

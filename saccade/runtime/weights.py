@@ -61,7 +61,10 @@ def load_net(
 
 
 class CheckpointWeights:
-    """The tensors of the *.safetensors files of a folder, under the family's canonical names. A context manager: it holds files open."""
+    """The tensors of the *.safetensors files of a folder, under the family's canonical names. A context manager: it owns a progress bar.
+
+    A file is mapped for one tensor at a time: what is mapped counts as this process's memory.
+    """
 
     def __init__(
         self, folder: Path, canonical_name: Callable[[str], str], dtype: torch.dtype, device: torch.device, *, progress: bool
@@ -70,8 +73,7 @@ class CheckpointWeights:
         self.device = device
         self._folder = folder
         files = _weight_files(folder)
-        self._opened = {path: _open(path) for path in files}
-        self._places = {canonical_name(name): (path, name) for path, file in self._opened.items() for name in file.keys()}  # noqa: SIM118
+        self._places = {canonical_name(name): (path, name) for path in files for name in _open(path).keys()}  # noqa: SIM118
         self._wanted: set[str] = set()
         total = sum(path.stat().st_size for path in files)
         self._bar = tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=not (progress and sys.stderr.isatty()))
@@ -81,16 +83,13 @@ class CheckpointWeights:
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
-        self._opened.clear()
 
     def load(self, *parts: Part) -> torch.Tensor:
-        pieces = [self._read(part) for part in parts]
-        rows = sum(piece.shape[0] for piece in pieces)
-        whole = torch.empty((rows, *pieces[0].shape[1:]), dtype=self.dtype, device=self.device)
-        start = 0
-        for piece in pieces:
-            whole[start : start + piece.shape[0]].copy_(piece)
-            start += piece.shape[0]
+        rows = [part.wanted[0] for part in parts]
+        whole = torch.empty((sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device)
+        for part, target in zip(parts, whole.split(rows)):
+            piece = self._read(part)
+            target.copy_(piece)
             self._bar.update(piece.nbytes)
         return whole
 
@@ -105,7 +104,7 @@ class CheckpointWeights:
             raise CheckpointError(f"{self._folder}: no file has the tensor {part.name}, which config.json asks for")
         path, name = self._places[part.name]
         try:
-            stored = self._opened[path].get_slice(name)
+            stored = _open(path).get_slice(name)
             shape = tuple(stored.get_shape())
             if shape != part.shape:
                 raise CheckpointError(f"{path}: tensor {name} is {list(shape)}, but config.json makes it {list(part.shape)}")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.families.qwen_vl.net import QwenVLNet
+from saccade.families.qwen_vl.vision import packs, window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from tests.checkpoints import FamilyName, Reference, picture
@@ -88,6 +90,29 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(family: FamilyName, che
     for image, embedding in zip(images, together, strict=True):
         torch.testing.assert_close(embedding, net.encode([image])[0], atol=1e-5, rtol=0.0)
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its storage"
+
+
+def test_what_depends_on_the_grid_alone_is_computed_once(checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint("qwen2_5_vl"))
+    assert isinstance(net, QwenVLNet)
+    image = torch.from_numpy(picture(56, 84))
+    net.encode([image, image])
+    net.encode([image, torch.from_numpy(picture(84, 56))])
+    assert (net.vision.grid_facts.cache_info().misses, net.vision.grid_facts.cache_info().hits) == (2, 2)
+
+
+def test_packs_keep_order_and_limit() -> None:
+    assert packs([300, 700, 40, 2000, 1, 1], 1024) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 6)]
+    assert packs([300, 700, 40], None) == [slice(0, 3)]
+    assert packs([], 1024) == []
+
+
+def test_windows_of_equal_size_stand_together() -> None:
+    order, lengths = window_order((1, 10, 6), merge=2, window=2)
+    assert lengths == (16, 16, 8, 8, 8, 4), "two full windows, three half ones, the corner"
+    assert sorted(order.tolist()) == list(range(15))
+    assert order[:4].tolist() == [0, 1, 3, 4]
+    assert order[-1] == 14
 
 
 def test_bfloat16_agrees_on_the_first_token(family: FamilyName, reference: Callable[..., Reference]) -> None:

@@ -155,13 +155,13 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        rms_eps=text.number("rms_norm_eps", default=1e-6 if variant == "qwen3_vl" else 1e-5),
         rope=_rope(variant, text, head_dim),
         context_length=text.integer("max_position_embeddings"),
         qkv_bias=variant != "qwen3_vl",
         qk_norm=variant == "qwen3_vl",
-        # Checkpoints saved before transformers 5 may say it of the text model only.
-        tied=config.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
+        # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
+        tied=config.flag("tie_word_embeddings") or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
     )
 
 
