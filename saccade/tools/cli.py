@@ -11,13 +11,26 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from saccade.tools.bench.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, Target, TextOptions
+from saccade.tools.options import (
+    DatasetOptions,
+    EvalName,
+    EvalOptions,
+    Load,
+    OutputOptions,
+    PictureOptions,
+    ProbeOptions,
+    RandomMM,
+    Target,
+    TextOptions,
+)
 
 Flat = Parameter(name="*")
 
-bench = App(
-    name="bench", help="Measure a server, and compare measurements.", default_parameter=Parameter(negative="", consume_multiple=True)
-)
+PLAIN = Parameter(negative="", consume_multiple=True)
+
+bench = App(name="bench", help="Measure a server, and compare measurements.", default_parameter=PLAIN)
+probe = App(name="probe", help="Find how many pictures one request may have before a server fails.", default_parameter=PLAIN)
+evaluation = App(name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN)
 
 
 @bench.command
@@ -38,5 +51,30 @@ def serve(
     run(Bench(target, load, data, pictures, text, random_mm, output))
 
 
-if __name__ == "__main__":
-    bench()
+@probe.default
+def run_probe(
+    *,
+    target: Annotated[Target, Flat] = Target(),
+    options: Annotated[ProbeOptions, Flat] = ProbeOptions(),
+) -> None:
+    """Send requests of 1, 2, 3 ... new pictures, for each resolution, up to the first failure."""
+    from saccade.tools.probe import probe as run
+
+    run(target, options)
+
+
+@evaluation.default
+def run_eval(
+    name: EvalName, /, *, target: Annotated[Target, Flat] = Target(), options: Annotated[EvalOptions, Flat] = EvalOptions()
+) -> None:
+    """Ask known questions and score the answers.
+
+    Parameters
+    ----------
+    name
+        ocr: drawn words and numbers. shapes: colours, shapes, counts, several pictures. ocrbench, mmmu: the published sets and rules.
+        consistency: the same questions cold, warm, batched, beside long prompts: are the answers the same?
+    """
+    from saccade.tools.eval.run import evaluate
+
+    evaluate(name, target, options)

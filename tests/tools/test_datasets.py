@@ -11,9 +11,9 @@ import pytest
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration, Maker, Recipe, build, parse_buckets, warmup
-from saccade.tools.bench.options import DatasetName, DatasetOptions, Load, PictureOptions, RandomMM, TextOptions
 from saccade.tools.bench.pictures import Picture, encode
 from saccade.tools.bench.workload import File, Session, Template, answer_message, prepare
+from saccade.tools.options import DatasetName, DatasetOptions, Load, PictureOptions, RandomMM, TextOptions
 
 SMALL = PictureOptions(image_resolution="64x48")
 

@@ -20,9 +20,9 @@ from saccade.tools.bench.datasets import Calibration
 from saccade.tools.bench.journal import read_runs
 from saccade.tools.bench.load import arrival_times
 from saccade.tools.bench.measure import Distribution
-from saccade.tools.bench.options import DatasetOptions, Load, OutputOptions, PictureOptions, Target, TextOptions
 from saccade.tools.bench.serve import Bench, Measured, calibrate, serve
 from saccade.tools.bench.table import notes, render
+from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, Target, TextOptions
 from tests.tools.server import Json, Script, ScriptedServer, texts
 
 TINY = PictureOptions(image_resolution="32x32", image_content="blank")
@@ -140,10 +140,8 @@ def test_the_same_command_sends_the_same_bytes(server: ScriptedServer) -> None:
 
 def test_headers_key_and_extra_fields_reach_the_server_and_the_key_no_file(server: ScriptedServer, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    target = Target(
-        base_url=server.url + "/v1/", api_key="secret-key", header=("X-Team=blue",), extra_request_body='{"top_k": 3}', trace=True
-    )
-    serve(Bench(target=target, load=Load(num_prompts=1), pictures=TINY, output=OutputOptions(quiet=True, output_file=path)))
+    target = Target(base_url=server.url + "/v1/", api_key="secret-key", header=("X-Team=blue",), extra_request_body='{"top_k": 3}')
+    serve(Bench(target=target, load=Load(num_prompts=1), pictures=TINY, output=OutputOptions(quiet=True, output_file=path, trace=True)))
     seen, body = server.seen.headers[-1], server.seen.streamed[-1]
     assert (seen["authorization"], seen["x-team"]) == ("Bearer secret-key", "blue")
     assert (body["top_k"], body["saccade"]) == (3, {"trace": True})

@@ -17,8 +17,9 @@ import aiohttp
 import msgspec
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.options import Target
+from saccade.tools.options import Target
 
+TIMEOUT = 600.0
 STREAM_END = b"[DONE]"
 
 
@@ -138,7 +139,7 @@ class Client:
 
     def __init__(self, target: Target) -> None:
         self.root = target.base_url.rstrip("/").removesuffix("/v1")
-        self._timeout = target.timeout
+        self._timeout = target.timeout or TIMEOUT
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
             timeout=aiohttp.ClientTimeout(total=None),

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.options import DatasetName, DatasetOptions, Load, PictureOptions, RandomMM, TextOptions
 from saccade.tools.bench.pictures import Dice, Picture, parse_resolution
 from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import File, Json, Part, Session, Turn
 from saccade.tools.eval.mmmu import load_questions
 from saccade.tools.eval.ocr import Reading, draw_reading
+from saccade.tools.options import DatasetName, DatasetOptions, Load, PictureOptions, RandomMM, TextOptions
 
 
 @dataclass(frozen=True, slots=True)

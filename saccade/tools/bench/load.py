@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.tools.bench.client import Client, Failure, Reply
-from saccade.tools.bench.options import Load
 from saccade.tools.bench.workload import Chat, Prepared, Template, answer_message
+from saccade.tools.options import Load
 
 TICK = 0.005  # seconds between two looks at the event loop's delay
 

@@ -157,9 +157,9 @@ def output_tokens(record: Record) -> int:
 
 
 def tpot(record: Record) -> float | None:
-    """None for an answer of one token."""
-    tokens = output_tokens(record)
-    return 1e3 * (record.reply.arrivals[-1] - record.reply.arrivals[0]) / (tokens - 1) if tokens > 1 else None
+    """None for an answer of one token, or of one event (tokens without text send none)."""
+    tokens, arrivals = output_tokens(record), record.reply.arrivals
+    return 1e3 * (arrivals[-1] - arrivals[0]) / (tokens - 1) if tokens > 1 and len(arrivals) > 1 else None
 
 
 def itls(record: Record) -> list[float]:

@@ -16,16 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.words import WORDS
-
-Content = Literal["random", "photo", "document", "blank"]
-Format = Literal["jpeg", "png", "webp"]
+from saccade.tools.options import Content, Format
 
 JPEG_QUALITY = 85
 

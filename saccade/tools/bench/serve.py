@@ -18,10 +18,10 @@ from saccade.tools.bench.datasets import Calibration, Recipe, build, warmup
 from saccade.tools.bench.journal import write_run
 from saccade.tools.bench.load import Record, Run, drive
 from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
-from saccade.tools.bench.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, Target, TextOptions
 from saccade.tools.bench.table import print_summary
 from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import Chat, Template, parse_extra, prepare
+from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, Target, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ async def measure(bench: Bench) -> Measured:
         model = bench.target.model or await client.model()
         calibration = await calibrate(client, model)
         recipe = Recipe(bench.data, bench.load, bench.pictures, bench.text, bench.random_mm, calibration)
-        template = Template.build(model, extra, not bench.text.disable_ignore_eos, bench.target.trace)
+        template = Template.build(model, extra, not bench.text.disable_ignore_eos, bench.output.trace)
         with _display(bench.output.quiet) as display:
             first = prepare(warmup(recipe))
             chats = prepare(build(recipe), display.drawn)

@@ -75,8 +75,7 @@ def grade(
         for future in as_completed(waiting):
             answers.append(future.result())
             if journal:
-                with journal.open("a") as file:
-                    file.write(json.dumps(asdict(answers[-1])) + "\n")
+                append(journal, asdict(answers[-1]))
             if told:
                 told(answers[-1])
     return summarise(name, answers)
@@ -88,6 +87,13 @@ def _ask(item: Item, sampler: Sampler) -> Answer:
     except SampleError as error:
         return Answer(item.id, item.group, item.expected, "", 0.0, str(error))
     return Answer(item.id, item.group, item.expected, text, item.score(text))
+
+
+def append(journal: Path, line: dict[str, Any]) -> None:
+    """Add a line, after ending one that a crash cut short."""
+    cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
+    with journal.open("a") as file:
+        file.write("\n" * cut + json.dumps(line) + "\n")
 
 
 def read_journal(path: Path) -> list[Answer]:

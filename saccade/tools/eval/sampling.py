@@ -53,6 +53,7 @@ class HttpSampler:
         try:
             name = model or client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+            client.close()
             raise ConfigError(f"{root}/v1/models: {error}; is the server running?") from None
         return HttpSampler(client, name, max_tokens, extra)
 

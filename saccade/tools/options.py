@@ -1,4 +1,4 @@
-"""What a user may set for `saccade bench serve`: each field is one option, the string below it its help.
+"""What a user may set for the tools: each field is one option, the string below it its help.
 
 Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that published commands carry over.
 """
@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Content, Format
 
+Content = Literal["random", "photo", "document", "blank"]
+Format = Literal["jpeg", "png", "webp"]
+
+EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency"]
 DatasetName = Literal["image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"]
 
 
@@ -29,10 +32,8 @@ class Target:
     """More headers, as NAME=VALUE."""
     extra_request_body: str = "{}"
     """JSON object merged into every request body."""
-    timeout: float = 600.0
-    """Seconds that one request may take."""
-    trace: bool = False
-    """Ask a Saccade server where each picture was found (other servers refuse the field)."""
+    timeout: float | None = None
+    """Seconds that one request may take. Derived: 600; for probe 120."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,62 @@ class OutputOptions:
     """Name of what is measured, for reports. Derived: the model's name."""
     goodput: tuple[str, ...] = ()
     """Bounds in ms that a good request keeps, as ttft:500 tpot:50 e2el:3000."""
+    trace: bool = False
+    """Ask a Saccade server where each picture was found (other servers refuse the field)."""
     save_text: bool = False
     """Keep every answer's text in the output file."""
     quiet: bool = False
     """Print no progress and no tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """How far to climb."""
+
+    resolutions: tuple[str, ...] = ("720p", "1080p", "1440p")
+    """Picture sizes to probe, one after another."""
+    max_images: int = 64
+    """Most pictures in one request."""
+    step: int = 1
+    """Pictures added from one request to the next."""
+    image_content: Content = "photo"
+    """What the pictures show: random (noise), photo, document, blank."""
+    image_format: Format = "jpeg"
+    """File format of the pictures."""
+    max_tokens: int = 1
+    """Tokens of each answer."""
+    seed: int = 1
+    """Decides the pictures."""
+    output_file: Path | None = None
+    """Write every request here, as JSON lines."""
+    plot: Path | None = None
+    """Write a PNG of TTFT by pictures here."""
+    quiet: bool = False
+    """Print no table."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_images >= 1, "--max-images", self.max_images, "at least 1")
+        _require(self.step >= 1, "--step", self.step, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """What is asked."""
+
+    num_prompts: int | None = None
+    """Questions to ask. Derived: 200; of ocrbench and mmmu all."""
+    concurrency: int = 4
+    """Questions in flight."""
+    seed: int = 0
+    """First seed of drawn questions (ocr, shapes, consistency)."""
+    dataset_path: str | None = None
+    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the published data set on the hub."""
+    max_tokens: int | None = None
+    """Longest answer. Derived: 48; for mmmu 1024."""
+    output_file: Path | None = None
+    """Every answer, as JSON lines. If the file exists, questions answered in it are not asked again."""
+    quiet: bool = False
+    """Print no progress and no table."""
 
 
 def _require(right: bool, option: str, value: object, allowed: str) -> None:
