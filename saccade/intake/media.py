@@ -39,8 +39,8 @@ from saccade.intake.slots import Slots
 REMEMBERED_HEADERS = 1 << 16
 REMEMBERED_CONFIRMED = 1 << 16
 
-INLINE_BYTES = 1 << 18
-"""Bytes hashed on the event loop (0.05 ms); more go to a thread."""
+INLINE_BYTES = 1 << 20
+"""Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 
 
 DEFAULT_BUDGET = Budget()

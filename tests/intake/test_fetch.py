@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import hishel
 import pytest
 
 from saccade.core.config import MediaOptions
@@ -18,15 +19,16 @@ from saccade.core.metrics import Metrics
 from saccade.intake import address
 from saccade.intake.address import Resolve, is_public, resolve
 from saccade.intake.fetch import Fetcher
+from saccade.intake.http_cache import Answer, HTTPCache
 
-Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 PICTURE = bytes(range(256)) * 20
 
 
 class Origin:
     """A small HTTP server on loopback that counts connections and requests."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Handler) -> None:
         self.answer = answer
         self.connections = 0
         self.requests: list[str] = []
@@ -47,7 +49,7 @@ class Origin:
 
 
 @asynccontextmanager
-async def origin(answer: Answer, host: str = "127.0.0.1") -> AsyncIterator[Origin]:
+async def origin(answer: Handler, host: str = "127.0.0.1") -> AsyncIterator[Origin]:
     made = Origin(answer)
     server = await asyncio.start_server(made.serve, host, 0)
     made.url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
@@ -240,6 +242,64 @@ def test_a_slow_drip_ends_at_the_total_limit() -> None:
         async with origin(drip) as server, fetcher(fetch_timeout=0.3) as (fetch, _):
             with pytest.raises(ImageError, match=r"took longer than 0\.3 s"):
                 await fetch.fetch(server.url, "")
+
+    asyncio.run(scenario())
+
+
+def test_pictures_are_kept_as_their_servers_allow() -> None:
+    async def scenario() -> None:
+        def send(writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str) -> None:
+            lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+
+        async def kept(path: str, writer: asyncio.StreamWriter) -> None:
+            if path == "/tagged" and 'if-none-match: "a"' in server.requests[-1].lower():
+                send(writer, "304 Not Modified", b"", 'ETag: "a"', "Cache-Control: no-cache")
+            elif path == "/moved":
+                send(writer, "301 Moved", b"", "Location: /fresh", "Cache-Control: max-age=60")
+            elif path == "/gone":
+                send(writer, "404 Not Found", b"", "Cache-Control: max-age=60")
+            else:
+                rule = {"/fresh": "max-age=60", "/secret": "no-store", "/private": "private, max-age=60"}.get(path, "no-cache")
+                send(writer, "200 OK", PICTURE, f"Cache-Control: {rule}", 'ETag: "a"')
+
+        async with origin(kept) as server, fetcher() as (fetch, metrics):
+            for path, gets, bodies in (("/fresh", 1, 1), ("/tagged", 3, 1), ("/secret", 3, 3), ("/private", 3, 3)):
+                server.requests.clear()
+                before = metrics.value("saccade_images_fetched_total")
+                for _ in range(3):
+                    assert await fetch.fetch(server.url + path, "") == PICTURE
+                assert (path, len(server.requests)) == (path, gets)
+                assert (path, metrics.value("saccade_images_fetched_total") - before) == (path, bodies)
+            server.requests.clear()
+            for _ in range(3):
+                assert await fetch.fetch(f"{server.url}/moved", "") == PICTURE
+            assert [line.split()[1] for line in server.requests] == ["/moved"]
+            for _ in range(2):
+                with pytest.raises(ImageError, match="answers 404"):
+                    await fetch.fetch(f"{server.url}/gone", "")
+            assert len(server.requests) == 3, "failures are not remembered"
+            await fetch.fetch(f"{server.url}/fresh", "tenant")
+            assert len(server.requests) == 4, "tenants share nothing"
+
+    asyncio.run(scenario())
+
+
+def test_kept_pictures_are_bounded_by_bytes() -> None:
+    async def scenario() -> None:
+        sent: list[str] = []
+        cache = HTTPCache(250)
+
+        async def get(url: str) -> None:
+            async def send(headers: hishel.Headers) -> Answer:
+                sent.append(url)
+                return Answer(200, hishel.Headers({"cache-control": "max-age=60"}), bytes(100))
+
+            assert (await cache.get(url, "", hishel.Headers({}), send)).body == bytes(100)
+
+        for url in ("http://a/1", "http://a/2", "http://a/1", "http://a/3", "http://a/1", "http://a/2"):
+            await get(url)
+        assert [url[-1] for url in sent] == ["1", "2", "3", "2"], "the least recently used made room"
 
     asyncio.run(scenario())
 
