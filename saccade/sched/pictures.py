@@ -82,6 +82,12 @@ class Pictures:
         """Pixels will not come."""
         self._asked.discard(key)
 
+    def yield_all(self) -> list[PixelSlot]:
+        """All pixels that have arrived, as if they never had."""
+        slots = list(self._arrived.values())
+        self._arrived.clear()
+        return slots
+
     def take(self, key: ImageKey) -> PixelSlot:
         """The pixels, for an `Encode`; `encoded` ends the hold."""
         return self._arrived.pop(key)

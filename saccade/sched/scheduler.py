@@ -86,6 +86,7 @@ class Scheduler:
         self._pictures = Pictures(limits.look_ahead)
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
+        self._starved = False  # the arena was too small for all that was asked for: take any step that pixels allow
         self._refused: tuple[Sequence, int] | None = None  # who did not fit, and how many pages could be had then
         self._flight: tuple[int, Draft] | None = None  # planned, not yet applied
 
@@ -142,6 +143,16 @@ class Scheduler:
         needy = [s for s in self._pictures.needed_by(key) if s.state is State.RUNNING or s.last_use[key] > self._cached(s)]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
+    def yield_pixels(self) -> list[PixelSlot]:
+        """Give back all pixels that are held, to be asked for again; legal at any time.
+
+        For when the arena is full, a picture that was asked for finds no room, and `plan` is empty: then what is held is of no use yet.
+        """
+        self._starved = True
+        for sequence in self.waiting:
+            sequence.blocked = None
+        return self._pictures.yield_all()
+
     def take_notices(self) -> Notices:
         """What the front should hear, once."""
         return self._pictures.take_notices()
@@ -161,11 +172,15 @@ class Scheduler:
         self._closing = []
         if not plan.empty:
             self.counts.steps += 1
+            self._starved = False
             self._flight = (plan.step, draft)
         return plan
 
     def _continue_running(self, draft: Draft) -> None:
-        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before them."""
+        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before them.
+
+        The youngest of all, if it cannot even decode, steps back too: it would keep pages and token budget from an older one.
+        """
         size = self.pool.page_size
         for sequence in tuple(self.running):
             if sequence.state is not State.RUNNING:
@@ -174,6 +189,8 @@ class Scheduler:
                 self._prefill(sequence, draft)
             elif sequence.computed < len(sequence.pages) * size or self._claim(sequence, sequence.computed + 1) > sequence.computed:
                 draft.decode(sequence)
+            else:
+                self._preempt(sequence)
 
     def _admit_waiting(self, draft: Draft) -> None:
         """First come, first served for slots and pages; who only waits for pixels, or for an older twin's prefix, is passed over."""
@@ -187,7 +204,8 @@ class Scheduler:
             path = self.prefix.find(sequence.content) if self.prefix else []
             start = len(path) * self.pool.page_size
             end, missing = self._reach(sequence, start, draft)
-            sequence.blocked = missing[0] if missing and end - start < self.limits.worthwhile else None
+            short = end == start or (end - start < self.limits.worthwhile and not self._starved)
+            sequence.blocked = missing[0] if missing and short else None
             if end == start or sequence.blocked is not None or self._twin_ahead(sequence, start):
                 continue
             if not self._fits(sequence, path):

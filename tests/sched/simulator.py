@@ -220,6 +220,9 @@ class Simulation:
         self.wanted.pop(key, None)
         self._free(self.scheduler.pixels_ready(key, slot))
 
+    def yield_pixels(self) -> None:
+        self._free(self.scheduler.yield_pixels())
+
     def fail_pixels(self, key: ImageKey) -> None:
         self.wanted.pop(key, None)
         self.take(self.scheduler.pixels_failed(key, "cannot be decoded"))

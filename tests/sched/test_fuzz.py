@@ -38,6 +38,7 @@ class Chaos:
         self.names = rng.choice([0, 2, 6])
         self.patience = rng.choice([0.1, 0.5, 1.0])
         self.harm = rng.choice([0.0, 0.02, 0.1])
+        self.arena = rng.choice([1, 2, 100])  # pictures
 
     def happen(self) -> None:
         rng, sim = self.rng, self.simulation
@@ -47,13 +48,15 @@ class Chaos:
         for key in list(sim.wanted):
             if rng.random() < self.harm / 4:
                 sim.fail_pixels(key)
+            elif len(sim.worker.pixels) == self.arena:
+                break
             elif rng.random() < self.patience:
                 sim.send_pixels(key)
         if sim.alive and rng.random() < self.harm:
             sim.abort(rng.choice(sorted(sim.alive)))
         if sim.alive and rng.random() < 0.1:
             request = sim.alive[rng.choice(sorted(sim.alive))]
-            for image in request.images:
+            for image in request.images[: self.arena - len(sim.worker.pixels)]:
                 sim.send_pixels(image.key)
         sim.check()
 
@@ -66,8 +69,10 @@ class Chaos:
             if self.rng.random() < 0.3:
                 self.happen()
             sim.finish(plan)
-            silent = silent + 1 if plan.empty and not self.left and not sim.wanted else 0
-            assert silent < 50, "deadlock: requests are alive, no pixels are awaited, and no plan comes"
+            if plan.empty and sim.wanted and len(sim.worker.pixels) == self.arena:
+                sim.yield_pixels()
+            silent = silent + 1 if plan.empty and not self.left else 0
+            assert silent < 500, "deadlock: requests are alive, and no plan comes"
         assert not sim.plan().empty or sim.scheduler.idle
         sim.check_end()
 

@@ -374,6 +374,31 @@ def test_a_picture_larger_than_the_embedding_budget_is_served() -> None:
     assert sim.worker.encoded.total() == 4
 
 
+def test_pixels_are_given_back_for_a_picture_that_finds_no_room() -> None:
+    sim = simulation()
+    first, second = picture(1, 20), picture(2, 20)
+    id = sim.add(gallery(sim, first, second))
+    assert sim.plan().empty
+    sim.send_pixels(second.key)
+    assert sim.plan().empty
+    sim.yield_pixels()
+    assert sim.worker.pixels == {}
+    sim.send_pixels(first.key)
+    plan = sim.plan()
+    assert [encode.key for encode in plan.encode] == [first.key], "with the arena full, a short chunk is better than none"
+    sim.finish(plan)
+    sim.run()
+    assert sim.deltas[id][-1].finish == "length" and sim.asked == {first.key: 1, second.key: 2}
+
+
+def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:
+    sim = simulation(limits(chunk_tokens=1), pages=22, page_size=1, prefix=False)
+    old = sim.add(gallery(sim, picture(1, 1), before=9, tail=1))
+    young = add_text(sim, 9, first=9, max_tokens=12)
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in (old, young)] == ["length", "length"]
+
+
 def test_pictures_beyond_the_embedding_budget_take_turns() -> None:
     sim = simulation(embedding_tokens=100, prefix=False)
     images = [picture(n, 50) for n in range(1, 7)]
