@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.demo.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
-from saccade.demo.draw import COLOURS, SHAPES, Scene, draw_size, glyphs, render, training_fonts
+from saccade.demo.draw import COLOURS, SHAPES, Scene, draw_page, draw_size, glyphs, lines, render, training_fonts
 from saccade.demo.tasks import LETTERS, SCENES, Draw, Level, Task, Turn, conversation, small_talk
 from saccade.demo.tokenizer import SPECIAL, build_tokenizer
 
@@ -92,17 +92,21 @@ def label_cells(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
     """Labels of one picture on a grid of rows x cols cells: characters, shapes, colours, centres."""
     across, down = cols * FACTOR / scene.width, rows * FACTOR / scene.height
     characters = np.zeros((rows * 2, cols * 4), dtype=np.int64)
-    if scene.text is not None:
-        for glyph in glyphs(scene.text):
+    for text in lines(scene):
+        slots_y, slots_x = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 4)[None, :] + 0.5) * 8
+        for glyph in glyphs(text):
+            covered = (np.abs(slots_y - glyph.y * down) < glyph.height * down / 2) & (
+                np.abs(slots_x - glyph.x * across) < glyph.width * across / 2
+            )
             y, x = int(glyph.y * down // 16), int(glyph.x * across // 8)
-            if 0 <= y < rows * 2 and 0 <= x < cols * 4:
-                characters[y, x] = 1 + CHARACTERS.index(glyph.char.lower())
+            covered[min(max(y, 0), rows * 2 - 1), min(max(x, 0), cols * 4 - 1)] = True
+            characters[covered] = 1 + CHARACTERS.index(glyph.char.lower())
     shapes, colours, centres = (np.zeros((rows * 2, cols * 2), dtype=np.int64) for _ in range(3))
     ys, xs = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 2)[None, :] + 0.5) * 16
     for thing in scene.shapes:
-        x, y = thing.x * across, thing.y * down
-        inside = np.hypot((xs - x) / across, (ys - y) / down) <= 0.9 * thing.radius
-        row, col = min(int(y // 16), rows * 2 - 1), min(int(x // 16), cols * 2 - 1)
+        centre_x, centre_y = thing.x * across, thing.y * down
+        inside = np.hypot((xs - centre_x) / across, (ys - centre_y) / down) <= 0.9 * thing.radius
+        row, col = min(int(centre_y // 16), rows * 2 - 1), min(int(centre_x // 16), cols * 2 - 1)
         inside[row, col] = True
         shapes[inside] = 1 + SHAPES.index(thing.kind)
         colours[inside] = 1 + COLOUR_NAMES.index(thing.colour)
@@ -126,7 +130,9 @@ def _encode(text: str) -> tuple[int, ...]:
 
 def render_prompt(turn: Turn, first_picture: int, text_first: bool = False) -> str:
     """A turn as the chat template renders it, up to where the answer begins; pictures count from `first_picture`."""
-    labels = "".join(f"Picture {k}: <|vision_start|><|image_pad|><|vision_end|>" for k in range(first_picture, first_picture + len(turn.pictures)))
+    labels = "".join(
+        f"Picture {k}: <|vision_start|><|image_pad|><|vision_end|>" for k in range(first_picture, first_picture + len(turn.pictures))
+    )
     content = turn.question + labels if text_first else labels + turn.question
     return f"<|im_start|>user\n{content}{END}\n<|im_start|>assistant\n"
 
@@ -248,6 +254,13 @@ def _stack_pictures(
     return pixels, labels
 
 
+def _page_or_scene(draw: Draw, size: tuple[int, int], letters: str) -> Scene:
+    if draw.rng.random() < 0.7:
+        return draw_page(draw.rng, size, draw.fonts, letters, min(draw.level.text, 120))
+    kind = draw.rng.choices(("number", "word", "shapes", "count"), (2, 2, 1, 1))[0]
+    return SCENES[kind](draw, size)
+
+
 def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
     """Single pictures of one grid for the first stage: uint8 [N, H, W, 3] and the labels of their cells."""
     rng = random.Random(seed)
@@ -255,8 +268,8 @@ def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
     width, height = draw_size(rng, 96, mix.largest)
     grid = (round(height / FACTOR), round(width / FACTOR))
     count = max(4, min(2 * mix.rows, mix.patches // (4 * grid[0] * grid[1])))
-    kinds = rng.choices(("number", "word", "shapes", "count"), (3, 4, 3, 2), k=count)
-    scenes = [[SCENES[kind](draw, _size_for(rng, grid))] for kind in kinds]
+    letters = LETTERS + LETTERS.upper() + 4 * "0123456789"
+    scenes = [[_page_or_scene(draw, _size_for(rng, grid), letters)] for _ in range(count)]
     pixels, labels = _stack_pictures(rng, scenes, [grid])
     return pixels[0], labels[0]
 
@@ -268,9 +281,17 @@ def draw_batch(seed: str, mix: Mix) -> Batch:
     grids = _draw_grids(rng, mix)
     cells = sum(rows * cols for rows, cols in grids)
     count = max(4, min(mix.rows, mix.patches // (4 * cells)))
+    # The same number of turns for all, so that little is padded. Text alone is asked for mostly once: a second answer is a copy.
+    weights: tuple[float, ...] | None = None
+    turns = rng.randint(2, 4)
+    if len(grids) == 1:
+        reading = rng.random() < 0.45
+        weights = (3, 2.5, 0, 0) if reading else (0, 0, 4, 3)
+        turns = (1 if rng.random() < 0.75 else 2) if reading else turns
     tasks, token_rows = [], []
     for _ in range(count):
-        task = _with_small_talk(rng, conversation(draw, [_size_for(rng, grid) for grid in grids], turns=(2, 4)))
+        sizes = [_size_for(rng, grid) for grid in grids]
+        task = _with_small_talk(rng, conversation(draw, sizes, (turns, turns), weights))
         system = "You are a helpful assistant." if rng.random() < 0.04 else ""
         tasks.append(task)
         token_rows.append(tokenise(task, grids, system, text_first=rng.random() < 0.2))

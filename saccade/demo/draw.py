@@ -94,15 +94,18 @@ class Scene:
     text: Text | None = None
     noise: int = 0  # 0 none, else the strength of a fixed grain
     smooth: bool = True  # antialiased edges
+    page: tuple[Text, ...] = ()  # further lines; only the first stage of training draws any
 
 
 @dataclass(frozen=True)
 class Glyph:
-    """Where one character stands: its centre, in pixels."""
+    """Where one character stands: its centre and size, in pixels."""
 
     char: str
     x: float
     y: float
+    width: float
+    height: float
 
 
 # Fonts
@@ -145,12 +148,25 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size)
 
 
+@lru_cache(maxsize=4096)
+def _advance(font: str, char: str) -> float:
+    """Width of a character per pixel of font size."""
+    return load_font(font, 100).getlength(char) / 100
+
+
+def lines(scene: Scene) -> tuple[Text, ...]:
+    """Every line of text in the scene."""
+    return scene.page if scene.text is None else (scene.text, *scene.page)
+
+
 def glyphs(text: Text) -> list[Glyph]:
-    """The centre of every character of a drawn line."""
-    font = load_font(text.font, text.size)
-    edges = [text.x + font.getlength(text.text[:end]) for end in range(len(text.text) + 1)]
+    """The place of every character of a drawn line."""
+    edges = [text.x]
+    for char in text.text:
+        edges.append(edges[-1] + _advance(text.font, char) * text.size)
     middle = text.y - 0.35 * text.size
-    return [Glyph(char, (edges[i] + edges[i + 1]) / 2, middle) for i, char in enumerate(text.text)]
+    height = 0.7 * text.size
+    return [Glyph(char, (edges[i] + edges[i + 1]) / 2, middle, edges[i + 1] - edges[i], height) for i, char in enumerate(text.text)]
 
 
 # Drawing
@@ -166,8 +182,7 @@ def render(scene: Scene) -> Image.Image:
         _draw_shape(draw, shape, scale)
     if scale > 1:
         image = image.reduce(scale)
-    if scene.text is not None:
-        text = scene.text
+    for text in lines(scene):
         ImageDraw.Draw(image).text((text.x, text.y), text.text, fill=text.rgb, font=load_font(text.font, text.size), anchor="ls")
     if scene.noise:
         grain = _grain(scene.width, scene.height, scene.noise)
@@ -271,12 +286,12 @@ def draw_background(rng: random.Random, avoid: Sequence[RGB] = ()) -> tuple[RGB,
             return base, shade
 
 
-def draw_text_scene(rng: random.Random, text: str, size: tuple[int, int], fonts: Sequence[str]) -> Scene:
-    """One line of text, in a random font, size, colour and place; the line always fits into the picture."""
+def draw_text_scene(rng: random.Random, text: str, size: tuple[int, int], fonts: Sequence[str], largest: float = math.inf) -> Scene:
+    """One line of text, in a random font, size (at most `largest` px), colour and place; it always fits into the picture."""
     width, height = size
     name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
     unit = load_font(name, 100).getlength(text) / 100  # line width per pixel of font size
-    largest = max(MIN_FONT, min(0.92 * width / unit, 0.75 * height))
+    largest = max(MIN_FONT, min(0.92 * width / unit, 0.75 * height, largest))
     font_size = round(math.exp(rng.uniform(math.log(MIN_FONT), math.log(largest))))
     font = load_font(name, font_size)
     left, top, right, bottom = font.getbbox(text, anchor="ls")
@@ -322,9 +337,7 @@ def draw_shapes_scene(rng: random.Random, things: Sequence[tuple[str, str]], siz
     return Scene(width, height, background, shade, shapes, None, _draw_noise(rng), rng.random() < 0.7)
 
 
-def _place(
-    rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool
-) -> list[tuple[float, float, float]] | None:
+def _place(rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool) -> list[tuple[float, float, float]] | None:
     """Centres and radii without overlap, or None when this try has no room."""
     side = min(width, height)
     largest = max(MIN_RADIUS + 1.0, side * {1: 0.44, 2: 0.3, 3: 0.24}.get(count, 0.42 / math.sqrt(count)))
@@ -343,6 +356,56 @@ def _place(
             if len(places) == count:
                 return places
     return None
+
+
+def draw_page(rng: random.Random, size: tuple[int, int], fonts: Sequence[str], letters: str, largest: float) -> Scene:
+    """A picture full of short random lines and coloured shapes, none upon another: the first stage of training learns to see on it."""
+    width, height = size
+    background, shade = draw_background(rng)
+    taken: list[tuple[float, float, float, float]] = []
+    texts: list[Text] = []
+    shapes: list[Shape] = []
+    for _ in range(40):
+        if rng.random() < 0.3:
+            radius = math.exp(rng.uniform(math.log(MIN_RADIUS), math.log(min(60.0, 0.3 * min(size)))))
+            x, y = rng.uniform(radius, width - radius), rng.uniform(radius, height - radius)
+            colour = rng.choice(list(COLOURS))
+            rgb = draw_colour(rng, colour)
+            if min(_distance(rgb, background), _distance(rgb, shade)) > 95 and _free(
+                taken, (x - radius, y - radius, x + radius, y + radius)
+            ):
+                shapes.append(Shape(rng.choice(SHAPES), colour, rgb, x, y, radius, rng.uniform(-0.2, 0.2)))
+            continue
+        name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
+        text = "".join(rng.choice(letters) for _ in range(rng.randint(1, 6)))
+        high = max(MIN_FONT + 1.0, min(largest, 0.6 * height, 0.9 * width / (0.6 * len(text))))
+        font_size = round(math.exp(rng.uniform(math.log(MIN_FONT), math.log(high))))
+        length, above, below = sum(_advance(name, char) for char in text) * font_size, 0.76 * font_size, 0.24 * font_size
+        x, y = rng.uniform(1, width - 1 - length), rng.uniform(above, height - below)
+        if length < width - 2 and _free(taken, (x, y - above, x + length, y + below)):
+            texts.append(Text(text, name, font_size, _contrasting(rng, background, shade), x, y))
+    return Scene(width, height, background, shade, tuple(shapes), None, _draw_noise(rng), rng.random() < 0.7, tuple(texts))
+
+
+def _free(taken: list[tuple[float, float, float, float]], box: tuple[float, float, float, float]) -> bool:
+    """Whether the box (left, top, right, bottom) touches none that is taken; if so it is taken now."""
+    left, top, right, bottom = box
+    if any(left < box[2] + 2 and box[0] - 2 < right and top < box[3] + 2 and box[1] - 2 < bottom for box in taken):
+        return False
+    taken.append(box)
+    return True
+
+
+def _contrasting(rng: random.Random, *edges: RGB) -> RGB:
+    """A colour that differs from every edge by at least 80 levels of luminance."""
+    while True:
+        rgb = (
+            draw_colour(rng, rng.choice(list(COLOURS)))
+            if rng.random() < 0.5
+            else (rng.randint(0, 255), rng.randint(0, 255), rng.randint(0, 255))
+        )
+        if all(abs(_luminance(rgb) - _luminance(edge)) > 80 for edge in edges):
+            return rgb
 
 
 def _draw_noise(rng: random.Random) -> int:

@@ -102,7 +102,7 @@ def score_skill(ask: Ask, skill: str, seeds: Sequence[int], fonts: tuple[str, ..
 
 def font_sets() -> dict[str, tuple[str, ...]]:
     """The fonts of the three rows of reading: Pillow's own, all training fonts, and fonts never trained on."""
-    sets = {"default": (DEFAULT_FONT,)}
+    sets: dict[str, tuple[str, ...]] = {"default": (DEFAULT_FONT,)}
     if len(training_fonts()) > 1:
         sets["varied"] = training_fonts()
     unseen = tuple(name for name in installed_fonts() if name in HELD_OUT_FONTS)

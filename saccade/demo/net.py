@@ -10,11 +10,14 @@ a still picture is folded into the patch weights; positions are made once per gr
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import Qwen3VLForConditionalGeneration
+
+Model = Any
+"""transformers' Qwen3VLForConditionalGeneration; its modules are too loosely typed to be checked."""
 
 
 @lru_cache(maxsize=1024)
@@ -69,14 +72,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def _merge(merger: nn.Module, x: Tensor) -> Tensor:
+def _merge(merger: Any, x: Tensor) -> Tensor:
     """[N, patches, D] -> [N, cells, out]"""
     cells = (x.shape[0], x.shape[1] // 4, merger.hidden_size)
     x = merger.norm(x.reshape(cells)) if merger.use_postshuffle_norm else merger.norm(x).reshape(cells)
     return merger.linear_fc2(F.gelu(merger.linear_fc1(x)))
 
 
-def encode_pictures(model: Qwen3VLForConditionalGeneration, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
+def encode_pictures(model: Model, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
     """uint8 [N, H, W, 3] -> embeddings [N, cells, D] and the deepstack features, each [N, cells, D]."""
     tower = model.model.visual
     weight = tower.patch_embed.proj.weight  # [D, 3, 2, 16, 16]
@@ -88,7 +91,7 @@ def encode_pictures(model: Qwen3VLForConditionalGeneration, pixels: Tensor) -> t
     heads = tower.config.num_heads
     head = tower.config.hidden_size // heads
     cos, sin = _vision_rotary(rows, cols, head, dtype)
-    deepstack = []
+    deepstack: list[Tensor] = []
     for layer, block in enumerate(tower.blocks):
         qkv = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, head)).permute(2, 0, 3, 1, 4)
         q, k = _rotate(qkv[0] * head**-0.5, cos, sin), _rotate(qkv[1], cos, sin)
@@ -99,7 +102,7 @@ def encode_pictures(model: Qwen3VLForConditionalGeneration, pixels: Tensor) -> t
     return _merge(tower.merger, x), deepstack
 
 
-def _norm(norm: nn.Module, x: Tensor) -> Tensor:
+def _norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
@@ -116,7 +119,7 @@ def _text_rotary(positions: Tensor, head: int, sections: list[int], dtype: torch
 
 
 def read_tokens(
-    model: Qwen3VLForConditionalGeneration,
+    model: Model,
     tokens: Tensor,
     positions: Tensor,
     rows: Tensor,
@@ -150,6 +153,6 @@ def read_tokens(
     return _norm(text.norm, x)
 
 
-def logits(model: Qwen3VLForConditionalGeneration, hidden: Tensor) -> Tensor:
+def logits(model: Model, hidden: Tensor) -> Tensor:
     """[R, D] -> float32 [R, vocabulary]"""
     return F.linear(hidden, model.model.language_model.embed_tokens.weight).float()

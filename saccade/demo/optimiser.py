@@ -36,13 +36,15 @@ class Optimiser:
         self.masters = {name: weight.detach().float().clone() for name, weight in self.weights.items()}
         self.gradients = {name: torch.zeros_like(master) for name, master in self.masters.items()}
         self.first = {name: torch.zeros_like(master) for name, master in self.masters.items()}
+        # (rows, columns) -> names; the patch embedding counts as a matrix of flattened patches
         self.matrices: dict[tuple[int, int], list[str]] = {}
         for name, weight in self.weights.items():
-            if weight.dim() == 2 and "embed" not in name and not name.startswith("head"):
-                self.matrices.setdefault((weight.shape[0], weight.shape[1]), []).append(name)
+            if weight.dim() > 2 or (weight.dim() == 2 and "embed" not in name and not name.startswith("head")):
+                self.matrices.setdefault((weight.shape[0], weight[0].numel()), []).append(name)
         in_muon = {name for names in self.matrices.values() for name in names}
         self.others = [name for name in self.weights if name not in in_muon]
         self.second = {name: torch.zeros_like(self.masters[name]) for name in self.others}
+        self.touched: set[str] = set()  # weights that have had a gradient since the last step; the others rest
         self.momentum, self.decay, self.step_count = momentum, decay, 0
 
     def gather(self, scale: float) -> None:
@@ -50,31 +52,35 @@ class Optimiser:
         for name, weight in self.weights.items():
             if weight.grad is not None:
                 self.gradients[name].add_(weight.grad, alpha=scale)
+                self.touched.add(name)
                 weight.grad = None
 
     @torch.no_grad()
     def step(self, rate: float, clip: float = 1.0) -> float:
         """One update with learning rate `rate`; returns the gradient's norm before clipping."""
         self.step_count += 1
-        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in self.gradients.values()))
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in (self.gradients[name] for name in self.touched)))
         shrink = min(1.0, clip / (norm + 1e-6))
         for shape, names in self.matrices.items():
-            self._step_muon(shape, names, rate)
+            if moved := [name for name in names if name in self.touched]:
+                self._step_muon(shape, moved, rate)
         for name in self.others:
-            self._step_adam(name, rate, shrink)
-        for name, weight in self.weights.items():
-            weight.copy_(self.masters[name])
+            if name in self.touched:
+                self._step_adam(name, rate, shrink)
+        for name in self.touched:
+            self.weights[name].copy_(self.masters[name])
             self.gradients[name].zero_()
+        self.touched.clear()
         return norm
 
     def _step_muon(self, shape: tuple[int, int], names: list[str], rate: float) -> None:
         updates = []
         for name in names:
             moment = self.first[name].lerp_(self.gradients[name], 1 - self.momentum)
-            updates.append(self.gradients[name].lerp(moment, self.momentum))  # Nesterov
-        size = 0.2 * math.sqrt(max(shape)) * rate
+            updates.append(self.gradients[name].lerp(moment, self.momentum).flatten(1))  # Nesterov
+        size = 0.4 * math.sqrt(max(shape)) * rate
         for name, update in zip(names, orthogonalise(torch.stack(updates)), strict=True):
-            self.masters[name].mul_(1 - rate * self.decay).add_(update, alpha=-size)
+            self.masters[name].mul_(1 - rate * self.decay).add_(update.view_as(self.masters[name]), alpha=-size)
 
     def _step_adam(self, name: str, rate: float, shrink: float) -> None:
         gradient = self.gradients[name].mul_(shrink)

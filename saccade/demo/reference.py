@@ -51,7 +51,12 @@ def library_asker(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Ask:
         if grids:
             pictures = {"pixel_values": torch.cat(patches).to(dtype), "image_grid_thw": torch.tensor(grids)}
         out = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=(ids == IMAGE).int(), max_new_tokens=48, do_sample=False, **pictures
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == IMAGE).int(),
+            max_new_tokens=48,
+            do_sample=False,
+            **pictures,
         )
         return str(tokenizer.decode(out[0, len(tokens) :], skip_special_tokens=True))
 

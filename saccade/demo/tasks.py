@@ -8,6 +8,7 @@ A question without "in picture k" is about the last picture; it is only asked wh
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class Level:
     objects: int = 3
     count: int = 6
     pictures: int = 4
+    text: float = math.inf  # px, the largest font size
     random_words: float = 0.0  # share of words that are random letters; only training uses any
 
 
@@ -112,7 +114,7 @@ def describe(scene: Scene) -> str:
 
 def number_scene(draw: Draw, size: tuple[int, int]) -> Scene:
     digits = draw.rng.randint(1, draw.level.digits)
-    return draw_text_scene(draw.rng, "".join(draw.rng.choice("0123456789") for _ in range(digits)), size, draw.fonts)
+    return draw_text_scene(draw.rng, "".join(draw.rng.choice("0123456789") for _ in range(digits)), size, draw.fonts, draw.level.text)
 
 
 def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
@@ -122,7 +124,8 @@ def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
         word = "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, draw.level.letters)))
     else:
         word = rng.choice([word for word in KNOWN_WORDS if len(word) <= max(3, draw.level.letters)])
-    return draw_text_scene(rng, rng.choice([word, word.capitalize(), word.upper()]), size, draw.fonts)
+    form = rng.choice([word, word.capitalize(), word.upper()])
+    return draw_text_scene(rng, form, size, draw.fonts, draw.level.text)
 
 
 def shapes_scene(draw: Draw, size: tuple[int, int], objects: int | None = None) -> Scene:
@@ -246,9 +249,8 @@ def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
     if len(scenes) < 2 or not pairs:
         return None
     name, k = draw.rng.choice(pairs)
-    article, noun = ("the", name) if name.split()[0] in ("number", "word") else ("the", name)
-    forms = [f"Which picture shows {article} {noun}?", f"Which picture has {article} {noun}?", f"Where is {article} {noun}?"]
-    return "which", draw.rng.choice(forms), f"The {noun} is in picture {k}."
+    forms = [f"Which picture shows the {name}?", f"Which picture has the {name}?", f"Where is the {name}?"]
+    return "which", draw.rng.choice(forms), f"The {name} is in picture {k}."
 
 
 def _findable(scene: Scene) -> set[str]:
@@ -318,15 +320,22 @@ def held_out(kind: str, seed: int, fonts: Sequence[str] | None = None) -> Task:
 # Conversations (training, and the held-out skill "chat")
 
 
-def conversation(draw: Draw, sizes: Sequence[tuple[int, int]] | None = None, turns: tuple[int, int] = (2, 5)) -> Task:
+def conversation(
+    draw: Draw,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    turns: tuple[int, int] = (2, 5),
+    weights: Sequence[float] | None = None,
+) -> Task:
     """A chat of several turns in which pictures are added along the way.
 
     `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.pictures` of any size.
+    `weights` are those of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:
         sizes = [draw_size(rng) for _ in range(rng.randint(1, draw.level.pictures))]
-    waiting = [SCENES[_scene_kind(rng, len(sizes))](draw, size) for size in sizes]
+    weights = weights or ((3, 2, 4, 3) if len(sizes) == 1 else (2, 1, 5, 1))
+    waiting = [SCENES[rng.choices(tuple(SCENES), weights)[0]](draw, size) for size in sizes]
     seen: list[Scene] = []
     done: list[Turn] = []
     asked: set[str] = set()
@@ -345,11 +354,6 @@ def conversation(draw: Draw, sizes: Sequence[tuple[int, int]] | None = None, tur
         asked.add(question[1])
         done.append(Turn(question[0], tuple(new), question[1], question[2]))
     return Task("chat", tuple(done))
-
-
-def _scene_kind(rng: random.Random, pictures: int) -> str:
-    weights = (3, 2, 4, 3) if pictures == 1 else (2, 1, 5, 1)
-    return rng.choices(("number", "word", "shapes", "count"), weights)[0]
 
 
 def _ask_any(draw: Draw, seen: Sequence[Scene], single: bool) -> Question:

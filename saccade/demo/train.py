@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
-from transformers import Qwen3VLForConditionalGeneration
 
-from saccade.demo.architecture import build_model, write_settings, write_weights
+from saccade.demo.architecture import WIDTH, build_model, write_settings, write_weights
 from saccade.demo.batches import CHARACTERS, COLOUR_NAMES, Batch, CellLabels, Mix, draw_batch, draw_pictures
 from saccade.demo.draw import SHAPES
-from saccade.demo.net import encode_pictures, logits, read_tokens
+from saccade.demo.net import Model, encode_pictures, logits, read_tokens
 from saccade.demo.optimiser import Optimiser
 from saccade.demo.tasks import Level
 
@@ -47,12 +46,13 @@ class Stage:
     dense: tuple[float, float]  # weight of the dense loss
     ramp: float  # share of the stage until full difficulty; 0 starts there
     pictures: tuple[float, ...] = (1.0,)  # weights of conversations with 1, 2, 3, 4 pictures
+    pages: int = 0  # patches of pictures for the dense loss alone, beside each micro-batch of conversations
 
 
 STAGES = (
-    Stage("see", 1500, 1, 5000, 32, (3e-3, 1.5e-3), (1.0, 1.0), 0.3),
-    Stage("answer", 4500, 2, 4800, 24, (2.5e-3, 1.5e-3), (0.5, 0.1), 0.5, (5, 3, 1.5, 1)),
-    Stage("polish", 2500, 2, 4800, 24, (1.5e-3, 0.0), (0.1, 0.05), 0.0, (5, 3, 1.5, 1)),
+    Stage("see", 2200, 1, 3000, 32, (3e-3, 1.5e-3), (1.0, 1.0), 0.5),
+    Stage("answer", 2400, 2, 3600, 28, (2.5e-3, 1.5e-3), (0.3, 0.1), 0.5, (5, 3, 1.5, 1), 600),
+    Stage("polish", 1400, 2, 3600, 28, (1.5e-3, 0.0), (0.1, 0.05), 0.0, (5, 3, 1.5, 1), 600),
 )
 
 
@@ -65,14 +65,17 @@ class DenseHead(nn.Module):
         self.linear = nn.Linear(width, sum(self.sizes))
 
     def forward(self, cells: Tensor, labels: CellLabels) -> Tensor:
-        """Mean cross-entropy, "nothing" weighing a tenth: cells [N, cells, D] -> scalar."""
+        """Mean cross-entropy where something stands plus a third of that where nothing does: cells [N, cells, D] -> scalar.
+
+        The two means are apart because all but a hundredth of the character slots are empty: in one mean they drown the rest.
+        """
         parts = self.linear(cells.flatten(0, 1)).split(self.sizes, dim=-1)
         total = cells.new_zeros((), dtype=torch.float32)
         for part, label in zip(parts, (labels.characters, labels.shapes, labels.colours, labels.centres), strict=True):
             target = label.flatten()
             loss = F.cross_entropy(part.float().reshape(len(target), -1), target, reduction="none")
-            weight = torch.where(target == 0, 0.1, 1.0)
-            total = total + (loss * weight).sum() / weight.sum()
+            full = target > 0
+            total = total + (loss * full).sum() / (full.sum() + 1) + (loss * ~full).sum() / (~full).sum() / 3
         return total
 
 
@@ -90,7 +93,9 @@ class Drawn(Dataset[Any]):
         stage = self.stage
         mix = mix_at(stage, index / len(self))
         seed = f"train/{self.seed}/{stage.name}/{index}"
-        return draw_pictures(seed, mix) if stage.name == "see" else draw_batch(seed, mix)
+        if stage.name == "see":
+            return draw_pictures(seed, mix)
+        return draw_batch(seed, mix), draw_pictures(f"{seed}/page", page_mix(stage))
 
 
 def mix_at(stage: Stage, progress: float) -> Mix:
@@ -102,8 +107,13 @@ def mix_at(stage: Stage, progress: float) -> Mix:
 
     level = Level(between(2, 6), between(3, 7), between(1, 3), between(3, 6), between(2, 4), 0.5 if stage.name == "see" else 0.25)
     if stage.name == "see":
-        level = Level(digits=6, letters=7, objects=3, count=6, pictures=1, random_words=0.6)
-    return Mix(level, between(160, 320), stage.patches, stage.rows, stage.pictures)
+        level = Level(random_words=0.6, text=between(24, 240))
+    return Mix(level, between(128, 288) if stage.name == "see" else between(160, 320), stage.patches, stage.rows, stage.pictures)
+
+
+def page_mix(stage: Stage) -> Mix:
+    """The pictures for the dense loss alone, beside the conversations."""
+    return Mix(Level(random_words=0.6), 256, stage.pages, stage.rows, (1.0,))
 
 
 class Trainer:
@@ -111,8 +121,8 @@ class Trainer:
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed = out, seed
-        self.model: Qwen3VLForConditionalGeneration = build_model(seed).bfloat16()
-        self.head = DenseHead(self.model.config.text_config.hidden_size).bfloat16()
+        self.model: Model = build_model(seed).bfloat16()
+        self.head = DenseHead(WIDTH).bfloat16()
         named = [(name, weight) for name, weight in self.model.named_parameters()]
         named += [(f"head.{name}", weight) for name, weight in self.head.named_parameters()]
         self.optimiser = Optimiser(named)
@@ -141,12 +151,9 @@ class Trainer:
     def _loss(self, stage: Stage, drawn: Any, progress: float) -> Tensor:
         weight = stage.dense[0] + (stage.dense[1] - stage.dense[0]) * progress
         if stage.name == "see":
-            pixels, labels = drawn
-            cells, _ = encode_pictures(self.model, pixels)
-            dense: Tensor = self.head(cells, labels)
-            self.sums["dense"] += float(dense)
-            return dense
-        batch: Batch = drawn
+            return self._see(drawn)
+        batch: Batch = drawn[0]
+        seen = self._see(drawn[1])
         encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
         dense = torch.stack([self.head(cells, labels) for (cells, _), labels in zip(encoded, batch.labels, strict=True)]).mean()
         embeddings = torch.cat([cells.flatten(0, 1) for cells, _ in encoded])
@@ -154,10 +161,25 @@ class Trainer:
         hidden = read_tokens(self.model, batch.tokens, batch.positions, batch.picture_rows, embeddings, deepstack)
         scores = logits(self.model, hidden[batch.answer_rows])
         loss = F.cross_entropy(scores, batch.answers)
-        self.sums["dense"] += float(dense)
-        self.sums["answer"] += float(loss)
+        self.sums["answer"] += float(loss.detach())
         self._count(batch, scores.argmax(-1) == batch.answers)
-        return loss + weight * dense
+        return loss + weight * (dense + seen)
+
+    def _see(self, drawn: tuple[Tensor, CellLabels]) -> Tensor:
+        """The dense loss of single pictures."""
+        pixels, labels = drawn
+        cells, _ = encode_pictures(self.model, pixels)
+        dense: Tensor = self.head(cells, labels)
+        self._count_characters(cells.detach(), labels)
+        self.sums["dense"] += float(dense.detach())
+        return dense
+
+    @torch.no_grad()
+    def _count_characters(self, cells: Tensor, labels: CellLabels) -> None:
+        scores = self.head.linear(cells)[..., : self.head.sizes[0]].unflatten(-1, (8, -1))
+        full = labels.characters > 0
+        self.right["characters"][0] += int((scores.argmax(-1) == labels.characters)[full].sum())
+        self.right["characters"][1] += int(full.sum())
 
     def _count(self, batch: Batch, hit: Tensor) -> None:
         """Count whole answers whose every token was the most likely one."""
@@ -170,7 +192,7 @@ class Trainer:
     def _report(self, stage: Stage, step: int, seconds: float, batches: int) -> str:
         line: dict[str, Any] = {"stage": stage.name, "step": step, "minutes": round(seconds / 60, 2)}
         line |= {name: round(value / batches, 4) for name, value in self.sums.items()}
-        line |= {kind: round(100 * right / count, 1) for kind, (right, count) in sorted(self.right.items())}
+        line |= {kind: round(100 * right / max(1, count), 1) for kind, (right, count) in sorted(self.right.items())}
         with (self.out / "log.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         self.sums.clear()

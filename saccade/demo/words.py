@@ -3,8 +3,7 @@
 None of them is a word of the questions and answers: what is read is always spelled letter by letter.
 """
 
-KNOWN_WORDS: tuple[str, ...] = tuple(
-    """
+_LIST = """
     air ant apple arm baby bag ball bank bath bear bed bee bell bike bird boat body bone book box boy bread brick bus
     cake camp car card cat chair city clock cloud coat coin cold corn cow cup dance dark day deer desk dog door dream
     duck dust ear earth egg exit farm fast film fire fish flag floor fly food foot fork fox frog fruit game gate gift
@@ -14,5 +13,6 @@ KNOWN_WORDS: tuple[str, ...] = tuple(
     rain river road robot rock roof room rope rose sale salt sand school sea seed sheep ship shoe shop silk sky sleep
     snow soap sock song soup spoon stone stop storm street sugar sun swim table taxi tea tent tiger time tooth town
     toy train tree truck van voice wall warm water wave wind window wolf wood yard zebra zero zoo
-    """.split()
-)
+"""
+
+KNOWN_WORDS: tuple[str, ...] = tuple(_LIST.split())

@@ -1,0 +1,85 @@
+"""Claims about the held-out evaluation: exact scoring, whole chats, and errors that say what the server said."""
+
+import base64
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from PIL import Image
+
+from saccade.demo.draw import DEFAULT_FONT
+from saccade.demo.evaluate import Message, ask_task, evaluate, http_asker, score_skill, user_message
+from saccade.demo.tasks import held_out
+
+
+def test_a_right_answer_counts_and_a_wrong_one_is_kept() -> None:
+    expected = {held_out("number", seed, [DEFAULT_FONT]).turns[0].answer for seed in range(10)}
+
+    def ask(messages: list[Message]) -> str:
+        del messages
+        return min(expected)
+
+    score = score_skill(ask, "number", range(10), (DEFAULT_FONT,), "default", 2)
+    assert (score.right, score.count, len(score.misses)) == (1, 10, 9)
+    assert score.accuracy == 0.1
+    assert 0.09 < score.error < 0.1
+
+
+def test_every_turn_of_a_chat_is_asked_with_the_models_own_answers_before_it() -> None:
+    task = held_out("chat", 0, [DEFAULT_FONT])
+    lengths = []
+
+    def ask(messages: list[Message]) -> str:
+        lengths.append(len(messages))
+        assert all(message["content"] == "So." for message in messages[1::2])
+        return "So. "
+
+    assert ask_task(ask, task) == ["So."] * len(task.turns)
+    assert lengths == list(range(1, 2 * len(task.turns), 2))
+
+
+def test_pictures_go_as_png_in_front_of_the_question() -> None:
+    turn = held_out("which", 0, [DEFAULT_FONT]).turns[0]
+    *pictures, text = user_message(turn)["content"]
+    assert text == {"type": "text", "text": turn.question}
+    for part, scene in zip(pictures, turn.pictures, strict=True):
+        encoded = part["image_url"]["url"].removeprefix("data:image/png;base64,")
+        assert Image.open(io.BytesIO(base64.b64decode(encoded))).size == (scene.width, scene.height)
+
+
+def test_evaluate_scores_the_skills_that_are_named() -> None:
+    scores = evaluate(lambda messages: "no", 2, skills=["count", "chat"], threads=1)
+    assert [score.skill for score in scores] == ["count", "chat"]
+    assert all(score.right == 0 for score in scores)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"error": {"message": "no such model"}}'
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+@pytest.fixture
+def refusing_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_refusal_is_raised_with_the_servers_words(refusing_server: str) -> None:
+    with pytest.raises(httpx.HTTPStatusError, match="no such model"):
+        http_asker(refusing_server + "/v1", "demo", None)([{"role": "user", "content": "Hello"}])
