@@ -46,38 +46,34 @@ def paged_attention(
 
     The keys and values of the query rows themselves are in the caches [slots, Hkv, D] already. Contexts cover [0, T) in order.
     """
-    if len(contexts) == 1:
-        return _attend(q, *_cached(contexts[0], k_cache, v_cache), scale)
-    out = torch.empty_like(q)
+    parts = []
     for context in contexts:
-        rows = slice(context.start, context.start + context.length)
-        out[rows] = _attend(q[rows], *_cached(context, k_cache, v_cache), scale)
-    return out
+        rows = q if len(contexts) == 1 else q[context.start : context.start + context.length]
+        parts.append(_attend(rows, _cached(context, k_cache), _cached(context, v_cache), scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _cached(context: Context, k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [kv_length, Hkv, D] of one sequence; views of the cache where its slots are consecutive."""
-    if context.run >= 0:
-        run = slice(context.run, context.run + context.kv_length)
-        return k_cache[run], v_cache[run]
-    return k_cache.index_select(0, context.slots), v_cache.index_select(0, context.slots)
+def _cached(context: Context, cache: torch.Tensor) -> torch.Tensor:
+    """Keys or values [1, Hkv, K, D] of one sequence; a view of the cache where its slots are consecutive."""
+    if context.run < 0:
+        return cache.index_select(0, context.slots).transpose(0, 1).unsqueeze(0)
+    # One call where slicing and turning would be four: this runs twice per layer, sequence and token.
+    slot, head, value = cache.stride()
+    shape = (1, cache.shape[1], context.kv_length, cache.shape[2])
+    return cache.as_strided(shape, (0, head, slot, value), cache.storage_offset() + context.run * slot)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal (lower right) attention of q [L, Hq, D] to k, v [K, Hkv, D]."""
+    """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D]; returns [L, Hq, D]."""
     length, heads, dim = q.shape
-    keys, kv_heads, _ = k.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     if length == 1:
         # One query sees every key: the queries that share a key head become rows of one unmasked problem.
-        out = scaled_dot_product_attention(
-            q.view(1, kv_heads, group, dim), k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0), scale=scale
-        )
-        return out.reshape(1, heads, dim)
+        return scaled_dot_product_attention(q.view(1, kv_heads, group, dim), k, v, scale=scale).reshape(1, heads, dim)
     # The members of a group become the batch, over which keys and values are expanded without a copy.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
-    k = k.transpose(0, 1).expand(group, -1, -1, -1)  # [G, Hkv, K, D]
-    v = v.transpose(0, 1).expand(group, -1, -1, -1)
+    k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
         out = scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
     else:
