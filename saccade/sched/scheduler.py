@@ -27,7 +27,7 @@ from saccade.sched.pictures import Notices, Pictures
 from saccade.sched.sequence import Level, Sequence, State
 
 GROWTH = 16
-"""Answer tokens for which every running sequence is left room when a new one is admitted, so that it is not preempted at once."""
+"""Answer tokens for which every sequence is given room when a new one is admitted, so that none is preempted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,19 +316,21 @@ class Scheduler:
             self.prefix.evict(pages - self.pool.free)
         return self.pool.free >= pages
 
+    def _pages_soon(self, sequence: Sequence) -> int:
+        """Pages for the tokens there are and the next few."""
+        most = min(sequence.prompt_length + sequence.request.sampling.max_tokens, self.token_limit)
+        return self.pool.pages_for(min(len(sequence.tokens) + GROWTH, most))
+
     def _available(self) -> int:
         """Pages that are free or can be, less what running sequences will soon take."""
         evictable = self.prefix.evictable if self.prefix else 0
-        owed = 0
-        for sequence in self.running:
-            soon = min(len(sequence.tokens) + GROWTH, sequence.prompt_length + sequence.request.sampling.max_tokens)
-            owed += max(0, self.pool.pages_for(soon) - len(sequence.pages))
+        owed = sum(max(0, self._pages_soon(sequence) - len(sequence.pages)) for sequence in self.running)
         return self.pool.free + evictable - owed
 
     def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
-        """Whether all tokens and one more find pages without taking any from the running sequences."""
+        """Whether all tokens and the next few find pages without taking any from the running sequences."""
         unheld = sum(self.pool.refs[node.page] == 1 for node in path)
-        return self._available() - unheld >= self.pool.pages_for(len(sequence.tokens) + 1) - len(path)
+        return self._available() - unheld >= self._pages_soon(sequence) - len(path)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._give_up(sequence)
