@@ -34,7 +34,8 @@ RAW_MAGIC = b"\x93SACRAW\n"
 """Our own format for pixels that enter behind the front: this magic, height, width, then RGB bytes."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PNG_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"acTL", b"eXIf", b"tEXt", b"zTXt", b"iTXt"}
+PNG_NOTES = {b"eXIf", b"tEXt", b"zTXt", b"iTXt"}  # may also follow the pixels
+PNG_CHUNKS = PNG_NOTES | {b"IHDR", b"PLTE", b"tRNS", b"acTL"}
 PNG_EMPTY = bytes.fromhex("0000000049444154 35af061e 0000000049454e44 ae426082")  # an IDAT and an IEND chunk with nothing in them
 
 JPEG_SCAN = 0xDA
@@ -233,12 +234,15 @@ def _jpeg_header(data: bytes) -> bytes:
 def _png_header(data: bytes) -> bytes:
     """The chunks that say anything about size, mode, orientation and frames, wherever they stand, around an empty picture."""
     kept = [PNG_SIGNATURE]
+    wanted = PNG_CHUNKS
     at = len(PNG_SIGNATURE)
     for _ in range(MAX_PARTS):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
-        if kind in PNG_CHUNKS and len(kept) < MAX_KEPT:
+        if kind in wanted and len(kept) < MAX_KEPT:
             kept.append(data[at:end])
+        if kind == b"IDAT":
+            wanted = PNG_NOTES
         if kind in (b"IEND", b""):
             break
         at = end

@@ -143,6 +143,8 @@ def test_only_the_header_is_read() -> None:
     gif = many_frames().replace(struct.pack("<HH", 60000, 60000), struct.pack("<HH", 600, 600), 1)
     assert (probe(gif, LIMIT).height, probe(gif, LIMIT).frames) == (600, None)
     assert probe(bomb(13_000, 13_000), LIMIT).upright == (13_000, 13_000)
+    late = chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))
+    assert probe(png(300, 300, b"", after=late), LIMIT).upright == (300, 300)
     many_chunks = png(10, 10, b"", before=chunk(b"tEXt", b"") * 200_000)
     begun = time.process_time()
     assert probe(many_chunks, LIMIT).upright == (10, 10)

@@ -19,10 +19,10 @@ from saccade.core.arena import Arena
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
-from saccade.intake.content import encode_array, probe
+from saccade.intake.content import Probe, encode_array, probe
 from saccade.intake.pool import DecodePool, Job
 from tests.intake.conftest import MakePath
-from tests.intake.pictures import decoded, encode, noise
+from tests.intake.pictures import decoded, encode, noise, png
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -97,11 +97,16 @@ def test_a_picture_that_ends_every_worker_fails_alone(arena: Arena) -> None:
 def test_a_hang_ends_at_the_time_limit_and_the_pool_recovers(arena: Arena) -> None:
     async def scenario() -> None:
         metrics = Metrics()
-        pool = DecodePool(arena, 1, 0.05, metrics)
+        pool = DecodePool(arena, 1, 1.5, metrics)
         pool.start()
-        slow = job(encode(noise(3000, 3000)))  # takes far longer than the limit
-        with pytest.raises(ImageError, match=r"takes longer than 0\.05 s"):
-            await pool.decode(slow, 0)
+        stuck = job(encode(noise(3000, 3000)))
+        waiting = asyncio.create_task(pool.decode(stuck, 0))
+        for _ in range(2):
+            await until(lambda: stuck.running)
+            (await worker_process()).suspend()
+            await until(lambda: not stuck.running)
+        with pytest.raises(ImageError, match=r"takes longer than 1\.5 s"):
+            await waiting
         assert metrics.value("saccade_decode_worker_restarts_total") == 2
         await pool.decode(job(encode_array(noise(32, 32))), 0)
         await pool.close()
@@ -141,6 +146,21 @@ def test_workers_that_never_start_are_the_machines_error_not_the_pictures(arena:
     asyncio.run(scenario())
 
 
+def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(arena: Arena) -> None:
+    async def scenario() -> None:
+        metrics = Metrics()
+        pool = DecodePool(arena, 1, 60.0, metrics)
+        pool.start()
+        bomb = png(20_000, 20_000, bytes(2**20))
+        with pytest.raises(ImageError, match="more memory than a picture of its size should"):
+            await pool.decode(Job(bomb, Probe("PNG", 10, 10, "RGB", 1, 1), (10, 10), True), 0)
+        await pool.decode(job(encode(noise(64, 64))), 0)
+        assert metrics.value("saccade_decode_worker_restarts_total") == 0
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_job_has_a_memory_limit() -> None:
     code = (
         "import numpy\nfrom saccade.intake.decode_worker import _limit_memory\n_limit_memory(64 << 20)\nnumpy.ones(16 << 20, numpy.uint8)\n"
@@ -154,7 +174,7 @@ import asyncio, sys
 import psutil
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.intake.content import encode_array, probe
+from saccade.intake.content import Probe, encode_array, probe
 from saccade.intake.pool import DecodePool, Job
 import numpy as np
 
