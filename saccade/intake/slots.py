@@ -38,18 +38,23 @@ class Slots:
     def __init__(self, arena: Arena, metrics: Metrics) -> None:
         self._arena = arena
         self._metrics = metrics
-        self._entries: dict[ImageKey, Entry] = {}  # least recently used first
+        self._busy: dict[ImageKey, Entry] = {}  # ahead or leased
+        self._cached: dict[ImageKey, Entry] = {}  # least recently used first
         self._keys: dict[int, ImageKey] = {}  # by offset
         self._writing: dict[int, Job] = {}  # by offset
         self._waiting: dict[Job, asyncio.Future[int]] = {}
 
     def __contains__(self, key: ImageKey) -> bool:
-        return key in self._entries
+        return key in self._busy or key in self._cached
 
     @property
     def ahead_limit(self) -> int:
         """Bytes that decoding ahead may fill."""
         return self._arena.size // 2
+
+    def reusable(self, key: ImageKey) -> bool:
+        """Whether the pixels of `key` are still here from an earlier use."""
+        return key in self._cached or (key in self._busy and not self._busy[key].ahead)
 
     async def reserve(self, job: Job) -> int:
         """An offset with room for the job's pixels, as soon as there is some: urgent jobs first, then first come first served."""
@@ -89,67 +94,74 @@ class Slots:
         """A reserved slot now holds the pixels of `key`; `leases` askers wait for them, or they were decoded `ahead` of any."""
         job = self._writing.pop(offset)
         entry = Entry(PixelSlot(offset, *job.size), leases, ahead)
-        self._entries[key] = entry
         self._keys[offset] = key
+        self._busy[key] = entry
+        self._rest(key)
         self._count_shipped(entry, leases)
         self.admit()
         return entry.slot
 
     def lease(self, key: ImageKey) -> PixelSlot | None:
         """The slot of `key`, now the engine's until `done`; None when its pixels are not here."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
+        if key not in self:
             return None
+        entry = self._busy[key] = self._cached.pop(key) if key in self._cached else self._busy[key]
         if not entry.ahead:
             self._metrics.inc("saccade_image_hits_total", level="pixels")
         entry.leases += 1
         entry.ahead = False
-        self._entries[key] = entry
         self._count_shipped(entry, 1)
         self.admit()
         return entry.slot
 
     def done(self, slot: PixelSlot) -> None:
         """The engine has finished with a leased slot."""
-        entry = self._entries[self._keys[slot.offset]]
-        assert entry.leases > 0, "the engine gave back a slot it did not hold"
-        entry.leases -= 1
+        key = self._keys[slot.offset]
+        assert key in self._busy and self._busy[key].leases > 0, "the engine gave back a slot it did not hold"
+        self._busy[key].leases -= 1
+        self._rest(key)
         self.admit()
 
     def settle(self, key: ImageKey) -> None:
         """No request in flight needs `key` any more: if it was decoded ahead, its slot becomes a cached one."""
-        if key in self._entries:
-            self._entries[key].ahead = False
+        if key in self._busy:
+            self._busy[key].ahead = False
+            self._rest(key)
             self.admit()
+
+    def _rest(self, key: ImageKey) -> None:
+        """A slot that is nobody's any more becomes the most recently used of the cached ones."""
+        if self._busy[key].cached:
+            self._cached[key] = self._busy.pop(key)
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes being written, waiting for the engine, or held by it. Cached slots do not count: they make room on demand."""
-        held = sum(entry.slot.nbytes for entry in self._entries.values() if not entry.cached)
+        held = sum(entry.slot.nbytes for entry in self._busy.values())
         return held + sum(job.nbytes for job in self._writing.values())
 
     def _place(self, job: Job) -> int | None:
         if not job.urgent and self._bytes_ahead() + job.nbytes > self.ahead_limit:
             return None
         while (offset := self._arena.allocate(job.nbytes)) is None:
-            victim = self._victim(job.urgent)
-            if victim is None:
+            entry = self._evict(job.urgent)
+            if entry is None:
                 return None
-            entry = self._entries.pop(victim)
             del self._keys[entry.slot.offset]
             self._arena.free(entry.slot.offset)
         return offset
 
     def _bytes_ahead(self) -> int:
-        written = sum(entry.slot.nbytes for entry in self._entries.values() if entry.ahead)
+        written = sum(entry.slot.nbytes for entry in self._busy.values() if entry.ahead)
         return written + sum(job.nbytes for job in self._writing.values() if not job.urgent)
 
-    def _victim(self, urgent: bool) -> ImageKey | None:
+    def _evict(self, urgent: bool) -> Entry | None:
         """The least recently used cached slot; for urgent jobs failing that the slot decoded ahead last, the one needed last."""
-        cached = next((key for key, entry in self._entries.items() if entry.cached), None)
-        if cached is not None or not urgent:
-            return cached
-        return next((key for key, entry in reversed(self._entries.items()) if entry.ahead), None)
+        if self._cached:
+            return self._cached.pop(next(iter(self._cached)))
+        ahead = (key for key, entry in reversed(self._busy.items()) if entry.ahead)
+        victim = next(ahead, None) if urgent else None
+        return None if victim is None else self._busy.pop(victim)
 
     def _count_shipped(self, entry: Entry, times: int) -> None:
         self._metrics.inc("saccade_image_bytes_shipped_total", times * entry.slot.nbytes)
