@@ -14,17 +14,18 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
-from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, ImageKey, ImageOutcome, Missed, Request, TokenLogprobs
 from saccade.sched.chunk import Reach, Sight, reach
 from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
-from saccade.sched.sequence import Level, Sequence, State
+from saccade.sched.sequence import Sequence, State
 
 GROWTH = 16
 """Answer tokens for which every sequence is given room when a new one is admitted, so that none is preempted at once."""
@@ -198,6 +199,7 @@ class Scheduler:
             if not self._slots or draft.tokens == 0:
                 return
             if sequence.blocked is not None and not self._can_show(sequence.blocked):
+                self._pictures.ask(sequence.blocked)
                 continue
             if self._refused is not None and self._refused[0] is sequence and self._available() <= self._refused[1]:
                 return
@@ -225,7 +227,7 @@ class Scheduler:
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
-            self.counts.images_kv += len(sequence.levels)
+            self.counts.images_kv += len(sequence.found)
         for key, end in sequence.last_use.items():
             if end <= sequence.computed:
                 self._pictures.settle(key)
@@ -261,26 +263,38 @@ class Scheduler:
         for _, image in shown:
             self.embeddings.touch(image.key)
         for span, image in shown:
-            level: Level = "embedding"
+            lost: Missed | None = None
             if self.embeddings.locate(image.key) is None:
                 nbytes = image.num_tokens * self.embeddings.bytes_per_token
                 cut = max(start, span.start)
                 evicted_just_now = not self._pictures.has_arrived(image.key)
                 if evicted_just_now or (not self.embeddings.fits(nbytes) and (cut > start or not oldest)):
                     return cut
+                lost = self.embeddings.why_missing(image.key)
                 evicted = self.embeddings.admit(image.key, nbytes, image.num_patches)
                 encode = Encode(image.key, image.grid, self._pictures.take(image.key))
                 draft.encode_picture(encode, image.num_patches, evicted)
-                level = "none"
                 self.counts.images_encoded += 1
                 self.counts.patches_encoded += image.num_patches
             if image.key not in sequence.pins:
                 self.embeddings.pin(image.key)
                 sequence.pins.add(image.key)
-            if span.image not in sequence.levels:
-                sequence.levels[span.image] = level
+            if span.image not in sequence.found:
+                level: Literal["embedding", "none"] = "none" if lost else "embedding"
+                sequence.found[span.image] = ImageOutcome(span.image, level, self._why_not_in_prefix(sequence, span.end, lost), lost)
                 self.counts.images_embedding += level == "embedding"
         return end
+
+    def _why_not_in_prefix(self, sequence: Sequence, end: int, lost: Missed | None) -> Missed:
+        """Why the cached prefix did not reach `end`, the end of a picture. `lost`: why its embedding was not resident, if it was not."""
+        if self.prefix is None:
+            return "prefix cache off"
+        if lost is not None and lost != "evicted":
+            return lost
+        size = self.pool.page_size
+        if (sequence.cached or 0) // size == (end - 1) // size:
+            return "no full page"
+        return "other prompt or evicted" if self.prefix.evictions else "other prompt"
 
     def _can_show(self, key: ImageKey) -> bool:
         return self._pictures.has_arrived(key) or self.embeddings.locate(key) is not None

@@ -9,13 +9,10 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
 from saccade.core.types import ImageKey, ImageOutcome, Request
-
-Level = Literal["kv", "embedding", "none"]
 
 
 class State(Enum):
@@ -34,6 +31,7 @@ class Sequence:
     node: the last page of this sequence held in the prefix cache.
     last_use: per picture, the token after its last span; once that is computed the picture is not needed again.
     blocked: the picture whose pixels a waiting sequence waits for.
+    found: where each picture was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
     """
 
@@ -42,8 +40,8 @@ class Sequence:
         "cached",
         "computed",
         "content",
+        "found",
         "last_use",
-        "levels",
         "node",
         "order",
         "pages",
@@ -69,7 +67,7 @@ class Sequence:
         self.last_use = {request.images[span.image].key: span.end for span in request.spans}
         self.blocked: ImageKey | None = None
         self.cached: int | None = None
-        self.levels: dict[int, Level] = {}
+        self.found: dict[int, ImageOutcome] = {}
         self.reported = False
 
     @property
@@ -96,7 +94,7 @@ class Sequence:
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
         """Where each picture was found, so far as that is known."""
-        return tuple(ImageOutcome(image, self.levels[image]) for image in sorted(self.levels))
+        return tuple(self.found[image] for image in sorted(self.found))
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> None:
         """waiting -> running, with `pages` of the prefix cache that hold the first `computed` tokens."""
@@ -107,7 +105,7 @@ class Sequence:
             return
         self.cached = min(computed, self.prompt_length)
         last = {span.image: span.end for span in self.request.spans}
-        self.levels.update({image: "kv" for image, end in last.items() if end <= computed})
+        self.found.update({image: ImageOutcome(image, "kv") for image, end in last.items() if end <= computed})
 
     def advance(self, computed: int) -> None:
         """Tokens up to `computed` now have KV."""
