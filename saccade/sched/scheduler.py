@@ -27,7 +27,7 @@ from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
 from saccade.sched.sequence import Sequence, State
 
-GROWTH = 16
+GROWTH = 8
 """Answer tokens for which every sequence is given room when a new one is admitted, so that none is preempted at once."""
 
 
