@@ -93,7 +93,7 @@ def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
     sim = simulation(pages=16, prefix=False)
     add_text(sim, 20)
     sim.finish(sim.plan())
-    large, small = add_text(sim, 40), add_text(sim, 4)
+    large, small = add_text(sim, 40, max_tokens=5), add_text(sim, 4, max_tokens=5)
     sim.finish(sim.plan())
     assert [s.request.id for s in sim.scheduler.waiting] == [large, small]
     sim.run()
