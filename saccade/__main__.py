@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from saccade import __version__
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ServerOptions
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import SaccadeError
 
 app = App(
@@ -30,6 +30,7 @@ def serve(
     *,
     model_options: Annotated[ModelOptions, Flat] = ModelOptions(),  # noqa: B008 - frozen
     engine: Annotated[EngineOptions, Flat] = EngineOptions(),  # noqa: B008
+    parallel: Annotated[ParallelOptions, Flat] = ParallelOptions(),  # noqa: B008
     media: Annotated[MediaOptions, Flat] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, Flat] = ServerOptions(),  # noqa: B008
 ) -> int:
@@ -43,7 +44,7 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, media, server)
+    return serve_model(model, model_options, engine, parallel, media, server)
 
 
 @app.command

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 
 from rich.progress import Progress
 
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.intake.intake import Ask, Chat, Message, Part
@@ -44,13 +44,13 @@ class Answer:
 
 
 class LLM:
-    """A model that answers chats. `options` are the fields of ModelOptions, EngineOptions and MediaOptions, e.g. `dtype="float32"`.
+    """A model that answers chats. `options` are fields of ModelOptions, EngineOptions, ParallelOptions and MediaOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
-        chosen = _take(ModelOptions, options), _take(EngineOptions, options), _take(MediaOptions, options)
+        chosen = _take(ModelOptions, options), _take(EngineOptions, options), _take(ParallelOptions, options), _take(MediaOptions, options)
         if options:
             raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
         self._loop = asyncio.new_event_loop()
@@ -142,8 +142,8 @@ class LLM:
         self._loop.close()
 
 
-async def _start(model: str, model_options: ModelOptions, engine: EngineOptions, media: MediaOptions) -> Front:
-    front = build_front(model, model_options, engine, media)
+async def _start(model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions) -> Front:
+    front = build_front(model, options, engine, parallel, media)
     await front.start()
     return front
 

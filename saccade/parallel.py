@@ -1,34 +1,225 @@
 """Tensor parallelism: which slice of the model this process holds, and the collectives over the slices.
 
-Layers take a `Shard` when they are built and call `all_reduce` where the mathematics needs it; nothing else in the project
-knows of ranks. For now there is one rank, and the collectives are the identity.
+Layers take a `Shard` when they are built and call its collectives where the mathematics needs them; nothing else knows of ranks.
+How ranks reach each other is one of three: memory that their processes share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric
+memory (CUDA). They meet over an inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, Protocol
 
+import numpy as np
 import torch
+import torch.distributed as dist
+
+from saccade.core.errors import ConfigError
+
+Backend = Literal["shm", "gloo", "nccl", "symm-mem"]
+
+PAGE = 4096
+LINE = 8
+"""Counters of one cache line, so that no two ranks write the same line."""
+SLOT = 1 << 20
+"""Bytes of one rank's slot of shared memory; larger tensors go in pieces."""
+PATIENT_SPINS = 2000
+SYMMETRIC_BYTES = 4 << 20
+"""Largest tensor reduced in symmetric memory; above, bandwidth counts and NCCL has it."""
+ONE_SHOT_BYTES = 256 << 10
+CONNECT_SECONDS = 120
+
+
+class PeerLost(Exception):
+    """A collective failed: another rank is gone, or this one is cut off."""
+
+
+class Collectives(Protocol):
+    """Ranks that compute together: each makes the same calls in the same order, with tensors of equal shape.
+
+    The results have the same bits on every rank. They are on the tensor's device; on CUDA, in stream order. Raises PeerLost where the
+    death of another rank is noticed (in shared memory it is not: whoever supervises the ranks must end this one too).
+    """
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks. `x` is contiguous, and may be overwritten."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Everyone's `x` in rank order, [size, *x.shape]. `x` is contiguous."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slice `rank` of `size`."""
+    """Slice `rank` of `size`. `group` is None where there is nobody else, or nothing to say to them."""
 
     rank: int = 0
     size: int = 1
+    group: Collectives | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
-        if self.size != 1:
-            raise NotImplementedError("tensor parallelism over more than one rank")
 
     def divide(self, n: int, what: str) -> int:
-        """This rank's share of `n` things. `what` names them in the error."""
+        """This rank's share of `n` things. Raises ConfigError where there is a rest; `what` names the things."""
         if n % self.size:
-            raise ValueError(f"{n} {what} cannot be divided among {self.size} ranks")
+            raise ConfigError(f"--tp-size {self.size}: {n} {what} cannot be divided among {self.size} ranks")
         return n // self.size
 
+    def over(self, n: int) -> Shard:
+        """The shard for `n` things of which neighbouring ranks hold the same one where there are fewer than ranks. No collectives."""
+        return self if n >= self.size else Shard(self.rank * n // self.size, n)
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks."""
+        """Sum over ranks; `x` may be overwritten."""
+        return x if self.group is None else self.group.all_reduce(x)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Everyone's `x` in rank order, [size, *x.shape]."""
+        return x.unsqueeze(0) if self.group is None else self.group.all_gather(x)
+
+
+WHOLE = Shard()
+
+
+def meeting_place() -> int:
+    """A descriptor for `join`, to be inherited by every rank's process."""
+    return os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
+
+
+def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
+    """Meet the other ranks over `fd`; every rank's process calls this once. On CUDA, the rank's device is the current one."""
+    if size == 1:
+        return WHOLE
+    if backend == "shm":
+        return Shard(rank, size, SharedMemory(rank, size, fd))
+    # All of one machine: nothing listens beyond it.
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo")
+    store = dist.FileStore(f"/proc/self/fd/{fd}", size)  # type: ignore[attr-defined]
+    wire = "gloo" if backend == "gloo" else "nccl"
+    dist.init_process_group(wire, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CONNECT_SECONDS))
+    group = Distributed(dist.distributed_c10d._get_default_group())
+    return Shard(rank, size, SymmetricMemory(group) if backend == "symm-mem" else group)
+
+
+def leave() -> None:
+    """Part from the other ranks in order."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class SharedMemory:
+    """Collectives through memory that the ranks' processes map together; they wait for each other by watching counters.
+
+    Rank r's counter says how many of its messages lie there. Messages alternate between two slots per rank: whoever writes message
+    n + 2 has seen everybody's counter at n + 1, so everybody has done with message n.
+
+    A counter must not be seen before the message that it counts: x86 keeps stores in order, other processors may not.
+    """
+
+    def __init__(self, rank: int, size: int, fd: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._sent = 0
+        nbytes = PAGE + 2 * size * SLOT
+        os.ftruncate(fd, nbytes)
+        self._memory = mmap.mmap(fd, nbytes)
+        self._counters = np.frombuffer(self._memory, np.int64, count=size * LINE)[::LINE]
+        self._slots: dict[torch.dtype, torch.Tensor] = {}  # [2, size, values of a slot] by dtype
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1)
+        total = torch.empty_like(flat)
+        step = SLOT // x.element_size()
+        for start in range(0, flat.shape[0], step):
+            piece = total[start : start + step]
+            everyones = self._exchange(flat[start : start + step])
+            torch.add(everyones[0], everyones[1], out=piece)
+            for other in everyones[2:]:
+                piece += other
+        return total.view(x.shape)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1)
+        gathered = torch.empty((self._size, flat.shape[0]), dtype=x.dtype)
+        step = SLOT // x.element_size()
+        for start in range(0, flat.shape[0], step):
+            gathered[:, start : start + step] = self._exchange(flat[start : start + step])
+        return gathered.view(self._size, *x.shape)
+
+    def _exchange(self, piece: torch.Tensor) -> torch.Tensor:
+        """Everyone's piece [size, n], in shared memory: to be read before the next exchange."""
+        if piece.dtype not in self._slots:
+            values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
+            self._slots[piece.dtype] = values.view(2, self._size, -1)
+        slots = self._slots[piece.dtype][self._sent % 2, :, : piece.shape[0]]
+        slots[self._rank].copy_(piece)
+        self._sent += 1
+        self._counters[self._rank] = self._sent
+        spins = 0
+        while (self._counters < self._sent).any():
+            spins += 1
+            if spins < PATIENT_SPINS:
+                os.sched_yield()
+            else:
+                time.sleep(2e-5)
+        return slots
+
+
+class Distributed:
+    """torch.distributed's collectives: gloo between CPU ranks, NCCL between GPUs (also inside CUDA graphs)."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self._finish(lambda: self.group.allreduce([x]))
         return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        gathered = torch.empty((self.group.size(), *x.shape), dtype=x.dtype, device=x.device)
+        self._finish(lambda: self.group.allgather([list(gathered.unbind(0))], [x]))
+        return gathered
+
+    def _finish(self, start: Callable[[], dist.Work]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+
+
+class SymmetricMemory:
+    """All-reduce in memory that every GPU maps (torch symmetric memory): no call to NCCL, a few microseconds for what decoding sends.
+
+    Small tensors are read by every rank at once; larger ones are reduced in the switch where it can (NVLink SHARP), else in two shots.
+    NOT YET RUN: it is written against the documented operators of torch 2.11 to 2.13, on a machine without GPUs.
+    """
+
+    def __init__(self, fallback: Distributed) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        self._fallback = fallback
+        self._name = fallback.group.group_name
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._bytes = symmetric.empty(SYMMETRIC_BYTES, dtype=torch.uint8, device=device)
+        self._multicast = symmetric.rendezvous(self._bytes, self._name).multicast_ptr != 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if x.nbytes > SYMMETRIC_BYTES or x.nbytes % 16:
+            return self._fallback.all_reduce(x)
+        shared = self._bytes[: x.nbytes].view(x.dtype).view(x.shape)
+        shared.copy_(x)
+        if x.nbytes <= ONE_SHOT_BYTES:
+            return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self._name)
+        reduce = torch.ops.symm_mem.multimem_all_reduce_ if self._multicast else torch.ops.symm_mem.two_shot_all_reduce_
+        return x.copy_(reduce(shared, "sum", self._name))
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self._fallback.all_gather(x)

@@ -52,9 +52,17 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The engine's process is where the deciding and the computing halves are put together.
     (
         "saccade.engine.process",
-        ("saccade.engine.*", "saccade.sched.*", "saccade.cache.*", "saccade.runtime.*", "saccade.families.*", "saccade.core.*"),
+        (
+            "saccade.engine.*",
+            "saccade.sched.*",
+            "saccade.cache.*",
+            "saccade.runtime.*",
+            "saccade.families.*",
+            "saccade.parallel",
+            "saccade.core.*",
+        ),
     ),
-    ("saccade.engine.*", ("saccade.engine.*", "saccade.sched.*", "saccade.runtime.*", "saccade.core.*")),
+    ("saccade.engine.*", ("saccade.engine.*", "saccade.sched.*", "saccade.runtime.*", "saccade.parallel", "saccade.core.*")),
     (
         "saccade.server.*",
         (

@@ -1,13 +1,14 @@
 """What the user may set, and what start-up makes of it.
 
-`ModelOptions`, `EngineOptions`, `MediaOptions` and `ServerOptions` are the command line: each field is one option, the string below
-it is its help, None means "derive it". `resolve` turns them, with facts of the model and the machine, into an `EngineConfig`
-in which nothing is left open. This is the only module that reads the environment.
+`ModelOptions`, `EngineOptions`, `ParallelOptions`, `MediaOptions` and `ServerOptions` are the command line: each field is one option,
+the string below it is its help, None means "derive it". `resolve` and `resolve_parallel` turn them, with facts of the model and the
+machine, into configurations in which nothing is left open. This is the only module that reads the environment.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+EncoderMode = Literal["weights", "data"]
+AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
+
+LARGEST_TP = 64
+NARROW_ENCODER = 256
+"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,21 @@ class EngineOptions:
     """Picture patches encoded per step (one picture always may). Derived: 16384 on cpu, 65536 on cuda."""
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """How one model is spread over several processes."""
+
+    tp_size: int = 1
+    """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
+    mm_encoder_tp_mode: EncoderMode | Literal["auto"] = "auto"
+    """How they share the vision tower. weights: each holds a slice. data: each holds all of it and takes its part of the pictures.
+    auto: weights, unless the tower does not divide or its slices would be too narrow."""
+    all_reduce: AllReduce | Literal["auto"] = "auto"
+    """How they add up. auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda."""
+    step_timeout: float | None = None
+    """Seconds after which a step is taken to be stuck, and the engine ends. Derived: 120 on cuda, 1200 on cpu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +150,16 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How the ranks share the work."""
+
+    size: int
+    encoder: EncoderMode
+    all_reduce: AllReduce
+    step_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0."""
 
@@ -157,8 +189,35 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype: Dtype, hardware: Hardware) -> EngineConfig:
-    """Fix every open dial. `dtype` is what the weights were loaded as. Raises ConfigError where a setting cannot work."""
+def resolve_parallel(options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]) -> ParallelConfig:
+    """Fix how the model is shared. Raises ConfigError, which says what sizes work, where it cannot be."""
+    size, cuda = options.tp_size, device == "cuda"
+    if size < 1 or (obstacles := spec.cuts.obstacles(size)):
+        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if not spec.cuts.obstacles(n))
+        what = " and ".join(obstacles) if size > 0 else "a model"
+        raise ConfigError(f"--tp-size {size}: {what} cannot be divided among {size} ranks; sizes that work are {sizes}")
+    narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
+    uncut = spec.cuts.encoder_obstacles(size)
+    encoder = options.mm_encoder_tp_mode
+    if encoder == "auto":
+        encoder = "data" if size > 1 and (uncut or narrow) else "weights"
+    elif encoder == "weights" and uncut:
+        raise ConfigError(
+            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among {size} ranks; use --mm-encoder-tp-mode data"
+        )
+    all_reduce = options.all_reduce
+    if all_reduce == "auto":
+        all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
+    elif (all_reduce in ("nccl", "symm-mem")) != cuda:
+        raise ConfigError(f"--all-reduce {all_reduce} does not work on {device}; {'nccl and symm-mem' if cuda else 'shm and gloo'} do")
+    return ParallelConfig(size, encoder, all_reduce, options.step_timeout or (120.0 if cuda else 1200.0))
+
+
+def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype: Dtype, hardware: Hardware, ranks: int = 1) -> EngineConfig:
+    """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of `ranks` ranks has.
+
+    Raises ConfigError where a setting cannot work.
+    """
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
     max_running = engine.max_running_requests or (256 if cuda else 32)
@@ -171,7 +230,7 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     if not 0.0 < fraction <= 0.98:
         raise ConfigError(f"--mem-fraction-static {fraction}: must be above 0 and at most 0.98")
 
-    page_bytes = kv_page_bytes(spec, engine.page_size, dtype)
+    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
     kv_bytes = min(int(fraction * hardware.total_bytes) - used, int(0.9 * hardware.free_bytes))
     # More than every running request at full length would be of use to the prefix cache only.
@@ -200,22 +259,25 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     )
 
 
-def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype) -> int:
-    """Bytes of one KV page over all layers, keys and values."""
-    layout = spec.kv_layout
+def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
+    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks."""
+    layout = spec.kv_layout.on_rank(ranks)
     return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * (4 if dtype == "float32" else 2)
 
 
-def describe(config: EngineConfig, spec: FamilySpec, hardware: Hardware) -> tuple[tuple[str, str], ...]:
+def describe(config: EngineConfig, parallel: ParallelConfig, spec: FamilySpec, hardware: Hardware) -> tuple[tuple[str, str], ...]:
     """What start-up decided, for people: (name, value)."""
-    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype)
+    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
     rules = spec.image_rules
+    each = " per rank" if parallel.size > 1 else ""
+    shared = f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     return (
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
+        *((("ranks", shared),) if parallel.size > 1 else ()),
         ("context", f"{config.context_length} tokens"),
-        ("KV cache", f"{config.kv_pages - 1} pages of {config.page_size} = {config.kv_tokens} tokens, {kv_bytes / MIB:.0f} MiB"),
+        ("KV cache", f"{config.kv_pages - 1} pages of {config.page_size} = {config.kv_tokens} tokens, {kv_bytes / MIB:.0f} MiB{each}"),
         ("prefix cache", "on" if config.prefix_cache else "off"),
         ("batch", f"{config.max_running} requests, {config.chunk_tokens} tokens per step"),
         ("pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels after resizing, {config.encode_patches} patches per step"),
-        ("embedding cache", f"{config.embedding_bytes / MIB:.0f} MiB"),
+        ("embedding cache", f"{config.embedding_bytes / MIB:.0f} MiB{each}"),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,35 @@ class KVLayout:
     kv_heads: int
     head_dim: int
 
+    def on_rank(self, ranks: int) -> KVLayout:
+        """What one of `ranks` ranks stores: its share of the heads; where there are fewer heads than ranks, one that others hold too."""
+        return replace(self, kv_heads=max(1, self.kv_heads // ranks))
+
+
+Divisible = tuple[tuple[int, str], ...]
+"""Counts that must divide by the number of ranks, each with its name for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a model may be cut among ranks. `encoder_width`: the narrowest rows of the vision tower's matrices that are cut."""
+
+    text: Divisible
+    kv_heads: int
+    encoder: Divisible
+    encoder_width: int
+
+    def obstacles(self, ranks: int) -> tuple[str, ...]:
+        """What keeps the language model from being cut among `ranks` ranks."""
+        found = [f"{count} {what}" for count, what in self.text if count % ranks]
+        if self.kv_heads % ranks and ranks % self.kv_heads:
+            found.append(f"{self.kv_heads} key/value heads")
+        return tuple(found)
+
+    def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
+        """What keeps the vision tower from it."""
+        return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
+
 
 class FamilySpec(Protocol):
     """CPU facts of one checkpoint."""
@@ -62,6 +91,9 @@ class FamilySpec(Protocol):
 
     @property
     def kv_layout(self) -> KVLayout: ...
+
+    @property
+    def cuts(self) -> Cuts: ...
 
     @property
     def vocab_size(self) -> int: ...

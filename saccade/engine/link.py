@@ -2,7 +2,8 @@
 
 A message is two frames: the name of its type, and its fields as msgpack. The socket is a ZeroMQ pair in a private folder that goes
 with the front. The arena's descriptor and the boot message are inherited, so nothing else has a name. The engine dies with
-the front (PDEATHSIG), and the front notices the engine's death at once (its process is awaited).
+the front (PDEATHSIG), and the front notices the engine's death at once (its process is awaited). Why it died, where it still could say
+so, stands in a pipe that only last words go through: they can be spoken while the engine's main thread hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineOptions, ModelOptions
+from saccade.core.config import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.errors import EngineUnavailable, StartupError
 from saccade.core.messages import Failed, Ready, Stop, ToEngine, ToFront
 
@@ -46,9 +47,11 @@ class Boot:
     address: str
     arena_fd: int
     arena_bytes: int
+    words_fd: int
     folder: str
     model: ModelOptions
     engine: EngineOptions
+    parallel: ParallelOptions
 
 
 class EngineLink:
@@ -80,29 +83,31 @@ class EngineLink:
 class EngineProcess:
     """The front's end: starts the engine process, talks to it, notices its death."""
 
-    def __init__(self, folder: Path, model: ModelOptions, engine: EngineOptions, arena: Arena) -> None:
-        self._boot = (folder, model, engine, arena)
+    def __init__(self, folder: Path, model: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, arena: Arena) -> None:
+        self._boot = (folder, model, engine, parallel, arena)
         self._process: subprocess.Popen[bytes] | None = None
         self._died = asyncio.Event()
         self._reason = "the engine is not running"
 
     async def start(self) -> Ready:
         """Start the process and wait until the model is loaded. Raises StartupError with the engine's reason."""
-        folder, model, engine, arena = self._boot
+        folder, model, engine, parallel, arena = self._boot
         self._room = tempfile.TemporaryDirectory(prefix="saccade-")
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         address = f"ipc://{self._room.name}/engine"
         self._socket.bind(address)
-        boot = Boot(address, arena.fd, arena.size, str(folder), model, engine)
+        words, words_fd = os.pipe()
+        boot = Boot(address, arena.fd, arena.size, words_fd, str(folder), model, engine, parallel)
         command = [sys.executable, "-m", "saccade.engine.process"]
         # A session of its own: Ctrl-C in the terminal is for the front, which then stops the engine in order.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(arena.fd,), start_new_session=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(arena.fd, words_fd), start_new_session=True)
+        os.close(words_fd)
         assert self._process.stdin is not None
         self._process.stdin.write(_ENCODER.encode(boot))
         self._process.stdin.close()
-        self._watch = asyncio.create_task(self._watch_process(self._process))
+        self._watch = asyncio.create_task(self._watch_process(self._process, words))
         try:
             message = await self.receive()
         except EngineUnavailable as error:
@@ -114,19 +119,22 @@ class EngineProcess:
         assert isinstance(message, Ready)
         return message
 
-    async def _watch_process(self, process: subprocess.Popen[bytes]) -> None:
+    async def _watch_process(self, process: subprocess.Popen[bytes], words: int) -> None:
         # A pidfd becomes readable when the process ends: no polling, no thread.
         fd = os.pidfd_open(process.pid)
-        ended = asyncio.Event()
+        over = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_reader(fd, ended.set)
+        loop.add_reader(fd, over.set)
         try:
-            await ended.wait()
+            await over.wait()
         finally:
             loop.remove_reader(fd)
             os.close(fd)
         code = process.wait()
-        self._reason = f"the engine process ended with status {code}" if code >= 0 else f"the engine process was killed by signal {-code}"
+        with open(words, "rb") as pipe:  # the engine was the only writer
+            said = pipe.read().decode()
+        ended = f"ended with status {code}" if code >= 0 else f"was killed by signal {-code}"
+        self._reason = f"the engine failed: {said}" if said else f"the engine process {ended}"
         self._died.set()
 
     @property

@@ -5,48 +5,45 @@ Loads the model, decides what was left open, then runs the engine loop. Tells th
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
-import psutil
 import torch
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.arena import Arena
-from saccade.core.config import Dtype, EngineConfig, Hardware, ModelOptions, describe, resolve, usable_cores
+from saccade.core.config import Dtype, EngineConfig, Hardware, ModelOptions, describe, resolve, resolve_parallel, usable_cores
 from saccade.core.errors import ConfigError, StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.messages import Failed, Ready
 from saccade.core.metrics import Metrics
 from saccade.engine.engine import Engine
 from saccade.engine.link import Boot, EngineLink
+from saccade.engine.ranks import Ranks
 from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.parallel import meeting_place
+from saccade.runtime.rank import Load, die_with_parent, load, measure_hardware
 from saccade.runtime.worker import DTYPES, Worker
 from saccade.sched.scheduler import Scheduler, SchedulerLimits
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Exit status 0 after an orderly stop, 1 otherwise."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
-    if os.getppid() != parent:
-        return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = EngineLink(boot.address)
     try:
-        start(boot, link).run()
+        serve(boot, link)
     except StartupError as error:
         link.send(Failed(str(error)))
         return 1
@@ -59,20 +56,55 @@ def main() -> int:
     return 0
 
 
-def start(boot: Boot, link: EngineLink) -> Engine:
-    """Load the model and build the engine; tells the front when it is ready."""
-    torch.set_num_threads(boot.engine.threads or usable_cores())
-    folder = Path(boot.folder)
-    spec = load_spec(folder)
-    device = pick_device(boot.model)
-    dtype = pick_dtype(boot.model, folder)
-    net = load_net(spec, folder, dtype=DTYPES[dtype], device=device, load_format=boot.model.load_format)
-    hardware = measure_hardware(device)
-    config = resolve(boot.model, boot.engine, spec, dtype, hardware)
-    worker = Worker(net, config, Arena.attach(boot.arena_fd, boot.arena_bytes))
-    engine = Engine(build_scheduler(config, spec), worker, link, Metrics())
-    link.send(Ready(config.kv_tokens, config.context_length, describe(config, spec, hardware)))
-    return engine
+def serve(boot: Boot, link: EngineLink) -> None:
+    """Load the model, on all ranks; tell the front what was decided; run until told to stop."""
+    spec = load_spec(Path(boot.folder))
+    wanted = plan_load(boot, spec)
+    size = wanted.parallel.size
+    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
+    ranks = Ranks(wanted, arena, lambda why: give_up(boot.words_fd, why)) if size > 1 else None
+    net, shard = load(wanted)
+    hardware = share_hardware(wanted, ranks.wait_loaded() if ranks else [])
+    config = resolve(boot.model, boot.engine, spec, wanted.dtype, hardware, size)
+    worker = Worker(net, config, arena, shard, wanted.parallel.encoder)
+    if ranks:
+        ranks.begin(config, worker)
+    engine = Engine(build_scheduler(config, spec), ranks or worker, link, Metrics())
+    link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
+    engine.run()
+    if ranks:
+        ranks.close()
+
+
+def plan_load(boot: Boot, spec: FamilySpec) -> Load:
+    """What rank 0 is to load, as the other ranks are but for their number. Raises ConfigError."""
+    device = pick_device(boot.model, boot.parallel.tp_size)
+    parallel = resolve_parallel(boot.parallel, spec, device)
+    return Load(
+        rank=0,
+        folder=boot.folder,
+        device=device,
+        dtype=pick_dtype(boot.model, Path(boot.folder)),
+        format=boot.model.load_format,
+        threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
+        parallel=parallel,
+        group_fd=meeting_place(),
+    )
+
+
+def share_hardware(wanted: Load, others: list[Hardware]) -> Hardware:
+    """What each rank may use: its own device, as the fullest of them is, or its part of the machine."""
+    mine = measure_hardware(wanted.device)
+    if wanted.device == "cuda":
+        return replace(mine, free_bytes=min(each.free_bytes for each in (mine, *others)))
+    ranks = 1 + len(others)
+    return replace(mine, total_bytes=mine.total_bytes // ranks, free_bytes=mine.free_bytes // ranks)
+
+
+def give_up(words_fd: int, why: str) -> None:
+    """End this process, whatever its main thread hangs in; the front reads why from the pipe."""
+    os.write(words_fd, why.encode())
+    os._exit(1)
 
 
 def build_scheduler(config: EngineConfig, spec: FamilySpec) -> Scheduler:
@@ -96,20 +128,16 @@ def pick_dtype(model: ModelOptions, folder: Path) -> Dtype:
     return known.get(wanted, "bfloat16")
 
 
-def pick_device(model: ModelOptions) -> torch.device:
-    """Raises ConfigError when cuda is asked for and there is none."""
-    if model.device == "cuda" and not torch.cuda.is_available():
+def pick_device(model: ModelOptions, ranks: int) -> Literal["cpu", "cuda"]:
+    """Raises ConfigError when cuda is asked for and there is none, or not one for each rank."""
+    if model.device == "cpu":
+        return "cpu"
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if model.device == "cuda" and not devices:
         raise ConfigError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use --device cpu")
-    return torch.device("cuda" if model.device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def measure_hardware(device: torch.device) -> Hardware:
-    """What the device is and what it has left."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return Hardware("cuda", torch.cuda.get_device_name(device), total, free)
-    memory = psutil.virtual_memory()
-    return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
+    if 0 < devices < ranks:
+        raise ConfigError(f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one")
+    return "cuda" if devices else "cpu"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`spec` reads a checkpoint's facts; `net` is a module with `build(spec, weights, shard) -> FamilyNet` and `canonical_name(name)`."""
+    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard, encoder_shard) -> FamilyNet`,
+    `canonical_name(name)` and `harmless(name, spec)`.
+    """
 
     spec: Callable[[Checkpoint], FamilySpec]
     net: str

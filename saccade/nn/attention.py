@@ -9,7 +9,7 @@ import torch
 from saccade.kernels.attention import paged_attention, write_kv
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.rotary import apply_rotary
-from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -35,11 +35,11 @@ class CausalAttention:
     def __init__(self, weights: Weights, name: str, shape: AttentionShape, shard: Shard) -> None:
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.heads = shard.divide(shape.heads, "attention heads")
-        self.kv_heads = shard.divide(shape.kv_heads, "key/value heads")
+        sharing = shard.over(shape.kv_heads)
+        self.kv_heads = sharing.divide(shape.kv_heads, "key/value heads")
         self.scale = shape.head_dim**-0.5
-        self.qkv = Linear.columns(
-            weights, [(f"{name}.q_proj", q), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)], shape.hidden, shard, bias=shape.qkv_bias
-        )
+        columns = [Column(f"{name}.q_proj", q, shard), Column(f"{name}.k_proj", kv, sharing), Column(f"{name}.v_proj", kv, sharing)]
+        self.qkv = Linear.columns(weights, columns, shape.hidden, bias=shape.qkv_bias)
         self.out = RowLinear(weights, f"{name}.o_proj", q, shape.hidden, shard, bias=False)
         self.eps = shape.qk_norm_eps or 0.0
         self.qk_weight = None
@@ -60,4 +60,4 @@ class CausalAttention:
         qk = apply_rotary(qk, *rotary)
         write_kv(qk[:, self.heads :], qkv[:, rotated:], *kv, batch.out_slots)
         attended = paged_attention(qk[:, : self.heads], *kv, batch.contexts, self.scale)
-        return self.out(attended.view(x.shape[0], -1))
+        return self.out(attended.flatten(1))

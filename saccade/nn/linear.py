@@ -6,6 +6,7 @@ Each constructor says which checkpoint tensors make up its matrix and which slic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +19,19 @@ def share(shard: Shard, start: int, n: int, what: str) -> slice:
     """This rank's slice of `n` things that begin at `start`."""
     mine = shard.divide(n, what)
     return slice(start + shard.rank * mine, start + (shard.rank + 1) * mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A projection to `outputs` values over all ranks, of which `shard` says which are this rank's."""
+
+    name: str
+    outputs: int
+    shard: Shard
+
+    def part(self, suffix: str, *inputs: int) -> Part:
+        mine = share(self.shard, 0, self.outputs, f"outputs of {self.name}")
+        return Part(f"{self.name}.{suffix}", (self.outputs, *inputs), (mine,))
 
 
 class Linear:
@@ -33,18 +47,10 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     @classmethod
-    def whole(cls, weights: Weights, name: str, inputs: int, outputs: int) -> Linear:
-        """Every rank holds all of it; with a bias."""
-        return cls(weights.load(Part(f"{name}.weight", (outputs, inputs))), weights.load(Part(f"{name}.bias", (outputs,))))
-
-    @classmethod
-    def columns(cls, weights: Weights, names: Sequence[tuple[str, int]], inputs: int, shard: Shard, *, bias: bool) -> Linear:
-        """Several projections (name, outputs) of one input in one multiplication; a rank holds its slice of each one's outputs."""
-        rows = [(name, outputs, share(shard, 0, outputs, f"outputs of {name}")) for name, outputs in names]
-        matrix = weights.load(*(Part(f"{name}.weight", (outputs, inputs), (mine,)) for name, outputs, mine in rows))
-        if not bias:
-            return cls(matrix)
-        return cls(matrix, weights.load(*(Part(f"{name}.bias", (outputs,), (mine,)) for name, outputs, mine in rows)))
+    def columns(cls, weights: Weights, columns: Sequence[Column], inputs: int, *, bias: bool) -> Linear:
+        """Several projections of one input in one multiplication; a rank holds its slice of each one's outputs."""
+        matrix = weights.load(*(column.part("weight", inputs) for column in columns))
+        return cls(matrix, weights.load(*(column.part("bias") for column in columns)) if bias else None)
 
     @classmethod
     def fused_columns(cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard) -> Linear:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import CheckpointError
 from saccade.kernels.activation import gelu_tanh
-from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -37,7 +37,7 @@ class MLP:
 
     def __init__(self, weights: Weights, names: tuple[str, str], sizes: tuple[int, int], act: str, shard: Shard) -> None:
         hidden, intermediate = sizes
-        self.up = Linear.columns(weights, [(names[0], intermediate)], hidden, shard, bias=True)
+        self.up = Linear.columns(weights, [Column(names[0], intermediate, shard)], hidden, bias=True)
         self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True)
         self.act = activation(act)
 
@@ -52,8 +52,8 @@ class GatedMLP:
 
     def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], act: str, shard: Shard, *, bias: bool) -> None:
         hidden, intermediate = sizes
-        columns = [(f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate)]
-        self.gate_up = Linear.columns(weights, columns, hidden, shard, bias=bias)
+        columns = [Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")]
+        self.gate_up = Linear.columns(weights, columns, hidden, bias=bias)
         self.down = RowLinear(weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias)
         self.act = activation(act)
 

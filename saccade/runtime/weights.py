@@ -18,18 +18,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
+from saccade.core.config import EncoderMode
 from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
 from saccade.families.registry import net_module
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
-from saccade.parallel import Shard
+from saccade.parallel import WHOLE, Shard
 
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
-WHOLE = Shard()
 
 
 def load_net(
@@ -39,21 +39,25 @@ def load_net(
     dtype: torch.dtype,
     device: torch.device,
     shard: Shard = WHOLE,
+    encoder: EncoderMode = "weights",
     load_format: LoadFormat = "auto",
     progress: bool = True,
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights and without reading any.
 
+    `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or each rank holds all of that.
+
     Raises CheckpointError naming file and tensor for one that is missing, misshapen or damaged. Tensors that no layer asks for are
     warned of, unless the family knows them to be harmless.
     """
     module = net_module(spec)
+    encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     if load_format == "dummy":
-        net = module.build(spec, DummyWeights(dtype, device), shard)
+        net = module.build(spec, DummyWeights(dtype, device), shard, encoder_shard)
         return net
     with CheckpointWeights(folder, module.canonical_name, dtype, device, progress=progress) as weights:
-        net = module.build(spec, weights, shard)
+        net = module.build(spec, weights, shard, encoder_shard)
         if unused := [name for name in weights.unused() if not module.harmless(name, spec)]:
             shown = ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else "")
             logger.warning("%s: %d tensors belong to no layer of %s and are ignored: %s", folder, len(unused), spec.family, shown)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineConfig
+from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.plan import Plan, Sampled
 from saccade.nn.protocol import FamilyNet
+from saccade.parallel import WHOLE, Shard
 from saccade.runtime.batch import Slot, build_batch
 from saccade.runtime.memory import EmbeddingMemory, KVMemory
 from saccade.runtime.sampler import sample
@@ -17,15 +18,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 class Worker:
-    """Holds the network, KV pages, embeddings and slots of one rank."""
+    """Holds the network, KV pages, embeddings and slots of one rank.
 
-    def __init__(self, net: FamilyNet, config: EngineConfig, arena: Arena) -> None:
+    Every rank samples every token: the logits have the same bits on each, and a draw depends on them and a counter alone.
+    """
+
+    def __init__(self, net: FamilyNet, config: EngineConfig, arena: Arena, shard: Shard = WHOLE, encoder: EncoderMode = "weights") -> None:
         self._net = net
         self._device = torch.device(config.device)
         dtype = DTYPES[config.dtype]
-        self._kv = KVMemory(net.spec.kv_layout, config.kv_pages, config.page_size, dtype, self._device)
+        self._kv = KVMemory(net.spec.kv_layout.on_rank(shard.size), config.kv_pages, config.page_size, dtype, self._device)
         self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device)
-        self._vision = VisionEncoder(net, arena, self._device)
+        self._vision = VisionEncoder(net, arena, self._kv.layers[0][0], shard, encoder)
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids
 

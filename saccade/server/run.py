@@ -1,7 +1,7 @@
 """The life of the server process: listen, start the engine, serve, and end in order.
 
 The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails what is left; a second SIGINT
-does not wait. Knows nothing of what is served but how to put it together.
+does not wait. When the engine dies, the server follows. Knows nothing of what is served but how to put it together.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import asyncio
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
 import uvloop
 
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ServerOptions
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import StartupError
 from saccade.core.messages import Ready
 from saccade.server.app import build_app
 from saccade.server.assemble import build_front
 from saccade.server.front import Front
+
+FAILED_SECONDS = 5.0
+"""After the engine's death, clients and health checks get so long to see why, before the server goes too."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -59,6 +63,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._front = front
         self._options = options
+        self._failed_at: float | None = None
 
     async def run_until_told(self, on_ready: Callable[[str, Ready], None]) -> None:
         """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
@@ -87,6 +92,12 @@ class Server(uvicorn.Server):
             self.should_exit = True
             raise
 
+    async def on_tick(self, counter: int) -> bool:
+        if self._front.state == "failed" and not self.should_exit:
+            self._failed_at = self._failed_at or time.monotonic()
+            self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
         await super().shutdown(sockets)
@@ -107,15 +118,17 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve(model: str, model_options: ModelOptions, engine: EngineOptions, media: MediaOptions, server: ServerOptions) -> int:
-    """`saccade serve`: serve `model` until a signal. Returns the exit status. Raises StartupError."""
+def serve(
+    model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions, server: ServerOptions
+) -> int:
+    """`saccade serve`: serve `model` until a signal, or until the engine has failed. Returns the exit status. Raises StartupError."""
 
-    async def run() -> None:
-        front = build_front(model, model_options, engine, media, server.max_queued_requests)
+    async def run() -> int:
+        front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
         await Server(front, server.served_model_name or (model,), server).run_until_told(_announce)
+        return int(front.state == "failed")
 
-    uvloop.run(run())
-    return 0
+    return uvloop.run(run())
 
 
 def _announce(address: str, ready: Ready) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EngineConfig
 from saccade.core.plan import PixelSlot, Plan
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
+from saccade.engine.engine import Workers
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -44,15 +46,21 @@ class Outcome:
     error: str | None = None
 
 
-class Harness:
-    """One engine without processes. `pixels` are the resized pictures by key."""
+class Crew(Protocol):
+    """Several ranks (see `tests/parallel/crew.py`)."""
 
-    def __init__(self, net: FamilyNet, **changes: object) -> None:
+    def hire(self, config: EngineConfig, arena: Arena) -> Workers: ...
+
+
+class Harness:
+    """One engine without processes. `pixels` are the resized pictures by key. Works with one worker, or with a crew."""
+
+    def __init__(self, net: FamilyNet, crew: Crew | None = None, **changes: object) -> None:
         self.net = net
         self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.arena = Arena.create(64 << 20)
         self.scheduler = build_scheduler(self.config, net.spec)
-        self.worker = Worker(net, self.config, self.arena)
+        self.worker: Workers = crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
         self.preemptions = 0

@@ -21,9 +21,9 @@ HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 class QwenVLNet:
     """Implements `FamilyNet`."""
 
-    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard) -> None:
+    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> None:
         self.spec = spec
-        self.vision = VisionTower(weights, spec.vision, spec.image_rules, shard)
+        self.vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard)
         self.text = TextModel(weights, spec.text, shard)
 
     @torch.inference_mode()
@@ -35,9 +35,9 @@ class QwenVLNet:
         return self.text(batch, kv)
 
 
-def build(spec: QwenVLSpec, weights: Weights, shard: Shard) -> QwenVLNet:
-    """Raises CheckpointError where a tensor is missing or misshapen."""
-    return QwenVLNet(spec, weights, shard)
+def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> QwenVLNet:
+    """`encoder_shard` is the vision tower's. Raises CheckpointError where a tensor is missing or misshapen."""
+    return QwenVLNet(spec, weights, shard, encoder_shard)
 
 
 def canonical_name(name: str) -> str:

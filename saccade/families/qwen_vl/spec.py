@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import ImageRules, KVLayout
+from saccade.core.family import Cuts, ImageRules, KVLayout
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.qwen_vl.config import TextConfig, VisionConfig, parse_config
@@ -36,6 +36,16 @@ class QwenVLSpec:
     @property
     def kv_layout(self) -> KVLayout:
         return KVLayout(layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim)
+
+    @property
+    def cuts(self) -> Cuts:
+        text, vision = self.text, self.vision
+        return Cuts(
+            text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
+            kv_heads=text.kv_heads,
+            encoder=((vision.heads, "vision attention heads"), (vision.intermediate, "vision MLP values")),
+            encoder_width=vision.hidden,
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -6,16 +6,15 @@ Rotary tables are computed once per forward and shared by all layers; only rows 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from saccade.families.qwen_vl.config import RopeConfig, TextConfig
 from saccade.kernels.rotary import rotary_tables
 from saccade.nn.attention import AttentionShape, CausalAttention
-from saccade.nn.linear import Linear
+from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Batch, KVCache
-from saccade.nn.weights import Part, Weights
+from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
 
@@ -78,10 +77,10 @@ class TextModel:
     def __init__(self, weights: Weights, config: TextConfig, shard: Shard) -> None:
         table = (config.vocab_size, config.hidden)
         self.config = config
-        self.embedding = weights.load(Part("language_model.embed_tokens.weight", table))
+        self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         self.layers = [TextLayer(weights, f"language_model.layers.{i}", config, shard) for i in range(config.layers)]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
-        self.head = Linear(self.embedding if config.tied else weights.load(Part("lm_head.weight", table)))
+        self.head = TokenHead(self.embedding if config.tied else TokenEmbedding(weights, "lm_head.weight", table, shard))
         self.rope = MultiRope(config.rope, config.head_dim, weights.device)
 
     def __call__(self, batch: Batch, kv: KVCache) -> torch.Tensor:
@@ -89,7 +88,7 @@ class TextModel:
 
         Image rows take the first level of their embedding instead of the token's, and level i + 1 is added after layer i.
         """
-        x = F.embedding(batch.tokens, self.embedding)  # [T, hidden]
+        x = self.embedding(batch.tokens)  # [T, hidden]
         deep: list[torch.Tensor] = []
         if batch.splice_rows.shape[0]:
             first, *deep = batch.embeddings.split(self.config.hidden, dim=1)

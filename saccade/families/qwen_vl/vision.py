@@ -22,7 +22,7 @@ from saccade.families.qwen_vl.config import VisionConfig
 from saccade.kernels.attention import varlen_attention
 from saccade.kernels.patchify import patchify
 from saccade.kernels.rotary import apply_rotary, rotary_tables
-from saccade.nn.linear import Linear, RowLinear
+from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.weights import Part, Weights
@@ -81,15 +81,15 @@ class PatchMerger:
 
     __slots__ = ("down", "late_norm", "norm", "unit", "up")
 
-    def __init__(self, weights: Weights, name: str, config: VisionConfig, *, late_norm: bool = False) -> None:
+    def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard, *, late_norm: bool = False) -> None:
         self.unit = config.merge**2
         self.late_norm = late_norm
         merged = config.hidden * self.unit
         third = config.variant == "qwen3_vl"
         norm, up, down = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
         self.norm = _norm(weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden)
-        self.up = Linear.whole(weights, f"{name}.{up}", merged, merged)
-        self.down = Linear.whole(weights, f"{name}.{down}", merged, config.out_hidden)
+        self.up = Linear.columns(weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True)
+        self.down = RowLinear(weights, f"{name}.{down}", merged, config.out_hidden, shard, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [M, out_hidden]"""
@@ -126,9 +126,9 @@ class VisionTower:
         if config.position_side:
             self.position_table = weights.load(Part("visual.pos_embed.weight", (config.position_side**2, config.hidden)))
         self.blocks = [VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)]
-        self.merger = PatchMerger(weights, "visual.merger", config)
+        self.merger = PatchMerger(weights, "visual.merger", config, shard)
         self.deepstack = {
-            layer: PatchMerger(weights, f"visual.deepstack_merger_list.{i}", config, late_norm=True)
+            layer: PatchMerger(weights, f"visual.deepstack_merger_list.{i}", config, shard, late_norm=True)
             for i, layer in enumerate(config.deepstack_layers)
         }
         steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=weights.device) / (config.head_dim // 2)

@@ -1,0 +1,54 @@
+"""The two ends of a language model, cut among ranks by vocabulary: tokens to rows, rows to logits."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+class TokenEmbedding:
+    """A row per token. A rank holds a run of tokens; the last ranks' runs are shorter where the vocabulary does not divide."""
+
+    __slots__ = ("first", "shard", "share", "table", "vocab_size")
+
+    def __init__(self, weights: Weights, name: str, shape: tuple[int, int], shard: Shard) -> None:
+        self.vocab_size = shape[0]
+        self.share = -(-shape[0] // shard.size)
+        self.first = min(shard.rank * self.share, shape[0])
+        self.table = weights.load(Part(name, shape, (slice(self.first, min(self.first + self.share, shape[0])),)))
+        self.shard = shard
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[T] int64 -> [T, hidden], owned."""
+        if self.shard.size == 1:
+            return F.embedding(tokens, self.table)
+        local = tokens - self.first
+        here = (local >= 0) & (local < self.table.shape[0])
+        rows = F.embedding(torch.where(here, local, 0), self.table)
+        return self.shard.all_reduce(rows.masked_fill_(~here.unsqueeze(1), 0.0))
+
+
+class TokenHead:
+    """Logits: products with every row of an embedding's table, which it may share with the embedding itself."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: TokenEmbedding) -> None:
+        self.rows = rows
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """This rank's rows [share, hidden]."""
+        return self.rows.table
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab_size] on every rank."""
+        logits = F.linear(x, self.rows.table)
+        if self.rows.shard.size == 1:
+            return logits
+        padded = F.pad(logits, (0, self.rows.share - logits.shape[1]))
+        everyones = self.rows.shard.all_gather(padded)  # [size, R, share]
+        return everyones.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.rows.vocab_size]
