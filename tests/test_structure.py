@@ -75,7 +75,7 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
             "saccade.families.checkpoint",
         ),
     ),
-    ("saccade.tools.*", ("saccade.tools.*", "saccade.core.*")),
+    ("saccade.tools.*", ("saccade.tools.*", "saccade.core.*", "saccade.demo.draw", "saccade.demo.tasks")),
     ("saccade.demo.*", ("saccade.demo.*", "saccade.core.*")),
 )
 # Imports written inside a function of the registry: the nets are loaded only where there are tensors.

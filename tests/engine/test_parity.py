@@ -129,8 +129,8 @@ def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
 @pytest.mark.parametrize("chunk_tokens", [16, 2048])
 def test_answers_survive_preemption(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
     longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES) + NEW_TOKENS
-    pages = 2 * (longest // 16 + 1) + 1
-    harness = Harness(model.net, chunk_tokens=chunk_tokens, kv_pages=pages, prefix_cache=prefix_cache)
+    pages = 2 * (longest // 2 + 1) + 1  # for two of the longest
+    harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=2, kv_pages=pages, prefix_cache=prefix_cache)
     check(model, harness.run([model.request(harness, name) for name in CASES]))
     assert harness.scheduler.counts.preemptions > 0
 
