@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Literal
 
-from saccade.core.types import ImageKey
+from saccade.cache.seen import Seen
+from saccade.core.types import ImageKey, Missed
 
 Tier = Literal["device"]
 
@@ -23,6 +24,7 @@ class EmbeddingCache:
         self.used_bytes = 0
         self.pinned_bytes = 0
         self.evictions = 0
+        self._seen = Seen()
         self._bytes: dict[ImageKey, int] = {}
         self._pins: dict[ImageKey, int] = {}
         self._idle: OrderedDict[ImageKey, None] = OrderedDict()  # not pinned, least recently used first
@@ -37,6 +39,10 @@ class EmbeddingCache:
     def locate(self, key: ImageKey) -> Tier | None:
         """Where the embedding is; None if it would have to be computed."""
         return "device" if key in self._bytes else None
+
+    def why_missing(self, key: ImageKey) -> Missed:
+        """Why `key` is not resident."""
+        return self._seen.why_missing(key)
 
     def touch(self, key: ImageKey) -> None:
         """`key` is about to be used: if it is resident, evict others first."""
@@ -70,6 +76,7 @@ class EmbeddingCache:
             victim, _ = self._idle.popitem(last=False)
             self.used_bytes -= self._bytes.pop(victim)
             evicted.append(victim)
+        self._seen.add(key)
         self._bytes[key] = nbytes
         self._idle[key] = None
         self.used_bytes += nbytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from saccade.core.errors import ConfigError
@@ -108,6 +109,16 @@ class MediaOptions:
     """Also fetch from private, loopback and link-local addresses."""
     allowed_local_media_path: str | None = None
     """Allow file: URLs below this folder."""
+    files_dir: str | None = None
+    """Folder for files uploaded with /v1/files; it may be shared by servers. Derived: saccade/files in the user's cache folder."""
+    files_mb: int = 4096
+    """Disk space for uploaded files; when it is used up, uploads are refused until some are deleted or expire."""
+
+    @property
+    def files_folder(self) -> Path:
+        """Where uploaded files are kept."""
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(self.files_dir or f"{cache}/saccade/files").expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +137,28 @@ class ServerOptions:
     """Browser origins that may call the API."""
     max_body_mb: int = 256
     """Largest request body."""
+    max_inflight_mb: int | None = None
+    """Bodies and encoded pictures held for requests in flight; what would exceed it is answered 429. Derived: a quarter of memory."""
     max_queued_requests: int = 1024
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
     log_requests: bool = False
     """Log a line for every request: tokens, pictures, times."""
+    log_slow_seconds: float | None = None
+    """Log what became of each picture of requests that take longer than this."""
 
     @property
     def key(self) -> str | None:
         """The key that clients must send, if any."""
         return self.api_key or os.environ.get("SACCADE_API_KEY")
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes that may be held for requests in flight."""
+        if self.max_inflight_mb is not None:
+            return self.max_inflight_mb * MIB
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 @dataclass(frozen=True, slots=True)

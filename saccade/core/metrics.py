@@ -50,6 +50,7 @@ DECLARED: tuple[Metric, ...] = (
     # Requests as clients see them.
     Metric("saccade_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
     Metric("saccade_requests_in_flight", "gauge", "Requests accepted and not yet ended"),
+    Metric("saccade_request_bytes_held", "gauge", "Bytes of bodies and encoded pictures held for requests in flight"),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),
     Metric("saccade_e2e_seconds", "histogram", "Time from arrival to the end of the answer"),

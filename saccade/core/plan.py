@@ -97,7 +97,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for."""
+    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for.
+
+    `encode_ms` is what the vision tower took.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    encode_ms: float = 0.0

@@ -112,12 +112,28 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+Missed = Literal[
+    "never seen", "evicted", "other settings", "other salt", "no full page", "other prompt", "other prompt or evicted", "prefix cache off"
+]
+"""Why a picture was not found at a level.
+
+other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as never seen.)
+no full page: the page with its last tokens is not cached, for it was not full, or went on differently.
+other prompt: something else stood before it.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded)."""
+    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded).
+
+    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
+    """
 
     image: int
     level: Literal["kv", "embedding", "none"]
+    missed_kv: Missed | None = None
+    missed_embedding: Missed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
 from saccade.core.messages import Abort, News, PixelsFailed, PixelsReady, Stop, Submit, ToEngine
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot, Plan, Sampled
-from saccade.core.types import Delta
+from saccade.core.types import Delta, ImageKey
 from saccade.engine.link import EngineLink
 from saccade.sched.scheduler import Scheduler
 
@@ -31,6 +32,7 @@ class Engine:
         self._metrics = metrics
         self._deltas: list[Delta] = []
         self._returned: list[PixelSlot] = []
+        self._encoded: list[tuple[ImageKey, float]] = []
         self._deadline: float | None = None
 
     def run(self) -> None:
@@ -44,6 +46,7 @@ class Engine:
             if not plan.empty:
                 sampled = self._workers.execute(plan)
                 self._deltas += self._scheduler.apply(plan, sampled)
+                self._encoded += share_encode_ms(plan, sampled)
             self._report()
 
     def _finished(self) -> bool:
@@ -78,10 +81,16 @@ class Engine:
         notices = self._scheduler.take_notices()
         done = (*self._returned, *notices.done)
         measure(self._scheduler, self._metrics)
-        news = News(tuple(self._deltas), notices.want, done, notices.confirmed, self._metrics.changed())
-        self._deltas, self._returned = [], []
+        news = News(tuple(self._deltas), notices.want, done, notices.confirmed, tuple(self._encoded), self._metrics.changed())
+        self._deltas, self._returned, self._encoded = [], [], []
         if news != News():
             self._link.send(news)
+
+
+def share_encode_ms(plan: Plan, sampled: Sampled) -> list[tuple[ImageKey, float]]:
+    """What the vision tower took for each picture of a step, by patches."""
+    patches = [math.prod(encode.grid) for encode in plan.encode]
+    return [(encode.key, sampled.encode_ms * n / sum(patches)) for encode, n in zip(plan.encode, patches, strict=True)]
 
 
 def measure(scheduler: Scheduler, metrics: Metrics) -> None:

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,9 +46,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a job: `error` is None when the pixels lie in the arena."""
+    """What became of a job, after how many ms: `error` is None when the pixels lie in the arena."""
 
     error: str | None
+    ms: float = 0.0
 
 
 def encode(message: Job | Answer) -> bytes:
@@ -68,7 +70,9 @@ def main() -> None:
     with socket.socket(fileno=jobs_fd) as connection, connection.makefile("rb") as jobs:
         connection.sendall(encode(Answer(error=None)))  # ready
         for line in jobs:
-            connection.sendall(encode(Answer(error=_run(Job(**json.loads(line)), arena, inbox_fd))))
+            begun = time.perf_counter()
+            error = _run(Job(**json.loads(line)), arena, inbox_fd)
+            connection.sendall(encode(Answer(error, (time.perf_counter() - begun) * 1e3)))
 
 
 def _run(job: Job, arena: Arena, inbox_fd: int) -> str | None:

@@ -79,7 +79,7 @@ class Fetcher:
             raise ImageError("the data: URL has no comma between its type and its data", code="invalid_image_url")
         if not url[:comma].lower().endswith(";base64"):
             raise ImageError("the data: URL is not in base64; write data:image/png;base64,...", code="invalid_image_url")
-        self._check_size((len(url) - comma - 1) * 3 // 4)
+        self.check_size((len(url) - comma - 1) * 3 // 4)
         if len(url) <= INLINE_CHARACTERS:
             return _decode_base64(url, comma + 1)
         return await asyncio.to_thread(_decode_base64, url, comma + 1)
@@ -136,11 +136,11 @@ class Fetcher:
             for name, value in response.headers:
                 fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
             length = fields.get("content-length", ["0"])[0]
-            self._check_size(int(length) if length.isdigit() else 0)
+            self.check_size(int(length) if length.isdigit() else 0)
             body = bytearray()
             async for chunk in response.aiter_stream():
                 body += chunk
-                self._check_size(len(body))
+                self.check_size(len(body))
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")
             return Answer(response.status, hishel.Headers(fields), bytes(body))
@@ -179,12 +179,12 @@ class Fetcher:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise refused
-                self._check_size(found.st_size)
+                self.check_size(found.st_size)
                 return file.read()
         except (OSError, ValueError) as error:
             raise refused from error
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         limit = self._options.max_image_bytes
         if size > limit:
             raise TooLarge(

@@ -12,13 +12,12 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import Request, SamplingParams
+from saccade.core.types import Request, SamplingParams, Span
 from saccade.intake.media import ImageSource, Media, Picture
 from saccade.intake.prompt import ChatTemplate, TemplateMessage, Tokenizer
 
@@ -82,6 +81,16 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and the pictures by their places."""
+
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    pictures: tuple[Picture, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that can go to the engine, and how many answers are wanted (their seeds count up from the first).
 
@@ -121,16 +130,21 @@ class Intake:
     async def prepare(self, ask: Ask, context_length: int) -> Prepared:
         """Everything about `ask` that can be decided without decoding a picture. Raises a RequestError that names the field."""
         arrival = time.monotonic()
+        prompt = await self.read(ask, context_length)
+        sampling = self._sampling(ask, len(prompt.tokens), context_length)
+        images = tuple(picture.image for picture in prompt.pictures)
+        request = Request(secrets.token_hex(12), prompt.tokens, prompt.spans, images, sampling, ask.cache_salt, arrival)
+        return Prepared(request, prompt.pictures, prompt.places, ask.n)
+
+    async def read(self, ask: Ask, context_length: int) -> Prompt:
+        """The prompt of `ask`, which may be too long for the context, unless that shows before it is tokenised."""
         sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
         pictures = await self.media.open_all(sources, ask.cache_salt)
-        tokens = await self._tokens(ask.prompt)
-        images = tuple(picture.image for picture in pictures)
-        expanded, spans = self.spec.expand_prompt(tokens, images)
-        sampling = self._sampling(ask, len(expanded), context_length)
-        request = Request(secrets.token_hex(12), expanded, spans, images, sampling, ask.cache_salt, arrival)
-        return Prepared(request, pictures, tuple(source.param for source in sources), ask.n)
+        tokens = await self._tokens(ask.prompt, context_length)
+        expanded, spans = self.spec.expand_prompt(tokens, [picture.image for picture in pictures])
+        return Prompt(expanded, spans, pictures, tuple(source.param for source in sources))
 
-    async def _tokens(self, prompt: Chat | str | tuple[int, ...]) -> list[int]:
+    async def _tokens(self, prompt: Chat | str | tuple[int, ...], context_length: int) -> list[int]:
         if isinstance(prompt, tuple):
             if outside := [token for token in prompt if token >= self.spec.vocab_size]:
                 raise InvalidRequest(f"prompt: token {outside[0]} is not below the vocabulary size, {self.spec.vocab_size}", "prompt")
@@ -139,8 +153,16 @@ class Intake:
             text, special = prompt, True
         else:
             text, special = self._render(prompt), False
-        encode = partial(self.tokenizer.encode, text, special)
-        return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
+        if len(text) < _LONG_TEXT:
+            return self.tokenizer.encode(text, special)
+
+        def encode() -> list[int]:
+            least = -(-len(text) // self.tokenizer.longest_token)
+            if least > context_length:
+                raise _too_long(prompt, f"{len(text)} characters, so at least {least} tokens", context_length)
+            return self.tokenizer.encode(text, special)
+
+        return await asyncio.to_thread(encode)
 
     def _render(self, chat: Chat) -> str:
         return self.template.render(
@@ -157,10 +179,7 @@ class Intake:
             raise InvalidRequest("the prompt is empty", "prompt")
         room = context_length - prompt_tokens
         if room < 1:
-            where = "messages" if isinstance(ask.prompt, Chat) else "prompt"
-            allowed = f"the context length of {context_length} allows {context_length - 1} and an answer"
-            message = f"the prompt has {prompt_tokens} tokens; {allowed}"
-            raise InvalidRequest(message, where, "context_length_exceeded")
+            raise _too_long(ask.prompt, f"{prompt_tokens} tokens", context_length)
         given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
         sampling = replace(self.defaults, **given)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=sampling.seed % 2**63)
@@ -172,3 +191,10 @@ class Intake:
             if outside := [token for token in ids if not 0 <= token < self.spec.vocab_size]:
                 raise InvalidRequest(f"{name}: token {outside[0]} is not within the vocabulary of {self.spec.vocab_size}", name)
         return sampling
+
+
+def _too_long(prompt: Chat | str | tuple[int, ...], has: str, context_length: int) -> InvalidRequest:
+    chat = isinstance(prompt, Chat)
+    advice = 'shorten it, send fewer pictures, or smaller ones (detail "low", or max_pixels)' if chat else "shorten it"
+    allowed = f"the context length of {context_length} allows {context_length - 1} and an answer"
+    return InvalidRequest(f"the prompt has {has}; {allowed}: {advice}", "messages" if chat else "prompt", "context_length_exceeded")

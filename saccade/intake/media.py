@@ -23,14 +23,15 @@ import numpy as np
 import PIL.Image
 
 from saccade.core.arena import Arena
-from saccade.core.config import MediaOptions, usable_cores
-from saccade.core.errors import ImageError, InvalidRequest, RequestError, TooLarge
+from saccade.core.config import MIB, MediaOptions, usable_cores
+from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
 from saccade.intake.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
 from saccade.intake.fetch import Fetcher
+from saccade.intake.files import FileStore
 from saccade.intake.lru import LRU
 from saccade.intake.pixels import Decoders
 from saccade.intake.pool import DecodePool, Job
@@ -47,10 +48,20 @@ DEFAULT_BUDGET = Budget()
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
-    """A picture as a request names it: a URL, or encoded bytes where it enters behind the front. `param` is its place, for errors."""
+class FileId:
+    """An uploaded file."""
 
-    url: str | bytes
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A picture as a request names it: a URL, an uploaded file, or encoded bytes where it enters behind the front.
+
+    `param` is its place, for errors.
+    """
+
+    url: str | bytes | FileId
     param: str
     budget: Budget = DEFAULT_BUDGET
 
@@ -67,6 +78,19 @@ class Picture:
     digest_ms: float
 
 
+@dataclass(slots=True)
+class Spent:
+    """What the pixels and the embedding of a picture in flight have cost so far.
+
+    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the engine said so.
+    """
+
+    decode_ms: float = 0.0
+    reused: bool = False
+    encode_ms: float = 0.0
+    encoded: float = 0.0
+
+
 class Media:
     """All pictures of one server. Everything runs on one event loop; `start` it there, and `close` it."""
 
@@ -76,6 +100,7 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
+        self.files = FileStore(options.files_folder, options.files_mb * MIB)
         self._fetcher = Fetcher(options, metrics)
         self._pool = DecodePool(arena, workers, options.decode_timeout, metrics)
         self._slots = Slots(arena, metrics)
@@ -83,6 +108,7 @@ class Media:
         self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
         self._confirmed: LRU[ImageKey, None] = LRU(REMEMBERED_CONFIRMED)
         self._held: dict[ImageKey, list[Picture]] = {}
+        self._spent: dict[ImageKey, Spent] = {}  # same keys
 
     def start(self) -> None:
         """Start the decode workers in the background."""
@@ -114,11 +140,11 @@ class Media:
     async def open(self, source: ImageSource, salt: str) -> Picture:
         """Name a picture and say what it costs, without decoding it.
 
-        Raises ImageError (or TooLarge) with `param` set when it cannot be fetched, is no picture, or is beyond a limit.
+        Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is no picture, or is beyond a limit.
         """
         try:
             begun = time.perf_counter()
-            data = source.url if isinstance(source.url, bytes) else await self._fetcher.fetch(source.url, salt)
+            data = await self._bytes(source.url, salt)
             fetched = time.perf_counter()
             name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
             found = self._probes.get(name)
@@ -127,10 +153,27 @@ class Media:
                 self._probes.put(name, found)
             content = identify(name, found, source.budget, salt, self._spec)
             self._check_fits(content.size)
-        except (ImageError, TooLarge) as error:
+        except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
         done = time.perf_counter()
         return Picture(content.image, found, content.size, data, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+
+    async def _bytes(self, url: str | bytes | FileId, salt: str) -> bytes:
+        match url:
+            case bytes():
+                return url
+            case FileId(id):
+                return await asyncio.to_thread(self.files.read, id)
+            case _:
+                return await self._fetcher.fetch(url, salt)
+
+    def check(self, data: bytes, param: str) -> None:
+        """Whether a request could name these bytes as a picture. Raises ImageError or TooLarge with the reason why not."""
+        try:
+            self._fetcher.check_size(len(data))
+            probe(data, self._options.max_image_pixels)
+        except (ImageError, TooLarge) as error:
+            raise _at(error, param) from error
 
     def _check_fits(self, size: tuple[int, int]) -> None:
         height, width = size
@@ -147,13 +190,14 @@ class Media:
         """A request in flight names this picture: its bytes stay until as many `release`s."""
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(picture.image.key, []).append(picture)
+        self._spent.setdefault(picture.image.key, Spent())
 
     def release(self, picture: Picture) -> None:
         """The request has ended. The last one to go ends a decode that nobody asked for and no worker has begun."""
         key = picture.image.key
         self._held[key].remove(picture)
         if not self._held[key]:
-            del self._held[key]
+            del self._held[key], self._spent[key]
             self._decoders.drop(key)
 
     def decode_ahead(self, picture: Picture) -> None:
@@ -170,11 +214,24 @@ class Media:
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        return await self._decoders.pixels(key, _job(self._held[key][0], urgent=True))
+        spent = self._spent[key]
+        spent.reused = self._slots.reusable(key)
+        slot = await self._decoders.pixels(key, _job(self._held[key][0], urgent=True))
+        spent.decode_ms = 0.0 if spent.reused else self._decoders.decode_ms.get(key) or 0.0
+        return slot
 
     def free(self, slot: PixelSlot) -> None:
         """The engine has finished with a slot."""
         self._slots.done(slot)
+
+    def encoded(self, key: ImageKey, ms: float) -> None:
+        """The engine has just encoded a picture."""
+        if spent := self._spent.get(key):
+            spent.encode_ms, spent.encoded = ms, time.monotonic()
+
+    def spent(self, key: ImageKey) -> Spent:
+        """What a held picture has cost."""
+        return self._spent[key]
 
     def confirm(self, keys: Iterable[ImageKey]) -> None:
         """The engine holds these pictures' embeddings: no need to decode them ahead again. It asks if it lost one."""

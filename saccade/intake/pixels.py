@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
+from saccade.intake.lru import LRU
 from saccade.intake.pool import DecodePool, Job
 from saccade.intake.slots import Slots
+
+REMEMBERED_TIMES = 1 << 12
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,7 @@ class Decoders:
         self._slots = slots
         self._metrics = metrics
         self._flights: dict[ImageKey, Flight] = {}
+        self.decode_ms: LRU[ImageKey, float] = LRU(REMEMBERED_TIMES)
 
     def ahead(self, key: ImageKey, job: Job) -> None:
         """Decode before anyone asks, unless that is under way, done, or would fill more of the arena than decoding ahead may."""
@@ -103,6 +107,7 @@ class Decoders:
                 del self._flights[key]
             raise
         flight = self._flights.pop(key)
+        self.decode_ms.put(key, job.ms)
         self._metrics.inc("saccade_images_decoded_total")
         return self._slots.fill(key, offset, leases=flight.askers, ahead=flight.needed and flight.askers == 0)
 

@@ -48,7 +48,10 @@ class StartFailed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One picture to decode: `size` is its (height, width) in the arena. Urgent ones go first, older ones before newer."""
+    """One picture to decode: `size` is its (height, width) in the arena. Urgent ones go first, older ones before newer.
+
+    `ms` is how long it took, once it is done.
+    """
 
     data: bytes
     probe: Probe
@@ -57,6 +60,7 @@ class Job:
     number: int = field(default_factory=lambda: next(_numbers))
     running: bool = False
     attempts: int = 0
+    ms: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -135,7 +139,7 @@ class DecodePool:
         """Have `process` do `job`. Raises WorkerLost after a crash or an overrun; the job then waits for its second try or has failed."""
         offset, done = self._queue[job]
         try:
-            error = await asyncio.wait_for(process.run(job, offset), self._timeout)
+            answer = await asyncio.wait_for(process.run(job, offset), self._timeout)
         except (TimeoutError, WorkerLost) as lost:
             await process.kill()  # before anyone else may use that part of the arena
             job.attempts += 1
@@ -148,10 +152,11 @@ class DecodePool:
             raise WorkerLost from lost
         if done.done():
             return
-        if error is None:
+        job.ms = answer.ms
+        if answer.error is None:
             done.set_result(None)
         else:
-            done.set_exception(ImageError(f"the picture cannot be decoded: {error}"))
+            done.set_exception(ImageError(f"the picture cannot be decoded: {answer.error}"))
 
     def _fail_waiting(self, why: str) -> None:
         for job, (_, done) in self._queue.items():
@@ -188,8 +193,8 @@ class _Process:
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
-    async def run(self, job: Job, offset: int) -> str | None:
-        """Do one job; the reason why not, if not. Raises WorkerLost."""
+    async def run(self, job: Job, offset: int) -> decode_worker.Answer:
+        """Do one job. Raises WorkerLost."""
         inbox = os.dup(self._inbox)  # a copy for the thread alone: it may outlive a cancelled call
         if len(job.data) <= INLINE_BYTES:
             _fill(inbox, job.data)
@@ -197,7 +202,7 @@ class _Process:
             await asyncio.to_thread(_fill, inbox, job.data)
         order = decode_worker.Job(len(job.data), job.probe.upright, job.probe.orientation, offset, job.size)
         self._writer.write(decode_worker.encode(order))
-        return (await self._answer()).error
+        return await self._answer()
 
     async def _answer(self) -> decode_worker.Answer:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class Tokenizer:
         for _, token in late:
             backend.add_tokens([AddedToken(**token)])
         return cls(backend, {name: _content(config[name]) for name in _NAMED_TOKENS if config.get(name) is not None})
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of text that one token can stand for, at most."""
+        return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids of `text`. `special` adds what the tokenizer puts around a bare text (templates write that themselves)."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import torch
 
 from saccade.core.arena import Arena
@@ -43,14 +46,21 @@ class Worker:
             self._slots[opened.slot] = Slot(opened, self._net.spec, self._kv.page_size, self._device)
         for key in plan.drop:
             self._embeddings.drop(key)
-        if plan.encode:
-            for key, embedding in self._vision.encode(plan.encode):
-                self._embeddings.put(key, embedding)
+        encode_ms = self._encode(plan) if plan.encode else 0.0
         if not plan.rows:
-            return Sampled()
+            return Sampled(encode_ms=encode_ms)
         batch = build_batch(plan, self._slots, self._embeddings, self._device)
         logits = self._net.forward(batch, self._kv.layers)  # [R, V] float32
-        return self._sample(plan, logits)
+        return replace(self._sample(plan, logits), encode_ms=encode_ms)
+
+    def _encode(self, plan: Plan) -> float:
+        """Returns ms taken."""
+        begun = time.perf_counter()
+        for key, embedding in self._vision.encode(plan.encode):
+            self._embeddings.put(key, embedding)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # for the time's sake; a step that encodes is too long for this to matter
+        return (time.perf_counter() - begun) * 1e3
 
     def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
         slots = [slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None]

@@ -11,11 +11,12 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -30,18 +31,30 @@ from saccade.core.config import MIB, ServerOptions
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
 from saccade.intake.intake import Ask, Prepared
 from saccade.server import metrics
+from saccade.server.body import Bodies, Held, read_json
+from saccade.server.files import file_routes
 from saccade.server.front import Front
-from saccade.server.openai import ChatCompletionRequest, CompletionRequest, chat_ask, completion_asks, parse
-from saccade.server.responses import Answer, ChatShape, ErrorBody, ErrorResponse, Model, ModelList, Shape, Tally, TextShape, Writer
+from saccade.server.openai import ChatCompletionRequest, CompletionRequest, chat_ask, completion_asks, parse, parse_either
+from saccade.server.responses import (
+    Answer,
+    ChatShape,
+    ErrorBody,
+    ErrorResponse,
+    Model,
+    ModelList,
+    Shape,
+    Tally,
+    TextShape,
+    TokenCount,
+    Writer,
+)
 from saccade.server.stream import stream
+from saccade.server.trace import ImageCost, Tracer
 
 log = logging.getLogger("saccade")
 
 OPEN_PATHS = frozenset({"/health", "/version"})
 """What answers without the API key."""
-
-BODY_PAUSE = 30.0
-"""Seconds that a client may pause while it sends a body."""
 
 T = TypeVar("T")
 
@@ -49,7 +62,8 @@ T = TypeVar("T")
 def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
     """The ASGI application. `names`: what the API calls the model, the first being its own name for it."""
     assert names
-    api = _Api(front, tuple(names), options, int(time.time()))
+    bodies = Bodies(options.inflight_bytes, front.metrics)
+    api = _Api(front, tuple(names), options, int(time.time()), bodies)
     middleware = []
     if options.cors_origins:
         middleware.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
@@ -61,12 +75,19 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
             Route("/v1/completions", _Endpoint(api.complete), methods=["POST"]),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.model),
+            Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
+            *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
         ],
         middleware=middleware,
-        exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error, Exception: _on_bug},
+        exception_handlers={
+            RequestError: _on_request_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_leaver,
+            Exception: _on_bug,
+        },
     )
 
 
@@ -78,72 +99,79 @@ class _Api:
     names: tuple[str, ...]
     options: ServerOptions
     started: int
+    bodies: Bodies
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.front.admit():
-            request = parse(await self._body(scope, receive), ChatCompletionRequest)
+        async with self._admit(scope, receive) as (body, held):
+            request = parse(body, ChatCompletionRequest)
             self._check_name(request.model)
             shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
-            work = self._answer(send, request, [chat_ask(request)], shape)
+            work = self._answer(send, request, [chat_ask(request)], shape, held)
             await _while_connected(receive, work)
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.front.admit():
-            request = parse(await self._body(scope, receive), CompletionRequest)
+        async with self._admit(scope, receive) as (body, held):
+            request = parse(body, CompletionRequest)
             self._check_name(request.model)
             shape = TextShape(self.front.vocabulary, request.logprobs is not None)
-            work = self._answer(send, request, completion_asks(request), shape)
+            work = self._answer(send, request, completion_asks(request), shape, held)
             await _while_connected(receive, work)
 
-    async def _answer(self, send: Send, request: ChatCompletionRequest | CompletionRequest, asks: Sequence[Ask], shape: Shape) -> None:
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._admit(scope, receive) as (body, _):
+            request = parse_either(body)
+            self._check_name(request.model)
+            asks = [chat_ask(request)] if isinstance(request, ChatCompletionRequest) else completion_asks(request)
+            if len(asks) > 1:
+                raise InvalidRequest(f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt")
+            context_length = self.front.ready.context_length
+            prompt = await _while_connected(receive, self.front.intake.read(asks[0], context_length))
+            images = [ImageCost.of(picture, place) for picture, place in zip(prompt.pictures, prompt.places, strict=True)]
+            await _send_json(send, TokenCount(len(prompt.tokens), context_length, prompt.tokens, images))
+
+    @asynccontextmanager
+    async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
+        """A permit, then the body. What the request holds of memory counts until it has ended."""
+        request = Request(scope, receive)
+        largest = self.options.max_body_mb * MIB
+        with self.front.admit(), self.bodies.hold(request, largest) as held:
+            yield await read_json(request, held, largest), held
+
+    async def _answer(
+        self, send: Send, request: ChatCompletionRequest | CompletionRequest, asks: Sequence[Ask], shape: Shape, held: Held
+    ) -> None:
         prepared = [await self.front.prepare(ask) for ask in asks]
+        held.resize(sum(len(picture.data) for each in prepared for picture in each.pictures))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), asks[0].n)
+        tracer = Tracer(prepared, request.trace)
         writer = Writer(shape, request.model)
         async with aclosing(self.front.generate(*prepared)) as events:
             if request.stream:
-                await stream(send, events, writer, tally, request.include_usage)
+                await stream(send, events, writer, tally, tracer, request.include_usage)
             else:
                 answers = [Answer() for each in prepared for _ in range(each.n)]
                 async for event in events:
                     answers[event.choice].add(event)
                     tally.add(event)
-                await _send_json(send, writer.whole(answers, tally.usage))
-        if self.options.log_requests:
-            self._log(prepared, tally)
+                    tracer.add(event)
+                await _send_json(send, writer.whole(answers, tally.usage, tracer.trace if tracer.wanted else UNSET))
+        self._log(prepared, tally, tracer)
 
-    def _log(self, prepared: Sequence[Prepared], tally: Tally) -> None:
+    def _log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
         request, usage = prepared[0].request, tally.usage
-        log.info(
-            "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
-            request.id,
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            len(request.images),
-            usage.completion_tokens,
-            time.monotonic() - request.arrival,
-        )
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytearray:
-        """The request's body. Raises TooLarge by its announced or its real length, InvalidRequest when it does not call itself JSON."""
-        request = Request(scope, receive)
-        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise InvalidRequest(f"Content-Type is {kind}; this path takes application/json", code="unsupported_media_type")
-        limit = self.options.max_body_mb * MIB
-        announced = request.headers.get("content-length", "0")
-        body, size = bytearray(), 0
-        too_large = announced.isdigit() and int(announced) > limit
-        async for chunk in _steadily(request):
-            size += len(chunk)
-            too_large = too_large or size > limit
-            if not too_large:
-                body += chunk
-            # A client that still sends cannot read an answer: let it finish, within reason.
-            elif size > 2 * limit:
-                break
-        if too_large:
-            raise TooLarge(f"the body is larger than {self.options.max_body_mb} MiB, the limit (--max-body-mb)")
-        return body
+        if self.options.log_requests:
+            log.info(
+                "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                request.id,
+                usage.prompt_tokens,
+                usage.prompt_tokens_details.cached_tokens,
+                len(request.images),
+                usage.completion_tokens,
+                tracer.seconds,
+            )
+        slow = self.options.log_slow_seconds
+        if slow is not None and tracer.seconds > slow:
+            log.warning("%s was slow: %s", request.id, msgspec.json.encode(tracer.trace).decode())
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
@@ -175,20 +203,6 @@ class _Api:
 
     async def version(self, _: Request) -> Response:
         return _json({"version": __version__})
-
-
-async def _steadily(request: Request) -> AsyncIterator[bytes]:
-    """The body's pieces. Raises InvalidRequest when they stop coming: a request that is being sent holds a permit."""
-    chunks = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(BODY_PAUSE):
-                chunk = await anext(chunks)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise InvalidRequest(f"nothing more of the body has come for {BODY_PAUSE:g} seconds", code="timeout") from None
-        yield chunk
 
 
 class _Endpoint:
@@ -287,6 +301,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     response = _json(ErrorResponse(body), error.status_code)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _on_leaver(_: Request, __: Exception) -> Response:
+    """Nobody reads this."""
+    return Response(status_code=400)
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 from saccade.core.errors import EngineUnavailable, ImageError, InternalError, Overloaded, RequestError, StartupError
 from saccade.core.messages import Abort, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
 from saccade.core.metrics import Metrics
-from saccade.core.types import Delta, ImageKey, Request, TokenLogprobs
+from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, TokenLogprobs
 from saccade.intake.intake import Ask, Intake, Prepared
 from saccade.intake.text import Detokenizer, StopStrings, Vocabulary
 
@@ -25,6 +25,7 @@ log = logging.getLogger("saccade")
 
 State = Literal["starting", "ready", "stopping", "failed"]
 Finish = Literal["stop", "length"]
+Level = Literal["kv", "embedding", "pixels", "none"]
 
 
 class EngineClient(Protocol):
@@ -46,6 +47,22 @@ class EngineClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Where picture `image` of a request was found, why not above that, and what it took. `pixels`: still in the arena, encoded again.
+
+    The ms are 0 unless this request's own turn made them be spent.
+    """
+
+    image: int
+    level: Level
+    missed_kv: Missed | None
+    missed_embedding: Missed | None
+    decode_ms: float = 0.0
+    wait_ms: float = 0.0
+    encode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with `finish` is its last.
 
@@ -58,6 +75,7 @@ class Event:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
     cached_tokens: int = 0
+    found: tuple[Found, ...] = ()
 
 
 class _Answer:
@@ -71,6 +89,7 @@ class _Answer:
         self.choice = choice
         self.events = events
         self.error: RequestError | None = None
+        self.submitted = time.monotonic()
         self.last_news: float | None = None
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
@@ -191,8 +210,9 @@ class Front:
         media = self.intake.media
         for picture in pictures:
             media.hold(picture)
-            media.decode_ahead(picture)
         try:
+            for picture in pictures:
+                media.decode_ahead(picture)
             for answer in answers:
                 self._answers[answer.request.id] = answer
                 self._tell(Submit(answer.request))
@@ -257,6 +277,8 @@ class Front:
     def _take(self, news: News) -> None:
         self.metrics.absorb(news.metrics)
         self.intake.media.confirm(news.confirmed)
+        for key, ms in news.encoded:
+            self.intake.media.encoded(key, ms)
         for slot in news.done:
             self.intake.media.free(slot)
         for key in news.want:
@@ -275,10 +297,20 @@ class Front:
             self._end(answer, answer.error or EngineUnavailable(delta.error or "the engine gave the request up", code="engine_error"))
             return
         self._time(answer, len(delta.tokens))
-        event = answer.advance(delta)
+        event = replace(answer.advance(delta), found=tuple(self._found(answer, outcome) for outcome in delta.images))
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
         answer.events.put_nowait(event)
+
+    def _found(self, answer: _Answer, outcome: ImageOutcome) -> Found:
+        found = Found(outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding)
+        if outcome.level != "none":
+            return found
+        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        passed = (spent.encoded - answer.submitted) * 1e3
+        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
+        level: Level = "pixels" if spent.reused else "none"
+        return replace(found, level=level, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms)
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:

@@ -10,12 +10,12 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from saccade.core.errors import InvalidRequest
-from saccade.intake.content import Budget
+from saccade.intake.content import Budget, Detail
 from saccade.intake.intake import Ask, Chat, Message, Part
-from saccade.intake.media import ImageSource
+from saccade.intake.media import FileId, ImageSource
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -26,13 +26,25 @@ Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 
 
-class ImageURL(Struct, forbid_unknown_fields=True):
-    """Where a picture is, and how many pixels it may have after resizing."""
+class Pixels(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How many pixels a picture may have after resizing."""
 
-    url: str
-    detail: Literal["auto", "low", "high"] = "auto"
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+
+
+class ImageURL(Pixels, kw_only=True):
+    """Where a picture is. detail: low is at most 512 x 512 pixels; auto and high are what the model takes."""
+
+    url: str
+    detail: Detail = "auto"
+
+
+class UploadedFile(Pixels, kw_only=True):
+    """A picture that was uploaded with POST /v1/files."""
+
+    file_id: str
+    detail: Detail = "auto"
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -41,10 +53,25 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
     text: str
 
 
-class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    """A picture within a message."""
+class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
+    """A picture within a message. Its pixels may be bounded here or beside its URL."""
 
     image_url: ImageURL
+
+
+class ImageFilePart(Pixels, tag_field="type", tag="image_file", kw_only=True):
+    """An uploaded picture within a message."""
+
+    image_file: UploadedFile
+
+
+class FilePart(Pixels, tag_field="type", tag="file", kw_only=True):
+    """An uploaded picture within a message, by the name that other APIs have for it."""
+
+    file: UploadedFile
+
+
+ContentPart = TextPart | ImagePart | ImageFilePart | FilePart
 
 
 class FunctionCall(Struct, forbid_unknown_fields=True):
@@ -67,7 +94,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     """A message of any role. The fields typed None are what OpenAI's own answers carry as null when they are sent back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -83,6 +110,12 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
+
+
+class SaccadeOptions(Struct, forbid_unknown_fields=True):
+    """What only this server knows. trace: say in the answer where each picture was found, why not sooner, and what it took."""
+
+    trace: bool = False
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -120,6 +153,7 @@ class CommonFields(EndingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    saccade: SaccadeOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -128,6 +162,10 @@ class CommonFields(EndingFields, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def trace(self) -> bool:
+        return self.saccade is not None and self.saccade.trace
 
 
 class ChatCompletionRequest(CommonFields, kw_only=True):
@@ -181,6 +219,21 @@ def parse(body: bytes | bytearray, kind: type[R]) -> R:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only allowed together with stream=true", "stream_options")
     return request
+
+
+class _Sides(Struct):
+    """Tells a chat from a text completion."""
+
+    messages: msgspec.Raw | UnsetType = UNSET
+
+
+def parse_either(body: bytes | bytearray) -> ChatCompletionRequest | CompletionRequest:
+    """A chat if it has messages, else a text completion. Raises as `parse` does."""
+    try:
+        chat = msgspec.json.decode(body, type=_Sides).messages is not UNSET
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        chat = True
+    return parse(body, ChatCompletionRequest) if chat else parse(body, CompletionRequest)
 
 
 def _explain(message: str) -> InvalidRequest:
@@ -293,11 +346,26 @@ def _message(message: ChatMessage, path: str) -> Message:
     return Message(role, content, fields)
 
 
-def _part(part: TextPart | ImagePart, path: str) -> Part:
-    if isinstance(part, TextPart):
-        return part.text
-    image = part.image_url
-    return ImageSource(image.url, path, Budget(image.detail, image.min_pixels, image.max_pixels))
+def _part(part: ContentPart, path: str) -> Part:
+    match part:
+        case TextPart(text=text):
+            return text
+        case ImagePart(image_url=image):
+            return ImageSource(image.url, path, _budget(image, part, path))
+        case ImageFilePart(image_file=file) | FilePart(file=file):
+            return ImageSource(FileId(file.file_id), path, _budget(file, part, path))
+
+
+def _budget(inside: ImageURL | UploadedFile, beside: Pixels, path: str) -> Budget:
+    """A part's wishes for its size, which may stand in two places, but not differ."""
+
+    def either(name: str, one: int | None, other: int | None) -> int | None:
+        if one is not None and other is not None and one != other:
+            raise InvalidRequest(f"{path}: {name} is given twice, as {one} and as {other}", f"{path}.{name}")
+        return other if one is None else one
+
+    least = either("min_pixels", inside.min_pixels, beside.min_pixels)
+    return Budget(inside.detail, least, either("max_pixels", inside.max_pixels, beside.max_pixels))
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

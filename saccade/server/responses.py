@@ -16,6 +16,7 @@ from saccade.core.errors import RequestError
 from saccade.core.types import TokenLogprobs
 from saccade.intake.text import Vocabulary
 from saccade.server.front import Event, Finish
+from saccade.server.trace import ImageCost, Trace
 
 
 class PromptTokensDetails(Struct):
@@ -109,7 +110,10 @@ class TextChoice(Struct):
 
 
 class Completion(Struct):
-    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it; then it is null in all but the last."""
+    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it; then it is null in all but the last.
+
+    `saccade` stands in answers and last chunks whose client asked for the trace.
+    """
 
     id: str
     object: str
@@ -117,6 +121,7 @@ class Completion(Struct):
     model: str
     choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
+    saccade: Trace | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -134,6 +139,15 @@ class ModelList(Struct):
 
     data: list[Model]
     object: str = "list"
+
+
+class TokenCount(Struct):
+    """POST /tokenize: what a prompt comes to, and each of its pictures. `max_model_len` is the most that prompt and answer may have."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    images: Sequence[ImageCost]
 
 
 class ErrorBody(Struct):
@@ -294,9 +308,11 @@ class Writer:
         self._created = int(time.time())
         self._model = model
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
+    def whole(self, answers: Sequence[Answer], usage: Usage, trace: Trace | UnsetType) -> Completion:
         choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
-        return Completion(self._id, self.shape.object, self._created, self._model, choices, usage)
+        return Completion(self._id, self.shape.object, self._created, self._model, choices, usage, trace)
 
-    def chunk(self, choices: Sequence[ChunkChoice | TextChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(self._id, self.shape.chunk_object, self._created, self._model, choices, usage)
+    def chunk(
+        self, choices: Sequence[ChunkChoice | TextChoice], usage: Usage | UnsetType | None, trace: Trace | UnsetType = UNSET
+    ) -> Completion:
+        return Completion(self._id, self.shape.chunk_object, self._created, self._model, choices, usage, trace)

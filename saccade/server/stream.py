@@ -10,12 +10,13 @@ import logging
 from collections.abc import AsyncIterator
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from saccade.core.errors import InternalError, RequestError
 from saccade.server.front import Event
 from saccade.server.responses import ErrorResponse, Tally, Writer
+from saccade.server.trace import Tracer
 
 log = logging.getLogger("saccade")
 
@@ -23,12 +24,23 @@ _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-con
 _encode = msgspec.json.Encoder().encode
 
 
-async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally: Tally, include_usage: bool) -> None:
+async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally: Tally, tracer: Tracer, include_usage: bool) -> None:
     """Send `events` as chunks. Raises the RequestError that comes before the first event; a later one is sent as an error event."""
     first = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     try:
-        await _send_chunks(send, first, events, writer, tally, include_usage)
+        opened = set[int]()
+        usage = None if include_usage else UNSET
+        event: Event | None = first
+        while event is not None:
+            tally.add(event)
+            tracer.add(event)
+            if body := _chunks(event, writer, opened, usage):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            event = await anext(events, None)
+        if include_usage or tracer.wanted:
+            end = writer.chunk([], tally.usage if include_usage else UNSET, tracer.trace if tracer.wanted else UNSET)
+            await send({"type": "http.response.body", "body": _sse(end), "more_body": True})
         last = b"data: [DONE]\n\n"
     except RequestError as error:
         last = _sse(ErrorResponse.of(error))
@@ -38,24 +50,16 @@ async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _send_chunks(send: Send, first: Event, events: AsyncIterator[Event], writer: Writer, tally: Tally, include_usage: bool) -> None:
-    usage = None if include_usage else UNSET
-    opened: set[int] = set()
-    event: Event | None = first
-    while event is not None:
-        tally.add(event)
-        body = b""
-        if event.choice not in opened:
-            opened.add(event.choice)
-            opening = writer.shape.opening(event.choice)
-            body = _sse(writer.chunk([opening], usage)) if opening else b""
-        if event.text or event.logprobs or event.finish:
-            body += _sse(writer.chunk([writer.shape.chunk(event)], usage))
-        if body:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        event = await anext(events, None)
-    if include_usage:
-        await send({"type": "http.response.body", "body": _sse(writer.chunk([], tally.usage)), "more_body": True})
+def _chunks(event: Event, writer: Writer, opened: set[int], usage: UnsetType | None) -> bytes:
+    """What a stream shows of an event: before a choice's first, its opening."""
+    body = b""
+    if event.choice not in opened:
+        opened.add(event.choice)
+        opening = writer.shape.opening(event.choice)
+        body = _sse(writer.chunk([opening], usage)) if opening else b""
+    if event.text or event.logprobs or event.finish:
+        body += _sse(writer.chunk([writer.shape.chunk(event)], usage))
+    return body
 
 
 def _sse(message: object) -> bytes:

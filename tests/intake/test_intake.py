@@ -29,12 +29,12 @@ PLACEHOLDER = TOKENIZER.encode("<|image_pad|>")[0]
 CONTEXT = 1000
 
 
-def prepare(ask: Ask, defaults: SamplingParams | None = None, metrics: Metrics | None = None) -> Prepared:
+def prepare(ask: Ask, defaults: SamplingParams | None = None, metrics: Metrics | None = None, context: int = CONTEXT) -> Prepared:
     async def run() -> Prepared:
         media = Media(SPEC, MediaOptions(media_workers=1), Arena.create(16 * MIB), metrics or Metrics())
         intake = Intake(SPEC, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, defaults or SamplingParams(temperature=1.0))
         try:
-            return await intake.prepare(ask, CONTEXT)
+            return await intake.prepare(ask, context)
         finally:
             await media.close()
 
@@ -124,8 +124,18 @@ def test_a_placeholder_written_by_hand_is_no_picture(text: str) -> None:
 def test_a_long_text_has_the_same_tokens_as_a_short_one() -> None:
     text = "Hello 中文! " * 100
     assert prepare(Ask(text)).request.tokens == tuple(TOKENIZER.encode(text))
-    with pytest.raises(InvalidRequest, match=f"{len(TOKENIZER.encode(text * 50))} tokens"):
-        prepare(Ask(text * 50))
+    longer = text * 50
+    assert prepare(Ask(longer), context=1 << 20).request.tokens == tuple(TOKENIZER.encode(longer))
+    with pytest.raises(InvalidRequest, match=f"{len(TOKENIZER.encode(longer))} tokens; the context length of 10000"):
+        prepare(Ask(longer), context=10_000)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenised"))
+    longest, context = max(map(len, TOKENIZER.backend.get_vocab())), 2000
+    with pytest.raises(InvalidRequest, match=f"{longest * context + 1} characters, so at least {context + 1} tokens") as caught:
+        prepare(Ask("x" * (longest * context + 1)), context=context)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
 
 def test_a_seed_is_drawn_when_none_is_given_and_kept_when_one_is() -> None:

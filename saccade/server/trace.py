@@ -1,0 +1,125 @@
+"""What became of each picture of a request: the `saccade` field of answers, and the log of slow requests.
+
+Owns the shapes, and how a request's pictures and what the front found of them are put together. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from saccade.core.types import Missed
+from saccade.intake.intake import Prepared
+from saccade.intake.media import Picture
+from saccade.server.front import Event, Found, Level
+
+
+class Size(Struct):
+    """In pixels."""
+
+    width: int
+    height: int
+
+
+class ImageCost(Struct):
+    """A picture as its header describes it (upright), and what it comes to. `place` is what the request calls it."""
+
+    place: str
+    digest: str
+    format: str
+    bytes: int
+    size: Size
+    resized: Size
+    tokens: int
+
+    @classmethod
+    def of(cls, picture: Picture, place: str) -> ImageCost:
+        height, width = picture.probe.upright
+        rows, columns = picture.size
+        image = picture.image
+        digest = image.key.digest.hex()
+        return cls(place, digest, picture.probe.format, len(picture.data), Size(width, height), Size(columns, rows), image.num_tokens)
+
+
+class ImageTimes(Struct):
+    """Milliseconds for one picture. `wait` is what passed from submission to the embedding beside `decode` and `encode`."""
+
+    fetch: float
+    digest: float
+    decode: float = 0.0
+    wait: float = 0.0
+    encode: float = 0.0
+
+
+class ImageMissed(Struct, omit_defaults=True):
+    """Why a picture was not found at a level above the one where it was found."""
+
+    kv: Missed | None = None
+    embedding: Missed | None = None
+
+
+class ImageTrace(ImageCost, kw_only=True):
+    """What became of one picture."""
+
+    found: Level
+    missed: ImageMissed
+    ms: ImageTimes
+
+    @classmethod
+    def found_at(cls, found: Found, picture: Picture, place: str) -> ImageTrace:
+        return cls(
+            **structs.asdict(ImageCost.of(picture, place)),
+            found=found.level,
+            missed=ImageMissed(found.missed_kv, found.missed_embedding),
+            ms=ImageTimes(*(round(ms, 3) for ms in (picture.fetch_ms, picture.digest_ms, found.decode_ms, found.wait_ms, found.encode_ms))),
+        )
+
+
+class RequestTimes(Struct):
+    """Milliseconds from the arrival of a request: to its submission to the engine, to the first token, to the end."""
+
+    prepared: float
+    first_token: float
+    total: float
+
+
+class Trace(Struct):
+    """What became of a request's pictures. `images` are in the order of the messages."""
+
+    images: Sequence[ImageTrace]
+    ms: RequestTimes
+
+
+class Tracer:
+    """Listens to a request's events. `wanted`: the client asked for the trace."""
+
+    def __init__(self, prepared: Sequence[Prepared], wanted: bool) -> None:
+        self.wanted = wanted
+        self._prepared = prepared[0]
+        self._arrival = self._prepared.request.arrival
+        self._ready = time.monotonic()
+        self._first: float | None = None
+        self._found: tuple[Found, ...] = ()
+
+    def add(self, event: Event) -> None:
+        if self._first is None:
+            self._first = time.monotonic()
+        # Only chats have pictures, and a chat has one prompt: its first answer tells of them.
+        if event.found and event.choice == 0:
+            self._found = event.found
+
+    @property
+    def seconds(self) -> float:
+        """Since the request arrived."""
+        return time.monotonic() - self._arrival
+
+    @property
+    def trace(self) -> Trace:
+        """At the end of the answer."""
+        pictures, places = self._prepared.pictures, self._prepared.places
+        images = [ImageTrace.found_at(found, pictures[found.image], places[found.image]) for found in self._found]
+        now = time.monotonic()
+        moments = (self._ready, now if self._first is None else self._first, now)
+        return Trace(images, RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)))
