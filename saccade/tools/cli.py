@@ -7,11 +7,13 @@ Owns nothing but names: options come from dataclasses, work is done elsewhere an
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from saccade.tools.options import (
+    AbOptions,
     DatasetOptions,
     EvalName,
     EvalOptions,
@@ -20,6 +22,7 @@ from saccade.tools.options import (
     PictureOptions,
     ProbeOptions,
     RandomMM,
+    ReportOptions,
     Target,
     TextOptions,
 )
@@ -49,6 +52,41 @@ def serve(
     from saccade.tools.bench.serve import serve as run
 
     run(Bench(target, load, data, pictures, text, random_mm, output))
+
+
+@bench.command
+def report(*results: Path, options: Annotated[ReportOptions, Flat] = ReportOptions()) -> None:
+    """Make one HTML page, and PNGs, of result files.
+
+    Parameters
+    ----------
+    results
+        Files written by `bench serve --output-file` or `bench ab`. Runs with the same label are repeats; other labels are compared.
+    """
+    from saccade.tools.report.report import report as run
+
+    print(run(results, options))
+
+
+@bench.command
+def ab(
+    *,
+    servers: Annotated[AbOptions, Flat],
+    load: Annotated[Load, Flat] = Load(),
+    data: Annotated[DatasetOptions, Flat] = DatasetOptions(),
+    pictures: Annotated[PictureOptions, Flat] = PictureOptions(),
+    text: Annotated[TextOptions, Flat] = TextOptions(),
+    random_mm: Annotated[RandomMM, Flat] = RandomMM(),
+    output: Annotated[OutputOptions, Flat] = OutputOptions(),
+) -> None:
+    """Start two servers in turns, measure speed and accuracy of both, and say which differ.
+
+    saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port} --disable-radix-cache"
+    """
+    from saccade.tools.ab import ab as run
+    from saccade.tools.bench.serve import Bench
+
+    run(servers, Bench(Target(), load, data, pictures, text, random_mm, output))
 
 
 @probe.default

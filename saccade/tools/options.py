@@ -209,6 +209,47 @@ class EvalOptions:
     """Print no progress and no table."""
 
 
+@dataclass(frozen=True, slots=True)
+class AbOptions:
+    """Which two servers, and how often."""
+
+    a: str
+    """Command line of the first server; {port} stands for a free port."""
+    b: str
+    """Command line of the second server."""
+    label_a: str = "A"
+    """Name of the first in tables and reports."""
+    label_b: str = "B"
+    """Name of the second."""
+    repeats: int = 3
+    """Runs of each, in turns: A B A B A B. Each has its own seed, the same for both."""
+    keep_running: bool = False
+    """Start both servers once and keep them, instead of a fresh start for every run. Needs memory for both."""
+    eval: Literal["ocr", "shapes", "none"] = "ocr"
+    """Questions that are asked of both, once, to compare accuracy."""
+    eval_prompts: int = 100
+    """How many."""
+    start_timeout: float = 600.0
+    """Seconds that a server may take to answer /v1/models."""
+    log_dir: Path | None = None
+    """Keep the servers' own output here. Derived: thrown away unless a server fails to start."""
+
+    def __post_init__(self) -> None:
+        _require(self.repeats >= 1, "--repeats", self.repeats, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Where the report goes."""
+
+    output: Path = Path("report")
+    """Folder for report.html and the plots as PNGs."""
+    title: str | None = None
+    """Title of the page. Derived: the labels."""
+    baseline: str | None = None
+    """Label that the others are compared with. Derived: the first."""
+
+
 def _require(right: bool, option: str, value: object, allowed: str) -> None:
     if not right:
         raise ConfigError(f"{option} {value}: must be {allowed}")

@@ -139,7 +139,7 @@ def _bytes(process: psutil.Process) -> int:
 
 def table(steps: Sequence[Step]) -> Table:
     """One line per count, one group of columns per resolution would be too wide: lines, sections by resolution."""
-    view = Table("resolution", "pictures", "TTFT (ms)", "ms per picture", "prompt tokens", "body (MB)", "server memory (MB)", "")
+    view = Table("resolution", "pictures", "TTFT ms", "per picture", "prompt", "sent MB", "RSS MB", "")
     for column in view.columns[1:7]:
         column.justify = "right"
     for before, step in zip([None, *steps], steps):

@@ -1,7 +1,7 @@
 """Runs on disk: JSON lines, appended; what `bench serve` and `bench ab` write and `bench report` reads.
 
-Three kinds of line, all with `kind` and `run` (an id): "run" (label, options, when), "request" (one each), "summary". A file may hold
-many runs. NaN (no value) is written as null.
+Kinds of line: "run" (label, options, when), "request" (one each) and "summary", which share an id `run`; and "eval" (label, result). A
+file may hold many of each. NaN (no value) is written as null.
 """
 
 from __future__ import annotations
@@ -20,20 +20,29 @@ from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration
 from saccade.tools.bench.load import Record, Run
 from saccade.tools.bench.measure import Summary, e2e, itls, output_tokens, tpot, ttft, vision_tokens
+from saccade.tools.eval.contract import Result
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One run read back."""
+    """One run read back. `started` is in seconds since 1970."""
 
     id: str
     label: str
-    source: str
+    started: float
     options: Json
     requests: tuple[Json, ...]
     summary: Json
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEval:
+    """An accuracy run beside it."""
+
+    label: str
+    result: Json
 
 
 def write_run(
@@ -62,11 +71,37 @@ def write_run(
     return run_id
 
 
-def read_runs(path: Path) -> Iterator[Saved]:
+def write_eval(path: Path, label: str, result: Result) -> None:
+    """Append an accuracy run."""
+    with path.open("a") as file:
+        file.write(json.dumps({"kind": "eval", "label": label, "result": asdict(result)}) + "\n")
+
+
+def read_runs(path: Path) -> list[Saved]:
     """Whole runs of a file (those with a summary). Raises ConfigError if there is none."""
     heads: dict[str, Json] = {}
     requests: dict[str, list[Json]] = {}
-    found = 0
+    runs: list[Saved] = []
+    for data in _lines(path):
+        kind, run = data["kind"], data.get("run", "")
+        if kind == "run":
+            heads[run], requests[run] = data, []
+        elif kind == "request":
+            requests[run].append(data)
+        elif kind == "summary":
+            head = heads[run]
+            runs.append(Saved(run, head["label"], head["started"], head["options"], tuple(requests[run]), data))
+    if not runs:
+        raise ConfigError(f"{path}: no whole benchmark run in it")
+    return runs
+
+
+def read_evals(path: Path) -> list[SavedEval]:
+    """Accuracy runs of a file."""
+    return [SavedEval(data["label"], data["result"]) for data in _lines(path) if data["kind"] == "eval"]
+
+
+def _lines(path: Path) -> Iterator[Json]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -74,18 +109,10 @@ def read_runs(path: Path) -> Iterator[Saved]:
     for number, line in enumerate(lines, 1):
         try:
             data = json.loads(line)
-            kind, run = data["kind"], data["run"]
+            data["kind"]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path}:{number}: not a line of a benchmark run") from None
-        if kind == "run":
-            heads[run], requests[run] = data, []
-        elif kind == "request":
-            requests[run].append(data)
-        elif kind == "summary":
-            found += 1
-            yield Saved(run, heads[run]["label"], path.name, heads[run]["options"], tuple(requests[run]), data)
-    if not found:
-        raise ConfigError(f"{path}: no whole benchmark run in it")
+        yield data
 
 
 def _request(record: Record, run: Run, calibration: Calibration, save_text: bool) -> Json:

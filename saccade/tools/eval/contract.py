@@ -67,7 +67,15 @@ Eval = Callable[[Sampler], Result]
 def grade(
     name: str, items: Sequence[Item], sampler: Sampler, concurrency: int = 1, journal: Path | None = None, told: Progress | None = None
 ) -> Result:
-    """Ask and score all items, `concurrency` at a time. Items with an answer in `journal` are not asked again; new ones are added to it."""
+    """Ask and score all items."""
+    return summarise(name, ask_all(items, sampler, concurrency, journal, told))
+
+
+def ask_all(
+    items: Sequence[Item], sampler: Sampler, concurrency: int = 1, journal: Path | None = None, told: Progress | None = None
+) -> list[Answer]:
+    """Answers in the order in which they come, `concurrency` questions at a time. Items with an answer in `journal` are not asked again;
+    new answers are added to it."""
     known = {answer.id: answer for answer in read_journal(journal) if answer.error is None} if journal else {}
     answers = [known[item.id] for item in items if item.id in known]
     with ThreadPoolExecutor(concurrency) as pool:
@@ -78,7 +86,7 @@ def grade(
                 append(journal, asdict(answers[-1]))
             if told:
                 told(answers[-1])
-    return summarise(name, answers)
+    return answers
 
 
 def _ask(item: Item, sampler: Sampler) -> Answer:

@@ -1,0 +1,232 @@
+"""Runs grouped and compared: medians with bootstrap intervals, ratios between two labels.
+
+Owns the statistics. A ratio says how many times better the second label is (times: first / second; rates: second / first). Its 95 %
+interval resamples runs, and requests within them (a two-level bootstrap, percentile method, 1,000 draws, fixed seed); with one run
+per label it covers the spread between requests only, which is said where it is shown. Knows no plots and no HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.tools.bench.journal import Saved
+
+DRAWS = 1000
+SERVER_AND_LOAD = (
+    "base_url",
+    "model",
+    "seed",
+    "num_prompts",
+    "max_concurrency",
+    "request_rate",
+    "burstiness",
+    "warmup_requests",
+    "timeout",
+)
+STAGES = ("fetch", "digest", "decode", "wait", "encode", "prefill", "generate", "other")
+
+Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+Statistic = Callable[[Values], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How hard the load was."""
+
+    concurrency: int | None
+    rate: str
+
+    def __str__(self) -> str:
+        limit = "no limit" if self.concurrency is None else f"concurrency {self.concurrency}"
+        return limit if self.rate == "inf" else f"{self.rate} req/s, {limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs of one label under one level of load, in the order in which they were made."""
+
+    label: str
+    level: Level
+    runs: tuple[Saved, ...]
+
+    def samples(self, field: str, **having: Any) -> list[Values]:
+        """A field of the answered requests that have these values, run by run; runs without any are left out."""
+        wanted = {"failure": None, **having}.items()
+        found = [[r[field] for r in run.requests if wanted <= r.items() and r[field] is not None] for run in self.runs]
+        return [np.asarray(values, dtype=np.float64) for values in found if values]
+
+    def rates(self, field: str) -> Values:
+        """A figure of `summary.throughput`, run by run."""
+        return np.asarray([run.summary["throughput"][field] for run in self.runs], dtype=np.float64)
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [request for run in self.runs for request in run.requests if request["failure"] is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Groups that were asked the same."""
+
+    name: str
+    options: dict[str, Any]
+    groups: tuple[Group, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group.label for group in self.groups))
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(dict.fromkeys(group.level for group in self.groups))
+
+    def of(self, label: str, level: Level | None = None) -> Group:
+        """The group of a label at a level (default: its first)."""
+        return next(group for group in self.groups if group.label == label and level in (None, group.level))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % interval; low and high are NaN where there is too little to say."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of two labels. `ratio` above 1: the second is better."""
+
+    metric: str
+    unit: str
+    first: float
+    second: float
+    ratio: Interval
+
+
+def workloads(runs: Iterable[Saved]) -> list[Workload]:
+    """Runs by what was asked, then by label and level of load."""
+    found: dict[str, tuple[dict[str, Any], dict[tuple[str, Level], list[Saved]]]] = {}
+    for run in runs:
+        asked = {name: value for name, value in run.options.items() if name not in SERVER_AND_LOAD}
+        groups = found.setdefault(repr(sorted(asked.items())), (asked, {}))[1]
+        level = Level(run.options.get("max_concurrency"), str(run.options.get("request_rate", "inf")))
+        groups.setdefault((run.label, level), []).append(run)
+    return [
+        Workload(describe(asked), asked, tuple(Group(label, level, tuple(members)) for (label, level), members in groups.items()))
+        for asked, groups in found.values()
+    ]
+
+
+def describe(asked: dict[str, Any]) -> str:
+    """A workload in words."""
+    name, count = asked["dataset_name"], asked["image_count"]
+    pictures = f"{count} picture{'s' * (count != 1)} of {asked['image_resolution']} ({asked['image_content']} {asked['image_format']})"
+    length = f"{asked['random_input_len']} tokens in, {asked['random_output_len']} out"
+    if name in ("multiturn-image", "agent"):
+        return f"{name}: {asked['rounds']} rounds, {pictures} in each, {length}"
+    if name == "repeat":
+        return f"repeat: {100 * asked['repeat_ratio']:.0f} % of pictures came before, {pictures}, {length}"
+    if name in ("mmmu", "custom"):
+        return f"{name}: {asked['dataset_path'] or 'from the hub'}, {asked['random_output_len']} tokens out"
+    if name == "random-mm":
+        return f"random-mm: {asked['random_mm_bucket_config']}, {length}"
+    return f"{name}: {pictures}, {length}"
+
+
+# Intervals
+
+
+def pooled(samples: Sequence[Values], statistic: Statistic) -> float:
+    return float(statistic(np.concatenate(samples))) if samples else float("nan")
+
+
+def interval(samples: Sequence[Values], statistic: Statistic = np.median, seed: int = 0) -> Interval:
+    """A statistic of all values together, with its interval."""
+    if not samples:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    low, high = np.percentile(list(_draws(samples, statistic, seed)), [2.5, 97.5])
+    return Interval(pooled(samples, statistic), float(low), float(high))
+
+
+def ratio(over: Sequence[Values], under: Sequence[Values], statistic: Statistic = np.median) -> Interval:
+    """statistic(over) / statistic(under), with its interval; NaN where either is zero (answers that came in one piece have no TPOT)."""
+    if not over or not under or not pooled(over, statistic) or not pooled(under, statistic):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    drawn = [a / b for a, b in zip(_draws(over, statistic, 1), _draws(under, statistic, 2), strict=True) if b]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(pooled(over, statistic) / pooled(under, statistic), float(low), float(high))
+
+
+def rate_ratio(over: Values, under: Values) -> Interval:
+    """mean(over) / mean(under) of figures that each run has one of; no interval for fewer than three runs on either side."""
+    value = float(over.mean() / under.mean()) if under.mean() else float("nan")
+    if min(len(over), len(under)) < 3:
+        return Interval(value, float("nan"), float("nan"))
+    low, high = np.percentile([a / b for a, b in zip(_resampled(over, 1), _resampled(under, 2), strict=True) if b], [2.5, 97.5])
+    return Interval(value, float(low), float(high))
+
+
+def _draws(samples: Sequence[Values], statistic: Statistic, seed: int) -> Iterator[float]:
+    dice = np.random.default_rng(seed)
+    for _ in range(DRAWS):
+        runs = [samples[i] for i in dice.integers(len(samples), size=len(samples))]
+        yield statistic(np.concatenate([values[dice.integers(len(values), size=len(values))] for values in runs]))
+
+
+def _resampled(values: Values, seed: int) -> Iterator[float]:
+    dice = np.random.default_rng(seed)
+    for _ in range(DRAWS):
+        yield float(values[dice.integers(len(values), size=len(values))].mean())
+
+
+# Comparisons
+
+
+def p99(values: Values) -> float:
+    return float(np.percentile(values, 99))
+
+
+def compare(first: Group, second: Group) -> list[Comparison]:
+    """The metrics of two groups under the same load, side by side."""
+    found = []
+    for metric, field, statistic in (
+        ("TTFT, median", "ttft", np.median),
+        ("TTFT, P99", "ttft", p99),
+        ("TPOT, median", "tpot", np.median),
+        ("E2E, median", "e2e", np.median),
+    ):
+        a, b = first.samples(field), second.samples(field)
+        if a and b:
+            found.append(Comparison(metric, "ms", pooled(a, statistic), pooled(b, statistic), ratio(a, b, statistic)))
+    last = max((r["round"] for r in first.requests), default=1)
+    if last > 1:
+        a, b = (group.samples("ttft", round=last) for group in (first, second))
+        if a and b:
+            found.append(Comparison(f"TTFT of round {last}, median", "ms", pooled(a, np.median), pooled(b, np.median), ratio(a, b)))
+    for metric, field, unit in (("Requests", "requests", "req/s"), ("Output tokens", "output", "tok/s"), ("All tokens", "total", "tok/s")):
+        x, y = first.rates(field), second.rates(field)
+        found.append(Comparison(metric, unit, float(x.mean()), float(y.mean()), rate_ratio(y, x)))
+    return found
+
+
+def stage_times(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean ms per request by stage, from the `saccade` field: `images[*].ms` and `ms`, each a mapping of stage to ms.
+
+    Without such a field: what is seen from outside, "to first token" and "generate".
+    """
+    traced = [r["saccade"] for r in requests if isinstance(r.get("saccade"), dict) and ("ms" in r["saccade"] or "images" in r["saccade"])]
+    if not traced:
+        first = [r["ttft"] for r in requests]
+        return {"to first token": float(np.mean(first)), "generate": float(np.mean([r["e2e"] for r in requests]) - np.mean(first))}
+    totals: dict[str, float] = {}
+    for trace in traced:
+        for times in (trace.get("ms", {}), *(image.get("ms", {}) for image in trace.get("images", ()))):
+            for stage, spent in times.items():
+                totals[stage] = totals.get(stage, 0.0) + float(spent) / len(traced)
+    return {stage: totals[stage] for stage in sorted(totals, key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))}
