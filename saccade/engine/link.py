@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.config import EngineOptions, ModelOptions, ParallelOptions, engine_environment
 from saccade.core.errors import EngineUnavailable, StartupError
 from saccade.core.messages import Failed, Ready, Stop, ToEngine, ToFront
 
@@ -102,7 +102,9 @@ class EngineProcess:
         boot = Boot(address, arena.fd, arena.size, words_fd, str(folder), model, engine, parallel)
         command = [sys.executable, "-m", "saccade.engine.process"]
         # A session of its own: Ctrl-C in the terminal is for the front, which then stops the engine in order.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(arena.fd, words_fd), start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, pass_fds=(arena.fd, words_fd), start_new_session=True, env=engine_environment()
+        )
         os.close(words_fd)
         assert self._process.stdin is not None
         self._process.stdin.write(_ENCODER.encode(boot))
