@@ -42,8 +42,8 @@ class Server:
 
 
 @contextmanager
-def serving(model: str | Path, folder: Path, *options: str, threads: int = 1) -> Iterator[Server]:
-    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, and must exit with 0 unless it was killed.
+def serving(model: str | Path, folder: Path, *options: str, threads: int = 1, status: int = 0) -> Iterator[Server]:
+    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, unless it has gone, and must exit with `status`.
 
     One engine thread unless told: tiny matrices gain nothing from more, and the machine is shared.
     """
@@ -60,7 +60,7 @@ def serving(model: str | Path, folder: Path, *options: str, threads: int = 1) ->
         wait_until_ready(server)
         yield server
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(30) == status, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -246,21 +247,35 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
     server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
 
 
-def test_the_engines_death_fails_requests_at_once_and_shows_in_health(folder: Path, tmp_path: Path) -> None:
-    with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny") as server:
+@pytest.mark.parametrize(
+    ("victim", "ranks", "reason"),
+    [
+        ("saccade.engine.process", "1", "killed by signal 9"),
+        ("saccade.runtime.rank", "2", r"rank 1 \(process \d+\) was killed by signal 9"),
+    ],
+    ids=["engine", "rank"],
+)
+def test_the_death_of_the_engine_or_of_a_rank_fails_requests_at_once_shows_in_health_and_ends_the_server(
+    folder: Path, tmp_path: Path, victim: str, ranks: str, reason: str
+) -> None:
+    options = ("--dtype", "float32", "--served-model-name", "tiny", "--tp-size", ranks)
+    with serving(folder, tmp_path, *options, status=1) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        engine = next(p for p in psutil.Process(server.process.pid).children() if "saccade.engine.process" in p.cmdline())
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        process = next(process for process in family if victim in process.cmdline())
         with ThreadPoolExecutor(4) as pool:
             running = [pool.submit(ask, client, [user(text_part("go on"))], max_tokens=3500) for _ in range(4)]
             server.wait_for_metric("saccade_requests_running", 4)
-            engine.kill()
+            process.kill()
             for request in running:
                 with pytest.raises(openai.InternalServerError) as caught:
                     request.result(timeout=5)
                 assert caught.value.status_code == 503
         health = httpx.get(f"{server.url}/health")
         assert health.status_code == 503
-        assert "signal 9" in health.json()["reason"]
+        assert re.search(reason, health.json()["reason"])
+        assert server.process.wait(15) == 1
+        assert not psutil.wait_procs(family, timeout=5)[1]
 
 
 def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:
@@ -268,7 +283,7 @@ def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(folder
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         children = psutil.Process(server.process.pid).children(recursive=True)
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(ask, client, [user(text_part("go on"))], max_tokens=400)
+            running = pool.submit(ask, client, [user(text_part("go on"))], max_tokens=1500)
             server.wait_for_metric("saccade_requests_running", 1)
             server.process.terminate()
             assert len(running.result(timeout=30).choices[0].message.content) > 0

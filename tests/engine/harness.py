@@ -55,10 +55,10 @@ class Crew(Protocol):
 class Harness:
     """One engine without processes. `pixels` are the resized pictures by key. Works with one worker, or with a crew."""
 
-    def __init__(self, net: FamilyNet, crew: Crew | None = None, **changes: object) -> None:
+    def __init__(self, net: FamilyNet, crew: Crew | None = None, arena: Arena | None = None, **changes: object) -> None:
         self.net = net
         self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
-        self.arena = Arena.create(64 << 20)
+        self.arena = arena or Arena.create(64 << 20)
         self.scheduler = build_scheduler(self.config, net.spec)
         self.worker: Workers = crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         self.pixels: dict[ImageKey, np.ndarray] = {}
