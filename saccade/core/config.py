@@ -57,7 +57,8 @@ class EngineOptions:
     page_size: int = 16
     """Tokens per KV page; the prefix cache reuses whole pages."""
     mem_fraction_static: float | None = None
-    """Share of the device's memory for weights and KV cache together. Derived: 0.5 on cpu, 0.85 on cuda."""
+    """On cuda: share of the device's memory for weights and KV cache together. On cpu: share of what is free that the KV cache may take.
+    Derived: 0.85 on cuda, 0.5 on cpu."""
     max_total_tokens: int | None = None
     """Tokens that the KV cache holds, if fewer than memory allows."""
     disable_radix_cache: bool = False
@@ -252,25 +253,22 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     context = model.context_length or spec.context_length
     max_running = engine.max_running_requests or (256 if cuda else 32)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
-    if engine.page_size < 1:
-        raise ConfigError(f"--page-size {engine.page_size}: must be at least 1")
-    if chunk < 1:
-        raise ConfigError(f"--chunked-prefill-size {chunk}: must be at least 1")
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
-    if not 0.0 < fraction <= 0.98:
-        raise ConfigError(f"--mem-fraction-static {fraction}: must be above 0 and at most 0.98")
+    _check(engine, context, spec.context_length, fraction)
 
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
-    kv_bytes = min(int(fraction * hardware.total_bytes) - used, int(0.9 * hardware.free_bytes))
+    # A GPU is the engine's alone; a CPU's memory is everybody's, and what others hold is not for us to count on.
+    budget = int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
+    kv_bytes = min(budget, int(0.9 * hardware.free_bytes))
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # A request needs no more pages than the longest one; below one context the pool itself is the limit.
     if kv_pages < 2:
         raise ConfigError(
-            f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} GiB are used and "
-            f"--mem-fraction-static {fraction} allows {fraction * hardware.total_bytes / GIB:.1f}; raise it, or free memory"
+            f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} GiB are used, and "
+            f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, or free memory"
         )
     context = min(context, (kv_pages - 1) * engine.page_size)
     left = hardware.free_bytes - kv_pages * page_bytes
@@ -287,6 +285,21 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         embedding_bytes=embedding_bytes,
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
     )
+
+
+def _check(engine: EngineOptions, context: int, longest: int, fraction: float) -> None:
+    """Raises ConfigError for an option that cannot be what it is."""
+    given = {name: getattr(engine, name) for name in _AT_LEAST_ONE} | {"context_length": context}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if context > longest:
+        raise ConfigError(f"--context-length {context}: the model was made for {longest} tokens at most")
+    if not 0.0 < fraction <= 0.98:
+        raise ConfigError(f"--mem-fraction-static {fraction}: must be above 0 and at most 0.98")
+
+
+_AT_LEAST_ONE = ("max_running_requests", "chunked_prefill_size", "page_size", "max_total_tokens", "max_encode_patches", "threads")
 
 
 def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:

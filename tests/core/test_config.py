@@ -1,0 +1,77 @@
+"""Start-up decides everything: no dial stays open, what cannot work is refused by the option's name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.core.config import GIB, EngineConfig, EngineOptions, Hardware, ModelOptions, kv_page_bytes, resolve
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.families.checkpoint import DEMO
+from saccade.families.registry import load_spec
+
+MACHINE = Hardware("cpu", "2 threads", 24 * GIB, 20 * GIB)
+
+
+@pytest.fixture(scope="module")
+def spec() -> FamilySpec:
+    return load_spec(Path(DEMO))
+
+
+def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
+    model = {name: options.pop(name) for name in ("context_length",) if name in options}
+    return resolve(ModelOptions(**model), EngineOptions(**options), spec, "bfloat16", hardware)
+
+
+def test_nothing_is_left_open(spec: FamilySpec) -> None:
+    config = decide(spec)
+    assert all(getattr(config, field.name) is not None for field in fields(config))
+    assert config.context_length == spec.context_length
+    assert config.prefix_cache
+
+
+def test_the_kv_cache_fits_the_share_of_memory_it_may_take(spec: FamilySpec) -> None:
+    config = decide(spec, mem_fraction_static=0.2, max_running_requests=1000)
+    page = kv_page_bytes(spec, config.page_size, "bfloat16")
+    assert 0.2 * MACHINE.free_bytes - page < config.kv_pages * page <= 0.2 * MACHINE.free_bytes
+
+
+def test_a_gpu_counts_what_the_weights_took(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 4 * GIB, 3 * GIB)
+    config = decide(spec, gpu, mem_fraction_static=0.5, max_running_requests=1000)
+    page = kv_page_bytes(spec, config.page_size, "bfloat16")
+    assert 1 * GIB - page < config.kv_pages * page <= 1 * GIB
+
+
+def test_the_kv_cache_is_no_larger_than_asked(spec: FamilySpec) -> None:
+    config = decide(spec, max_total_tokens=1000, page_size=16)
+    assert config.kv_tokens == 1008
+    assert config.context_length == 1008, "a request cannot be longer than the cache"
+
+
+def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
+    assert decide(spec, context_length=512).context_length == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"page_size": 0}, "--page-size"),
+        ({"mem_fraction_static": 1.5}, "--mem-fraction-static"),
+        ({"chunked_prefill_size": -4}, "--chunked-prefill-size"),
+        ({"context_length": 10**9}, "--context-length"),
+        ({"max_running_requests": -1}, "--max-running-requests"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_name(spec: FamilySpec, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        decide(spec, **options)
+
+
+def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:
+    with pytest.raises(ConfigError, match="--mem-fraction-static"):
+        decide(spec, Hardware("cuda", "", 24 * GIB, 3 * GIB))
