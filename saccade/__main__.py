@@ -1,4 +1,7 @@
-"""The command line: `saccade serve`, `chat`, `demo`, `version`. Options come from the dataclasses of `core/config.py`."""
+"""The command line: `saccade serve`, `chat`, `demo`, `version`, and the tools' `bench`, `probe`, `eval`.
+
+Options come from the dataclasses of `core/config.py` and of the tools.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,21 @@ from rich.console import Console
 from saccade import __version__
 from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import SaccadeError
+from saccade.tools.cli import bench, evaluation, probe
 
 app = App(
     name="saccade",
     help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work once; after that it costs a hash.",
     version=__version__,
+    default_parameter=Parameter(negative=""),
 )
+for tool in (bench, probe, evaluation):
+    app.command(tool)
 
-Flat = Parameter(name="*")
+
+def flat(group: str) -> Parameter:
+    """The fields of a dataclass as options of their own, under a heading in the help."""
+    return Parameter(name="*", group=group)
 
 
 @app.command
@@ -28,11 +38,11 @@ def serve(
     model: str = "demo",
     /,
     *,
-    model_options: Annotated[ModelOptions, Flat] = ModelOptions(),  # noqa: B008 - frozen
-    engine: Annotated[EngineOptions, Flat] = EngineOptions(),  # noqa: B008
-    parallel: Annotated[ParallelOptions, Flat] = ParallelOptions(),  # noqa: B008
-    media: Annotated[MediaOptions, Flat] = MediaOptions(),  # noqa: B008
-    server: Annotated[ServerOptions, Flat] = ServerOptions(),  # noqa: B008
+    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
+    engine: Annotated[EngineOptions, flat("Engine")] = EngineOptions(),  # noqa: B008
+    parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
+    media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
+    server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -57,7 +67,7 @@ def chat(
     base_url: str | None = None,
     api_key: str | None = None,
     max_tokens: int = 256,
-    model_options: Annotated[ModelOptions, Flat] = ModelOptions(),  # noqa: B008
+    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
 ) -> int:
     """Ask one question about pictures, of a local engine or of a server.
 
