@@ -85,15 +85,13 @@ class FileStore:
 
     def read(self, id: str) -> bytes:
         """The content, as it was uploaded. Raises NotFound, also when the disk has damaged it; it is dropped then."""
-        stored = self.find(id)
+        self.find(id)
         home = self._note(id).parent
-        try:
-            data = (home / "content").read_bytes()
-        except OSError:
-            data = b""
-        if len(data) != stored.nbytes or blake3(data).hexdigest() != home.name:
+        data = _content(home)
+        if data is None:
             with self._locked():
-                shutil.rmtree(home, ignore_errors=True)
+                if _content(home) is None:  # and nobody has uploaded it again meanwhile
+                    shutil.rmtree(home, ignore_errors=True)
             raise NotFound(f"the content of {id!r} was damaged on disk and has been dropped: upload it again", code="file_not_found")
         return data
 
@@ -164,6 +162,15 @@ class FileStore:
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _content(home: Path) -> bytes | None:
+    """What lies in `home`, if it is what its name says."""
+    try:
+        data = (home / "content").read_bytes()
+    except OSError:
+        return None
+    return data if blake3(data).hexdigest() == home.name else None
 
 
 def _sync(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,9 +46,11 @@ class Served:
         self.loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
 
 
-def build_front(engine: EchoEngine, max_requests: int) -> Front:
+def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
     spec, metrics = load_spec(FOLDER), Metrics()
-    media = Media(spec, MediaOptions(media_workers=1), Arena.create(16 * MIB), metrics)
+    media = Media(
+        spec, MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000), Arena.create(16 * MIB), metrics
+    )
     intake = Intake(spec, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, load_sampling_defaults(FOLDER))
     return Front(intake, engine, metrics, max_requests)
 
@@ -59,9 +62,9 @@ def serving(options: ServerOptions | None = None) -> Iterator[Served]:
     ready = threading.Event()
     found: dict[str, Served] = {}
 
-    async def run() -> None:
+    async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"))
-        front = build_front(engine, options.max_queued_requests)
+        front = build_front(engine, options.max_queued_requests, files)
         server = Server(front, options.served_model_name, options)
 
         def on_ready(address: str, _: object) -> None:
@@ -73,7 +76,11 @@ def serving(options: ServerOptions | None = None) -> Iterator[Served]:
 
         await server.run_until_told(on_ready)
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    def run_thread() -> None:
+        with tempfile.TemporaryDirectory() as files:
+            asyncio.run(run(files))
+
+    thread = threading.Thread(target=run_thread)
     thread.start()
     try:
         assert ready.wait(30), "the server did not start"

@@ -1,0 +1,152 @@
+"""The Files API through the real openai SDK, and uploaded pictures in messages."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from saccade.core.config import MIB, ServerOptions
+from saccade.core.messages import Submit
+from tests.server.conftest import Served, serving
+
+
+def png(color: str, size: tuple[int, int] = (64, 64)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def empty(served: Served) -> Iterator[None]:
+    yield
+    for file in served.openai.files.list():
+        served.openai.files.delete(file.id)
+
+
+def test_the_sdk_uploads_retrieves_reads_and_deletes(served: Served) -> None:
+    files, data = served.openai.files, png("red")
+    made = files.create(file=("cat.png", data), purpose="vision")
+    assert (made.object, made.filename, made.purpose, made.bytes) == ("file", "cat.png", "vision", len(data))
+    assert made.status == "processed" and made.expires_at is None
+    assert files.retrieve(made.id) == made
+    assert files.content(made.id).read() == data
+    deleted = files.delete(made.id)
+    assert (deleted.id, deleted.deleted) == (made.id, True)
+    for call in (files.retrieve, files.content, files.delete):
+        with pytest.raises(openai.NotFoundError) as caught:
+            call(made.id)
+        assert caught.value.code == "file_not_found"
+
+
+def test_the_sdk_lists_page_by_page_in_either_order_and_by_purpose(served: Served) -> None:
+    files = served.openai.files
+    made = [files.create(file=(f"{n}.png", png("red", (32 + n, 32))), purpose="vision").id for n in range(5)]
+    other = files.create(file=("x.jsonl", b"{}\n"), purpose="batch").id
+    assert [file.id for file in files.list()] == [other, *made[::-1]]
+    assert [file.id for file in files.list(order="asc", limit=2)] == [*made, other]  # the SDK asks for page after page
+    page = files.list(order="asc", limit=2, after=made[1])
+    assert [file.id for file in page.data] == made[2:4] and page.has_more
+    assert [file.id for file in files.list(purpose="batch")] == [other]
+    assert files.list(purpose="assistants").data == []
+
+
+def test_files_may_expire(served: Served) -> None:
+    after: Any = {"anchor": "created_at", "seconds": 7200}
+    made = served.openai.files.create(file=("cat.png", png("red")), purpose="vision", expires_after=after)
+    assert made.expires_at == made.created_at + 7200
+
+
+def test_data_is_kept_as_it_comes_and_pictures_must_be_pictures(served: Served) -> None:
+    files = served.openai.files
+    html = b"<!doctype html><html></html>"
+    kept = files.create(file=("x.jsonl", html), purpose="fine-tune")
+    response = files.content(kept.id)
+    assert response.read() == html
+    assert response.response.headers["content-type"] == "application/octet-stream"
+    assert response.response.headers["x-content-type-options"] == "nosniff"
+    for data, reason in ((html, "an HTML page"), (b"", "empty"), (png("red")[:20], "damaged or cut short"), (b"hi", "is text")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            files.create(file=("cat.png", data), purpose="vision")
+        assert caught.value.param == "file" and reason in caught.value.message
+    assert len(files.list().data) == 1
+
+
+def multipart(served: Served, files: dict[str, Any] | None = None, query: str = "", **fields: str) -> tuple[int, dict[str, Any]]:
+    response = served.http.post("/v1/files" + query, data=fields, files=files or {"other": ("x", b"")})
+    return response.status_code, response.json()["error"]
+
+
+def test_what_an_upload_lacks_or_has_too_much_is_named(served: Served) -> None:
+    file = {"file": ("cat.png", png("red"))}
+    for fields, param in (
+        ({}, "purpose"),
+        ({"purpose": "fun"}, "purpose"),
+        ({"purpose": "vision", "colour": "red"}, "colour"),
+        ({"purpose": "vision", "expires_after[seconds]": "7200"}, "expires_after"),
+        ({"purpose": "vision", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7"}, "expires_after"),
+    ):
+        status, error = multipart(served, file, **fields)
+        assert (status, error["param"]) == (400, param)
+    assert multipart(served, {"other": ("x", b"")}, purpose="vision")[1]["param"] == "other"
+    wrong = served.http.post("/v1/files", json={"purpose": "vision"})
+    assert wrong.status_code == 400 and "multipart/form-data" in wrong.json()["error"]["message"]
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    broken = served.http.post("/v1/files", content=b"no boundary here", headers=headers)
+    assert broken.status_code == 400 and broken.json()["error"]["code"] == "invalid_multipart"
+    for query in ("?limit=0", "?limit=x", "?order=up", "?after=file-x"):
+        assert served.http.get("/v1/files" + query).json()["error"]["param"] == query[1:].partition("=")[0]
+
+
+def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -> None:
+    files = served.openai.files
+    with pytest.raises(openai.APIStatusError, match="--max-image-bytes") as caught:
+        files.create(file=("cat.png", png("red") + bytes(600_000)), purpose="vision")
+    assert caught.value.status_code == 413
+    files.create(file=("a.jsonl", bytes(MIB - 100)), purpose="batch")
+    with pytest.raises(openai.APIStatusError, match="--files-mb") as caught:
+        files.create(file=("cat.png", png("red")), purpose="vision")
+    assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
+
+
+def keys(served: Served) -> list[Any]:
+    return [image.key for message in served.engine.received if isinstance(message, Submit) for image in message.request.images]
+
+
+def ask(served: Served, *parts: dict[str, Any]) -> None:
+    served.openai.chat.completions.create(model="demo", messages=[{"role": "user", "content": list(parts)}])  # type: ignore[typeddict-item]
+
+
+def test_both_ways_to_name_a_file_in_a_message_mean_its_bytes(served: Served) -> None:
+    id = served.openai.files.create(file=("cat.png", png("blue", (300, 200))), purpose="vision").id
+    ask(served, {"type": "file", "file": {"file_id": id}}, {"type": "image_file", "image_file": {"file_id": id, "detail": "high"}})
+    small = {"type": "image_file", "image_file": {"file_id": id, "max_pixels": 8192}}
+    ask(served, small, {"type": "file", "file": {"file_id": id}, "max_pixels": 8192})
+    first, second, third, fourth = keys(served)
+    assert first == second != third == fourth
+    assert first.digest == third.digest
+
+
+def test_a_file_that_is_gone_is_named_by_its_place(served: Served) -> None:
+    id = served.openai.files.create(file=("cat.png", png("blue")), purpose="vision").id
+    served.openai.files.delete(id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        ask(served, {"type": "text", "text": "see"}, {"type": "image_file", "image_file": {"file_id": id}})
+    assert (caught.value.param, caught.value.code) == ("messages[0].content[1]", "file_not_found")
+
+
+def test_a_file_that_is_no_picture_is_refused_in_a_message(served: Served) -> None:
+    id = served.openai.files.create(file=("x.jsonl", b"{}"), purpose="batch").id
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(served, {"type": "image_file", "image_file": {"file_id": id}})
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_the_key_guards_files_too() -> None:
+    with serving(ServerOptions(port=0, served_model_name=("demo",), api_key="secret")) as locked:
+        assert locked.http.get("/v1/files").status_code == 401
+        assert locked.openai.files.list().data == []
