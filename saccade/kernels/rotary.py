@@ -1,23 +1,100 @@
-"""Rotary position embedding, neox layout (the first half of a head is rotated with the second).
+"""Rotary position embedding: turns pairs of a head's values by angles that depend on the token's place.
 
-Owns nothing; works for any even head size. Positions come as ready tables, one row per token.
+Owns nothing; works for any even head size, and for heads of which only the first values are turned. On a GPU all heads of queries and
+keys are one launch of `rotary_gpu.py`; here is what that is tested against, and what CPUs run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
 import torch
 
+Pairs = Literal["halves", "neighbours"]
+"""Which values are turned together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
 
-def rotary_tables(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) [T, 1, D] float32 from angles [T, D / 2]; `sin` carries the sign with which `apply_rotary` adds the other half."""
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+CPU_VALUES = 1 << 17
+"""Values turned at a time on a CPU: what is made in between stays in its cache."""
 
 
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the heads of `x` [T, H, D]: queries and keys side by side, so that both take one call.
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How far to turn the first R values of each token's heads.
 
-    cos, sin: [T, 1, D] from `rotary_tables`. Computed in float32; the result is a new tensor in the dtype of `x`.
+    cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token t's. With `index` [A, T], token t
+    takes row index[a, t], where a is 0, or axis[j] for the j-th of its R / 2 angles: several axes of position (mRoPE) are turned from
+    one table.
     """
-    wide = x.float()
-    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+    cos: torch.Tensor  # [P, R] float32
+    sin: torch.Tensor  # [P, R] float32
+    index: torch.Tensor | None = None  # [A, T] int64
+    axis: torch.Tensor | None = None  # [R / 2] int64
+    pairs: Pairs = "halves"
+
+    def ready(self) -> Rotation:
+        """The same, with the rows of all tokens looked up."""
+        if self.index is None:
+            return self
+        if self.axis is None:
+            cos, sin = (table.index_select(0, self.index[0]) for table in (self.cos, self.sin))
+        else:
+            axis = self.axis.repeat(2) if self.pairs == "halves" else self.axis.repeat_interleave(2)
+            rows = self.index.t().index_select(1, axis)  # [T, R]
+            cos, sin = self.cos.gather(0, rows), self.sin.gather(0, rows)
+        return replace(self, cos=cos, sin=sin, index=None, axis=None)
+
+
+def rotary_tables(angles: torch.Tensor, pairs: Pairs = "halves") -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) [P, R] float32 from angles [P, R / 2], a column per value; `sin` carries the sign with which the partner is added."""
+    cos, sin = angles.cos(), angles.sin()
+    if pairs == "halves":
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2)
+
+
+def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
+    """Which axis each of the sum(sections) angles belongs to (mRoPE), int64.
+
+    In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved (Qwen3-VL): 0 1 2 0 1 2 ... as far as the
+    sections of the axes 1 and 2 reach, then axis 0.
+    """
+    if not interleaved:
+        return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
+    axis = torch.zeros(sum(sections), dtype=torch.int64)
+    for dim in range(1, len(sections)):
+        axis[dim : len(sections) * sections[dim] : len(sections)] = dim
+    return axis
+
+
+def rotate_(rotation: Rotation, *heads: torch.Tensor) -> None:
+    """Turn, in place, one or two tensors [T, H, D] (queries, keys; views of a larger one will do); their values lie next to each other.
+
+    Computed in float32, rounded once to the dtype of the heads.
+    """
+    if heads[0].is_cuda:
+        # Imported where there is a GPU: elsewhere Triton need not be installed.
+        from saccade.kernels.rotary_gpu import launch
+
+        launch(rotation, *heads)
+        return
+    ready = rotation.ready()
+    for each in heads:
+        _rotate_rows(ready, each)
+
+
+def _rotate_rows(rotation: Rotation, x: torch.Tensor) -> None:
+    size = rotation.cos.shape[1]
+    x = x[..., :size]
+    step = max(1, CPU_VALUES // (x.shape[1] * size))
+    for start in range(0, x.shape[0], step):
+        rows = x[start : start + step]
+        cos, sin = (table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin))
+        wide = rows.float()
+        if rotation.pairs == "halves":
+            partner = wide.roll(size // 2, -1)
+        else:
+            partner = wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
+        rows.copy_(torch.addcmul(wide * cos, partner, sin))

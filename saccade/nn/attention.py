@@ -8,7 +8,7 @@ import torch
 
 from saccade.kernels.attention import paged_attention, write_kv
 from saccade.kernels.norm import rms_norm
-from saccade.kernels.rotary import apply_rotary
+from saccade.kernels.rotary import Rotation, rotate_
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part, Weights
@@ -48,16 +48,14 @@ class CausalAttention:
             each = [Part(f"{name}.q_norm.weight", head)] * self.heads + [Part(f"{name}.k_norm.weight", head)] * self.kv_heads
             self.qk_weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
 
-    def __call__(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of all T tokens into `kv`."""
         rotated = self.heads + self.kv_heads
         qkv = self.qkv(x).view(x.shape[0], rotated + self.kv_heads, -1)  # [T, Hq + 2 Hkv, D]
         qk = qkv[:, :rotated]
         if self.qk_weight is not None:
             qk = rms_norm(qk, self.qk_weight, self.eps)
-        qk = apply_rotary(qk, *rotary)
+        rotate_(rotation, qk)
         write_kv(qk[:, self.heads :], qkv[:, rotated:], *kv, batch.out_slots)
         attended = paged_attention(qk[:, : self.heads], *kv, batch.contexts, self.scale)
         return self.out(attended.flatten(1))

@@ -1,4 +1,4 @@
-"""Rotary embedding, norms, activations and patches against float64 and against transformers' processor."""
+"""Norms, activations and patches against float64 and against transformers' processor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from saccade.kernels.activation import gelu_tanh
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
-from saccade.kernels.rotary import apply_rotary, rotary_tables
 from tests.checkpoints import picture
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -19,18 +18,6 @@ DTYPES = list(TOLERANCE)
 
 def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [32, 40, 64, 72, 80, 96, 128, 256])
-def test_rotary_turns_each_pair_by_its_angle(dim: int, dtype: torch.dtype) -> None:
-    x = noise(5, 9, dim).to(dtype)[:, 1:7]  # heads of a larger tensor, as in fused query-key-value
-    angles = noise(5, dim // 2) * 100
-    turned = torch.view_as_complex(torch.stack(x.double().chunk(2, dim=-1), dim=-1))
-    turned = turned * torch.polar(torch.ones(5, 1, dim // 2, dtype=torch.float64), angles.double()[:, None])
-    out = apply_rotary(x, *rotary_tables(angles))
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), torch.cat((turned.real, turned.imag), dim=-1), atol=TOLERANCE[dtype] * 2, rtol=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

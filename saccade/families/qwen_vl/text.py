@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from saccade.families.qwen_vl.config import RopeConfig, TextConfig
-from saccade.kernels.rotary import rotary_tables
+from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP
@@ -19,28 +19,18 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over three axes: each frequency belongs to one of time, height, width (mRoPE).
-
-    In blocks (Qwen2-VL): the first `sections[0]` frequencies are time's, and so on. Interleaved (Qwen3-VL): T H W T H W ... as far as
-    height's and width's sections reach, then time.
-    """
+    """Rotary tables over three axes: each frequency belongs to one of time, height, width (mRoPE)."""
 
     __slots__ = ("axis", "inv_freq")
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         self.inv_freq = 1.0 / config.theta**steps  # [D / 2]
-        if config.interleaved:
-            axis = torch.zeros(head_dim // 2, dtype=torch.int64)
-            for dim in (1, 2):
-                axis[dim : 3 * config.sections[dim] : 3] = dim
-        else:
-            axis = torch.repeat_interleave(torch.arange(3), torch.tensor(config.sections))
-        self.axis = axis.to(device)
+        self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) for `apply_rotary` from positions [3, T]."""
-        return rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        """What positions [3, T] turn queries and keys by."""
+        return Rotation(*rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq))
 
 
 class TextLayer:
@@ -62,10 +52,8 @@ class TextLayer:
         self.mlp_norm = RMSNorm(weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps)
         self.mlp = GatedMLP(weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False)
 
-    def __call__(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary, batch, kv)
+    def __call__(self, x: torch.Tensor, rotation: Rotation, batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, batch, kv)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -93,9 +81,9 @@ class TextModel:
         if batch.splice_rows.shape[0]:
             first, *deep = batch.embeddings.split(self.config.hidden, dim=1)
             x.index_copy_(0, batch.splice_rows, first)
-        rotary = self.rope(batch.positions)
+        rotation = self.rope(batch.positions)
         for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, batch, kv[i])
+            x = layer(x, rotation, batch, kv[i])
             if i < len(deep):
                 x.index_add_(0, batch.splice_rows, deep[i])
         return self.head(self.norm(x.index_select(0, batch.sample_rows))).float()

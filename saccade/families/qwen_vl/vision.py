@@ -21,7 +21,7 @@ from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import VisionConfig
 from saccade.kernels.attention import varlen_attention
 from saccade.kernels.patchify import patchify
-from saccade.kernels.rotary import apply_rotary, rotary_tables
+from saccade.kernels.rotary import Rotation, rotary_tables, rotate_
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -44,8 +44,8 @@ class GridFacts:
     segments, windows: lengths, in patches, of the runs of rows that attend to each other in full and in window layers.
     """
 
-    cos: torch.Tensor  # [N, 1, D] float32
-    sin: torch.Tensor  # [N, 1, D] float32
+    cos: torch.Tensor  # [N, D] float32
+    sin: torch.Tensor  # [N, D] float32
     position_embedding: torch.Tensor | None  # [N, hidden]
     order: torch.Tensor | None  # [M] int64
     restore: torch.Tensor | None  # [M] int64
@@ -67,10 +67,11 @@ class VisionBlock:
         self.out = RowLinear(weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True)
         self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
 
-    def __call__(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], cu_seqlens: Sequence[int]) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> torch.Tensor:
         """x [N, hidden]; rows attend to each other within `cu_seqlens`."""
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)  # [N, 3 H, D]
-        qk = apply_rotary(qkv[:, : 2 * self.heads], *rotary)
+        qk = qkv[:, : 2 * self.heads]
+        rotate_(rotation, qk)
         attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], cu_seqlens, self.scale)
         x = x + self.out(attended.view(x.shape[0], -1))
         return x + self.mlp(self.norm2(x))
@@ -147,13 +148,13 @@ class VisionTower:
 
     def _forward(self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         x = torch.cat([self._embed(image, fact) for image, fact in zip(pixels, facts)])  # [N, hidden]
-        rotary = torch.cat([fact.cos for fact in facts]), torch.cat([fact.sin for fact in facts])
+        rotation = Rotation(torch.cat([fact.cos for fact in facts]), torch.cat([fact.sin for fact in facts]))
         full = list(accumulate((n for fact in facts for n in fact.segments), initial=0))
         windows = list(accumulate((n for fact in facts for n in fact.windows), initial=0))
         everywhere = self.config.window == 0
         levels = []
         for i, block in enumerate(self.blocks):
-            x = block(x, rotary, full if everywhere or i in self.config.full_attention_layers else windows)
+            x = block(x, rotation, full if everywhere or i in self.config.full_attention_layers else windows)
             if i in self.deepstack:
                 levels.append(self.deepstack[i](x))
         return self._split([self.merger(x), *levels], facts)

@@ -1,0 +1,120 @@
+"""The rotary embedding of `rotary.py` as one Triton kernel. Imported only where it runs: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels.rotary import Rotation
+
+BLOCK_VALUES = 2048
+"""Pairs that one program turns: tokens of a program times heads of a program times pairs of a head, at most."""
+
+
+@triton.jit
+def _turn(x, offsets, mask, cos, sin, step):
+    """Turn the pairs (offsets, offsets + step) of `x` where `mask`; cos and sin belong to the pairs."""
+    low = tl.load(x + offsets, mask=mask, other=0.0)
+    high = tl.load(x + offsets + step, mask=mask, other=0.0)
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    tl.store(x + offsets, (a * cos - b * sin).to(low.dtype), mask=mask)
+    tl.store(x + offsets + step, (b * cos + a * sin).to(low.dtype), mask=mask)
+
+
+@triton.jit
+def _rotate(
+    q,
+    k,
+    cos_table,
+    sin_table,
+    index,
+    axis,
+    tokens,
+    q_heads,
+    k_heads,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    half,
+    index_stride,
+    HAS_INDEX: tl.constexpr,
+    HAS_AXIS: tl.constexpr,
+    HALVES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Program (i, j): tokens [i * TOKENS, ...), heads [j * HEADS, ...) of queries and then of keys."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    pair = tl.arange(0, PAIRS)
+    known = (token < tokens)[:, None] & (pair < half)[None, :]
+    if HALVES:
+        step = half
+        at = pair
+    else:
+        step = 1
+        at = 2 * pair
+
+    row = token[:, None]
+    if HAS_INDEX:
+        if HAS_AXIS:
+            source = tl.load(axis + pair, mask=pair < half, other=0)[None, :] * index_stride
+            row = tl.load(index + source + token[:, None], mask=known, other=0)
+        else:
+            row = tl.load(index + token, mask=token < tokens, other=0)[:, None]
+    # The partner's column of the table of sines carries the plus sign.
+    place = row * (2 * half) + at[None, :]
+    cos = tl.load(cos_table + place, mask=known, other=0.0)[:, None, :]
+    sin = tl.load(sin_table + place + step, mask=known, other=0.0)[:, None, :]
+
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    known = known[:, None, :]
+    mine = known & (head < q_heads)[None, :, None]
+    offsets = token[:, None, None] * q_token_stride + head[None, :, None] * q_head_stride + at[None, None, :]
+    _turn(q, offsets, mine, cos, sin, step)
+    head -= q_heads
+    mine = known & ((head >= 0) & (head < k_heads))[None, :, None]
+    offsets = token[:, None, None] * k_token_stride + head[None, :, None] * k_head_stride + at[None, None, :]
+    _turn(k, offsets, mine, cos, sin, step)
+
+
+def launch(rotation: Rotation, q: torch.Tensor, k: torch.Tensor | None = None) -> None:
+    """`rotary.rotate_` in one launch."""
+    assert q.stride(-1) == 1 and (k is None or k.stride(-1) == 1), "a head's values lie next to each other"
+    assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
+    keys = q if k is None else k
+    k_heads = 0 if k is None else k.shape[1]
+    tokens, heads = q.shape[0], q.shape[1] + k_heads
+    if tokens == 0:
+        return
+    half = rotation.cos.shape[1] // 2
+    pairs = triton.next_power_of_2(half)
+    block_heads = min(triton.next_power_of_2(heads), max(1, BLOCK_VALUES // pairs))
+    block_tokens = max(1, BLOCK_VALUES // (pairs * block_heads))
+    index, axis = rotation.index, rotation.axis
+    assert index is None or index.stride(-1) == 1
+    _rotate[triton.cdiv(tokens, block_tokens), triton.cdiv(heads, block_heads)](
+        q,
+        keys,
+        rotation.cos,
+        rotation.sin,
+        index,
+        axis,
+        tokens,
+        q.shape[1],
+        k_heads,
+        q.stride(0),
+        q.stride(1),
+        keys.stride(0),
+        keys.stride(1),
+        half,
+        0 if index is None else index.stride(0),
+        HAS_INDEX=index is not None,
+        HAS_AXIS=axis is not None,
+        HALVES=rotation.pairs == "halves",
+        TOKENS=block_tokens,
+        HEADS=block_heads,
+        PAIRS=pairs,
+    )
