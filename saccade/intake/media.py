@@ -229,6 +229,11 @@ class Media:
         if spent := self._spent.get(key):
             spent.encode_ms, spent.encoded = ms, time.monotonic()
 
+    @property
+    def held(self) -> int:
+        """Pictures of requests in flight."""
+        return len(self._held)
+
     def spent(self, key: ImageKey) -> Spent:
         """What a held picture has cost."""
         return self._spent[key]
