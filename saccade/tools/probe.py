@@ -58,6 +58,7 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
                     file.write(json.dumps(asdict(step)) + "\n")
 
         asyncio.run(_climb_all(target, options, told))
+    console.print()
     for line in verdicts(steps):
         console.print(line)
     if options.plot:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -94,10 +95,11 @@ async def calibrate(client: Client, model: str) -> Calibration:
 
 
 def _options(bench: Bench) -> dict[str, object]:
-    """Every option by its name. The key stays out of files."""
+    """Every option by its name. Keys and the places of local files stay out of results, which are made to be shown."""
     groups = (bench.target, bench.load, bench.data, bench.pictures, bench.text, bench.random_mm)
-    named = {name: value for group in groups for name, value in asdict(group).items()}
-    return {name: value for name, value in named.items() if name not in ("api_key", "header", "model")}
+    named = {name: value for group in groups for name, value in asdict(group).items() if name not in ("api_key", "header", "model")}
+    path = bench.data.dataset_path
+    return {**named, "dataset_path": Path(path).name if path and Path(path).exists() else path}
 
 
 class _Display:

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.demo.draw import DEFAULT_FONT, draw_size, draw_text_scene, render
-from saccade.demo.words import KNOWN_WORDS
+from saccade.demo.draw import DEFAULT_FONT, draw_size, render
+from saccade.demo.tasks import HARDEST, SCENES, Draw
 from saccade.tools.eval.contract import Item
 from saccade.tools.eval.sampling import user_message
 
@@ -31,12 +31,13 @@ class Reading:
 
 
 def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> Reading:
-    """A number of one to six digits or a known word; `size` in pixels, else each side between 96 and 320."""
+    """A number of one to six digits or a word that the demo model knows; `size` in pixels, else each side between 96 and 320."""
     rng = random.Random(f"ocr/{kind}/{seed}")
-    text = "".join(rng.choices("0123456789", k=rng.randint(1, 6))) if kind == "number" else rng.choice(KNOWN_WORDS)
+    scene = SCENES[kind](Draw(rng, HARDEST, (DEFAULT_FONT,)), size or draw_size(rng))
+    assert scene.text is not None, "scenes of this kind show text"
     buffer = io.BytesIO()
-    render(draw_text_scene(rng, text, size or draw_size(rng), (DEFAULT_FONT,))).save(buffer, "PNG")
-    return Reading(buffer.getvalue(), QUESTIONS[kind], text)
+    render(scene).save(buffer, "PNG")
+    return Reading(buffer.getvalue(), QUESTIONS[kind], scene.text.text.lower())
 
 
 def says(text: str, expected: str) -> float:
