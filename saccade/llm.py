@@ -144,7 +144,11 @@ class LLM:
 
 async def _start(model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions) -> Front:
     front = build_front(model, options, engine, parallel, media)
-    await front.start()
+    try:
+        await front.start()
+    except BaseException:
+        await front.stop()
+        raise
     return front
 
 

@@ -1,0 +1,115 @@
+"""`LLM`: the Python API, on a real engine process."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade import LLM, SamplingParams
+from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
+from tests.checkpoints import picture
+
+GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[..., Path]) -> Iterator[LLM]:
+    with LLM(checkpoint("qwen3_vl"), dtype="float32", threads=1, media_workers=1, max_total_tokens=8192) as llm:
+        yield llm
+
+
+def ask(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_a_picture_may_be_an_image_an_array_a_path_bytes_or_a_url(llm: LLM, tmp_path: Path) -> None:
+    pixels = picture(64, 96)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    parts: list[Any] = [
+        Image.fromarray(pixels),
+        pixels,
+        path,
+        {"type": "image", "image": path},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": url},
+    ]
+    texts = {llm.chat(ask([part, "what?"]), GREEDY).text for part in parts}
+    assert len(texts) == 1
+    assert llm.chat(ask([picture(64, 96, seed=9), "what?"]), GREEDY).text not in texts
+
+
+def test_the_same_picture_is_encoded_once(llm: LLM) -> None:
+    pixels = picture(96, 64, seed=3)
+    before = llm.metrics()["saccade_images_encoded_total"]
+    first = llm.chat(ask([pixels, "what?"]), GREEDY)
+    again = llm.chat(ask([pixels, "what?"]), GREEDY)
+    assert first.text == again.text
+    assert again.cached_tokens > first.cached_tokens == 0
+    assert llm.metrics()["saccade_images_encoded_total"] - before == 1
+
+
+def test_a_batch_comes_back_in_order(llm: LLM) -> None:
+    chats = [ask(f"number {i}") for i in range(6)]
+    alone = [llm.chat(chat, GREEDY).text for chat in chats]
+    assert [answer.text for answer in llm.chat(chats, GREEDY, progress=False)] == alone
+    assert len(set(alone)) > 1
+
+
+def test_answers_count_their_tokens(llm: LLM) -> None:
+    answer = llm.chat(ask("quick brown"), SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2))
+    assert answer.completion_tokens == len(answer.logprobs) == 5
+    assert answer.finish_reason == "length"
+    assert all(len(each.top) == 2 for each in answer.logprobs)
+
+
+def test_what_cannot_be_served_is_refused_by_its_place(llm: LLM, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    for content, kind in (
+        ([broken, "x"], ImageError),
+        ([tmp_path / "none.png", "x"], InvalidRequest),
+        ([{"type": "video"}], InvalidRequest),
+    ):
+        with pytest.raises(kind) as caught:
+            llm.chat(ask(content), GREEDY)
+        assert caught.value.param == "messages[0].content[0]"
+    assert llm.chat(ask("still there?"), GREEDY).text
+
+
+def test_one_bad_conversation_of_a_batch_is_told_and_harms_nothing(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.chat([ask("fine"), ask([np.zeros((4, 4), np.float32), "x"])], GREEDY, progress=False)
+    assert llm.chat(ask("still there?"), GREEDY).text
+
+
+def test_an_unknown_option_or_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="thread"):
+        LLM("demo", thread=1)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        LLM(tmp_path)
+
+
+def test_the_command_line_answers_about_a_file(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(picture(64, 64)).save(buffer, "JPEG")
+    path = tmp_path / "a.jpg"
+    path.write_bytes(buffer.getvalue())
+    command = [sys.executable, "-m", "saccade", "chat", "what is it?", "--image", str(path), "--model", str(checkpoint("qwen3_vl"))]
+    done = subprocess.run([*command, "--max-tokens", "4"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    missing = subprocess.run([*command, "--image", str(tmp_path / "no.jpg")], capture_output=True, text=True, timeout=100, check=False)
+    assert missing.returncode == 1
+    assert "no.jpg" in missing.stderr
+    assert "Traceback" not in missing.stderr
