@@ -86,15 +86,12 @@ def rotate_(rotation: Rotation, *heads: torch.Tensor) -> None:
 
 
 def _rotate_rows(rotation: Rotation, x: torch.Tensor) -> None:
-    size = rotation.cos.shape[1]
+    size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
     x = x[..., :size]
     step = max(1, CPU_VALUES // (x.shape[1] * size))
     for start in range(0, x.shape[0], step):
         rows = x[start : start + step]
         cos, sin = (table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin))
         wide = rows.float()
-        if rotation.pairs == "halves":
-            partner = wide.roll(size // 2, -1)
-        else:
-            partner = wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
+        partner = wide.roll(size // 2, -1) if halves else wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
         rows.copy_(torch.addcmul(wide * cos, partner, sin))

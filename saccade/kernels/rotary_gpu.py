@@ -1,5 +1,7 @@
 """The rotary embedding of `rotary.py` as one Triton kernel. Imported only where it runs: on a GPU, or in Triton's interpreter."""
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
@@ -39,18 +41,18 @@ def _rotate(
     k_head_stride,
     half,
     index_stride,
-    HAS_INDEX: tl.constexpr,
-    HAS_AXIS: tl.constexpr,
-    HALVES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    has_index: tl.constexpr,
+    has_axis: tl.constexpr,
+    halves: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_pairs: tl.constexpr,
 ):
-    """Program (i, j): tokens [i * TOKENS, ...), heads [j * HEADS, ...) of queries and then of keys."""
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    pair = tl.arange(0, PAIRS)
+    """Program (i, j): a block of tokens, a block of the heads of queries and then of keys."""
+    token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
+    pair = tl.arange(0, block_pairs)
     known = (token < tokens)[:, None] & (pair < half)[None, :]
-    if HALVES:
+    if halves:
         step = half
         at = pair
     else:
@@ -58,8 +60,8 @@ def _rotate(
         at = 2 * pair
 
     row = token[:, None]
-    if HAS_INDEX:
-        if HAS_AXIS:
+    if has_index:
+        if has_axis:
             source = tl.load(axis + pair, mask=pair < half, other=0)[None, :] * index_stride
             row = tl.load(index + source + token[:, None], mask=known, other=0)
         else:
@@ -69,7 +71,7 @@ def _rotate(
     cos = tl.load(cos_table + place, mask=known, other=0.0)[:, None, :]
     sin = tl.load(sin_table + place + step, mask=known, other=0.0)[:, None, :]
 
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
     known = known[:, None, :]
     mine = known & (head < q_heads)[None, :, None]
     offsets = token[:, None, None] * q_token_stride + head[None, :, None] * q_head_stride + at[None, None, :]
@@ -90,9 +92,9 @@ def launch(rotation: Rotation, q: torch.Tensor, k: torch.Tensor | None = None) -
     if tokens == 0:
         return
     half = rotation.cos.shape[1] // 2
-    pairs = triton.next_power_of_2(half)
-    block_heads = min(triton.next_power_of_2(heads), max(1, BLOCK_VALUES // pairs))
-    block_tokens = max(1, BLOCK_VALUES // (pairs * block_heads))
+    block_pairs = triton.next_power_of_2(half)
+    block_heads = min(triton.next_power_of_2(heads), max(1, BLOCK_VALUES // block_pairs))
+    block_tokens = max(1, BLOCK_VALUES // (block_pairs * block_heads))
     index, axis = rotation.index, rotation.axis
     assert index is None or index.stride(-1) == 1
     _rotate[triton.cdiv(tokens, block_tokens), triton.cdiv(heads, block_heads)](
@@ -111,10 +113,10 @@ def launch(rotation: Rotation, q: torch.Tensor, k: torch.Tensor | None = None) -
         keys.stride(1),
         half,
         0 if index is None else index.stride(0),
-        HAS_INDEX=index is not None,
-        HAS_AXIS=axis is not None,
-        HALVES=rotation.pairs == "halves",
-        TOKENS=block_tokens,
-        HEADS=block_heads,
-        PAIRS=pairs,
+        has_index=index is not None,
+        has_axis=axis is not None,
+        halves=rotation.pairs == "halves",
+        block_tokens=block_tokens,
+        block_heads=block_heads,
+        block_pairs=block_pairs,
     )
