@@ -49,7 +49,7 @@ class Load:
     burstiness: float = 1.0
     """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts; above: evener."""
     warmup_requests: int = 1
-    """Requests sent and forgotten before the clock starts; their pictures and text never come again."""
+    """Requests sent and forgotten before the clock starts; drawn pictures and texts never come again (those of mmmu and custom do)."""
     seed: int = 1
     """Decides every picture, text and arrival."""
 

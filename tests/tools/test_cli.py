@@ -34,8 +34,9 @@ def parsed(app: App, line: str) -> dict[str, Any]:
 def test_the_published_options_are_understood_as_published() -> None:
     line = (
         "serve --base-url http://h:1 --dataset-name image --num-prompts 500 --random-output-len 1 --random-input-len 100 "
-        "--random-range-ratio 1 --image-resolution 1120x700 --image-format jpeg --image-count 1 --image-content random --max-concurrency 20 --request-rate inf "
-        "--burstiness 0.5 --warmup-requests 3 --seed 7 --header A=b --header C=d --goodput ttft:500 tpot:50 --output-file x.jsonl"
+        "--random-range-ratio 1 --image-resolution 1120x700 --image-format jpeg --image-count 1 --image-content random "
+        "--max-concurrency 20 --request-rate inf --burstiness 0.5 --warmup-requests 3 --seed 7 --header A=b --header C=d "
+        "--goodput ttft:500 tpot:50 --output-file x.jsonl"
     )
     found = parsed(cli.bench, line)
     assert found["target"] == Target(base_url="http://h:1", header=("A=b", "C=d"))

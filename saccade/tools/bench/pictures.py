@@ -1,8 +1,8 @@
-"""Pictures for measuring: drawn from a seed, the same pixels on every machine.
+"""Pictures for measuring: drawn from a seed, the same on every machine.
 
 Owns what a picture shows (noise, photographs, documents, screens, flat colour), its size and its encoding. Randomness comes from
-PCG64's raw stream, the only part of numpy's that is promised never to change; pixels come from integer arithmetic. Encoded bytes
-are equal for one version of Pillow. Knows nothing of requests, servers or data sets.
+PCG64's raw stream, the only part of numpy's that is promised never to change, and pixels from integer arithmetic; drawn text and
+encoded files are those of one version of Pillow. Knows nothing of requests, servers or data sets.
 """
 
 from __future__ import annotations
