@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.types import ExistingFile
 from rich.console import Console
 
 from saccade import __version__
@@ -62,7 +62,7 @@ def chat(
     question: str,
     /,
     *,
-    image: tuple[Path, ...] = (),
+    image: tuple[ExistingFile, ...] = (),
     model: str = "demo",
     base_url: str | None = None,
     api_key: str | None = None,
