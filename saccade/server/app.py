@@ -92,6 +92,17 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
 
 
 @dataclass(frozen=True, slots=True)
+class _Reply:
+    """How a client wants its answer."""
+
+    shape: Shape
+    model: str
+    stream: bool
+    include_usage: bool
+    trace: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Api:
     """The handlers. `started`: seconds since the epoch, which the model list calls the model's creation."""
 
@@ -103,19 +114,25 @@ class _Api:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            request = parse(body, ChatCompletionRequest)
-            self._check_name(request.model)
-            shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
-            work = self._answer(send, request, [chat_ask(request)], shape, held)
-            await _while_connected(receive, work)
+            reply, asks = self._read_chat(body)
+            await _while_connected(receive, self._answer(send, reply, asks, held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            request = parse(body, CompletionRequest)
-            self._check_name(request.model)
-            shape = TextShape(self.front.vocabulary, request.logprobs is not None)
-            work = self._answer(send, request, completion_asks(request), shape, held)
-            await _while_connected(receive, work)
+            reply, asks = self._read_completion(body)
+            await _while_connected(receive, self._answer(send, reply, asks, held))
+
+    def _read_chat(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
+        request = parse(body, ChatCompletionRequest)
+        self._check_name(request.model)
+        shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
+        return _Reply(shape, request.model, bool(request.stream), request.include_usage, request.trace), [chat_ask(request)]
+
+    def _read_completion(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
+        request = parse(body, CompletionRequest)
+        self._check_name(request.model)
+        shape = TextShape(self.front.vocabulary, request.logprobs is not None)
+        return _Reply(shape, request.model, bool(request.stream), request.include_usage, request.trace), completion_asks(request)
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, _):
@@ -137,17 +154,16 @@ class _Api:
         with self.front.admit(), self.bodies.hold(request, largest) as held:
             yield await read_json(request, held, largest), held
 
-    async def _answer(
-        self, send: Send, request: ChatCompletionRequest | CompletionRequest, asks: Sequence[Ask], shape: Shape, held: Held
-    ) -> None:
+    async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
         prepared = [await self.front.prepare(ask) for ask in asks]
+        asks.clear()  # from here on the request holds no text of its pictures
         held.resize(sum(len(picture.data) for each in prepared for picture in each.pictures))
-        tally = Tally(sum(len(each.request.tokens) for each in prepared), asks[0].n)
-        tracer = Tracer(prepared, request.trace)
-        writer = Writer(shape, request.model)
+        tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
+        tracer = Tracer(prepared, reply.trace)
+        writer = Writer(reply.shape, reply.model)
         async with aclosing(self.front.generate(*prepared)) as events:
-            if request.stream:
-                await stream(send, events, writer, tally, tracer, request.include_usage)
+            if reply.stream:
+                await stream(send, events, writer, tally, tracer, reply.include_usage)
             else:
                 answers = [Answer() for each in prepared for _ in range(each.n)]
                 async for event in events:

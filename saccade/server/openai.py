@@ -206,8 +206,8 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`")
 
 
-def parse(body: bytes | bytearray, kind: type[R]) -> R:
-    """A request from its body. Raises InvalidRequest that names the field."""
+def parse(body: bytearray, kind: type[R]) -> R:
+    """A request from its body, which is emptied. Raises InvalidRequest that names the field."""
     try:
         request: R = _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
@@ -216,6 +216,7 @@ def parse(body: bytes | bytearray, kind: type[R]) -> R:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    body.clear()  # it may be large, and whoever read it still holds it
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only allowed together with stream=true", "stream_options")
     return request
@@ -227,7 +228,7 @@ class _Sides(Struct):
     messages: msgspec.Raw | UnsetType = UNSET
 
 
-def parse_either(body: bytes | bytearray) -> ChatCompletionRequest | CompletionRequest:
+def parse_either(body: bytearray) -> ChatCompletionRequest | CompletionRequest:
     """A chat if it has messages, else a text completion. Raises as `parse` does."""
     try:
         chat = msgspec.json.decode(body, type=_Sides).messages is not UNSET

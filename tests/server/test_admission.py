@@ -42,7 +42,7 @@ def test_a_body_that_finds_no_room_is_refused_before_it_is_sent(narrow: Served) 
         eventually(lambda: held(narrow) == MIB)
         with announce(narrow, MIB + 1) as second:
             answer = second.recv(4096).decode()
-            assert answer.startswith("HTTP/1.1 429 ") and "retry-after: 1" in answer and "--max-inflight-mb" in answer
+            assert answer.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1" in answer and b"--max-inflight-mb" in answer
         with announce(narrow, MIB) as third:
             eventually(lambda: held(narrow) == 2 * MIB)
             third.close()
