@@ -77,6 +77,24 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("saccade.tools.*", ("saccade.tools.*", "saccade.core.*", "saccade.demo.draw", "saccade.demo.tasks")),
     ("saccade.demo.*", ("saccade.demo.*", "saccade.core.*")),
+    # Measures our own code in its own process: it may import anything but the server.
+    (
+        "saccade.lab.*",
+        (
+            "saccade.lab.*",
+            "saccade.tools.*",
+            "saccade.intake.*",
+            "saccade.engine.*",
+            "saccade.runtime.*",
+            "saccade.sched.*",
+            "saccade.cache.*",
+            "saccade.families.*",
+            "saccade.nn.*",
+            "saccade.kernels.*",
+            "saccade.parallel",
+            "saccade.core.*",
+        ),
+    ),
 )
 # Imports written inside a function of the registry: the nets are loaded only where there are tensors.
 LAZY = {"saccade.families.registry": ("saccade.families.*", "saccade.nn.protocol", "saccade.parallel")}
