@@ -12,8 +12,8 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +96,30 @@ def origin() -> Iterator[Origin]:
         yield origin
 
 
+@contextmanager
+def to_be_killed() -> Iterator[None]:
+    """`serving` insists on an orderly end, which a killed server has not."""
+    with suppress(AssertionError):
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Everything on; pictures may be fetched from localhost by that name, and uploaded."""
+    """Everything on; pictures may be fetched from localhost by that name, and uploaded. The last test kills it."""
     work = tmp_path_factory.mktemp("server")
     fetching = ("--allow-private-media", "--allowed-media-domains", "localhost", "--fetch-timeout", "1")
-    with serving(folder, work, *OPTIONS, *fetching, "--files-dir", str(work / "files"), "--max-image-bytes", "1000000") as server:
+    options = (*fetching, "--files-dir", str(work / "files"), "--max-image-bytes", "1000000")
+    with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def bare(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """No prefix cache, room for one embedding, and the default policy for addresses. Its end is a test of its own."""
+    """No prefix cache, room for one embedding, and the default policy for addresses. The last test kills it."""
     work = tmp_path_factory.mktemp("bare")
     options = ("--disable-radix-cache", "--embedding-cache-mb", "0", "--log-slow-seconds", "0")
-    with pytest.raises(AssertionError), serving(folder, work, *OPTIONS, *options) as server:
+    with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
-        raise AssertionError("a killed server has no orderly end")
 
 
 # ---- once
@@ -428,23 +435,39 @@ def test_a_killed_decode_worker_is_replaced_and_its_pictures_are_decoded_all_the
     assert words(ask(server, user(image(png()))))
 
 
-def test_killed_engine_then_killed_front_leave_typed_errors_and_nothing_else(bare: Server) -> None:
-    front = psutil.Process(bare.process.pid)
-    children = front.children(recursive=True)
-    assert not [line for process in (front, *children) for line in named_shared_memory(process)]
-    engine = next(child for child in children if "saccade.engine.process" in child.cmdline())
-    running = "saccade_requests_running"
+@contextmanager
+def under_load(server: Server) -> Iterator[list[Future[httpx.Response]]]:
+    """Six requests with a new picture each, generating; nothing that a kill could leave behind has a name in /dev/shm."""
+    front = psutil.Process(server.process.pid)
+    assert not [line for process in (front, *front.children(recursive=True)) for line in named_shared_memory(process)]
+    requests = [body([user(image(png()), text("go on"))], max_tokens=1200) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        url = f"{bare.url}/v1/chat/completions"
-        long = body([user(image(png()), text("go on"))], max_tokens=3500)
-        asking = [pool.submit(_http.post, url, json=long) for _ in range(6)]
-        bare.wait_for_metric(running, 6)
-        engine.kill()
+        asking = [pool.submit(_http.post, f"{server.url}/v1/chat/completions", json=each) for each in requests]
+        server.wait_for_metric("saccade_requests_running", 6)
+        yield asking
+
+
+def test_a_killed_engine_ends_every_request_with_a_typed_error(bare: Server) -> None:
+    children = psutil.Process(bare.process.pid).children(recursive=True)
+    with under_load(bare) as asking:
+        next(child for child in children if "saccade.engine.process" in child.cmdline()).kill()
         for each in asking:
             assert each.result().status_code == 503
             assert each.result().json()["error"]["code"] == "engine_unavailable"
     assert httpx.get(f"{bare.url}/health").status_code == 503
-    assert decode_workers(bare)
+    assert httpx.get(f"{bare.url}/v1/files").status_code == 200
     bare.process.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_a_killed_front_leaves_no_orphan(server: Server) -> None:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(children) >= 2
+    with under_load(server) as asking:
+        server.process.kill()
+        for each in asking:
+            with pytest.raises(httpx.TransportError):
+                each.result()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
