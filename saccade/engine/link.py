@@ -44,6 +44,7 @@ def encode(message: ToEngine | ToFront) -> list[bytes]:
 class Boot:
     """What the engine process needs to know before it can listen; it reads this from its standard input."""
 
+    parent: int
     address: str
     arena_fd: int
     arena_bytes: int
@@ -99,7 +100,7 @@ class EngineProcess:
         address = f"ipc://{self._room.name}/engine"
         self._socket.bind(address)
         words, words_fd = os.pipe()
-        boot = Boot(address, arena.fd, arena.size, words_fd, str(folder), model, engine, parallel)
+        boot = Boot(os.getpid(), address, arena.fd, arena.size, words_fd, str(folder), model, engine, parallel)
         command = [sys.executable, "-m", "saccade.engine.process"]
         # A session of its own: Ctrl-C in the terminal is for the front, which then stops the engine in order.
         self._process = subprocess.Popen(

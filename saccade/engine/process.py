@@ -38,8 +38,8 @@ from saccade.sched.scheduler import Scheduler, SchedulerLimits
 
 def main() -> int:
     """Exit status 0 after an orderly stop, 1 otherwise."""
-    die_with_parent()
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
+    die_with_parent(boot.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = EngineLink(boot.address)
     try:

@@ -164,7 +164,7 @@ class Ranks:
 
 def _start(load: Load, arena: Arena) -> _Rank:
     ours, theirs = Pipe()
-    boot = RankBoot(load, theirs.fileno(), arena.fd, arena.size)
+    boot = RankBoot(os.getpid(), load, theirs.fileno(), arena.fd, arena.size)
     inherited = (theirs.fileno(), arena.fd, load.group_fd)
     command = [sys.executable, "-m", "saccade.runtime.rank"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=inherited, start_new_session=True)

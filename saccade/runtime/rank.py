@@ -59,6 +59,7 @@ class Load:
 class RankBoot:
     """What a rank's process needs to know; the descriptors are inherited. On `socket_fd` come an EngineConfig, then Plans."""
 
+    parent: int
     load: Load
     socket_fd: int
     arena_fd: int
@@ -75,8 +76,8 @@ class Report:
 
 def main() -> int:
     """Exit status 0 when the engine said so or has gone, 1 after an error of this rank, PEER_LOST after another's."""
-    die_with_parent()
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankBoot)
+    die_with_parent(boot.parent)
     # Ctrl-C and an order to stop are for the front, which ends the engine in order, which ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     socket = Connection(boot.socket_fd)
@@ -147,9 +148,8 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone, however it went."""
-    parent = os.getppid()
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it, `parent`, is gone, however it went."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
