@@ -7,7 +7,6 @@ the operating system if it runs on this machine.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+import uvloop
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -57,7 +57,7 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
                 with options.output_file.open("a") as file:
                     file.write(json.dumps(asdict(step)) + "\n")
 
-        asyncio.run(_climb_all(target, options, told))
+        uvloop.run(_climb_all(target, options, told))
     console.print()
     for line in verdicts(steps):
         console.print(line)

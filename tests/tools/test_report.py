@@ -40,6 +40,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of them."""
+    return report([results], ReportOptions(output=tmp_path_factory.mktemp("report")))
+
+
 def measure(server: ScriptedServer, label: str, path: Path, seed: int, data: DatasetOptions, concurrency: int) -> None:
     serve(
         Bench(
@@ -77,17 +83,16 @@ class Page(HTMLParser):
             self.shown.append(data)
 
 
-def test_the_page_needs_nothing_beside_it(results: Path, tmp_path: Path) -> None:
-    text = report([results], ReportOptions(output=tmp_path)).read_text()
+def test_the_page_needs_nothing_beside_it(made: Path) -> None:
+    text = made.read_text()
     page = Page(text)
     assert page.open == []
     assert page.fetched and all(url.startswith("data:image/png;base64,") for url in page.fetched)
     assert not re.search(r"url\(|@import|<script|<link", text)
 
 
-def test_the_plots_lie_beside_the_page_as_pngs(results: Path, tmp_path: Path) -> None:
-    report([results], ReportOptions(output=tmp_path))
-    names = sorted(path.name for path in tmp_path.glob("*.png"))
+def test_the_plots_lie_beside_the_page_as_pngs(made: Path) -> None:
+    names = sorted(path.name for path in made.parent.glob("*.png"))
     assert names == [
         "1-distributions.png",
         "1-stages.png",
@@ -98,12 +103,12 @@ def test_the_plots_lie_beside_the_page_as_pngs(results: Path, tmp_path: Path) ->
         "2-ttft-by-pictures.png",
     ]
     for name in names:
-        with Image.open(io.BytesIO((tmp_path / name).read_bytes())) as image:
+        with Image.open(io.BytesIO((made.parent / name).read_bytes())) as image:
             assert image.format == "PNG" and image.width >= 900
 
 
-def test_the_headline_stands_on_top_and_failures_are_not_hidden(results: Path, tmp_path: Path) -> None:
-    shown = " ".join(" ".join(Page(report([results], ReportOptions(output=tmp_path)).read_text()).shown).split())
+def test_the_headline_stands_on_top_and_failures_are_not_hidden(made: Path) -> None:
+    shown = " ".join(" ".join(Page(made.read_text()).shown).split())
     first = shown.index("fast against slow: TPOT")
     assert first < shown.index("fast scores 0.900 ± 0.040 in ocr (n = 50).") < shown.index("slow beside fast, concurrency 1")
     assert "TTFT of round 3, median" in shown

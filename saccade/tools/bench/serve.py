@@ -5,12 +5,12 @@ Owns the order of a run: find the model, measure how the server counts text, dra
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -50,7 +50,7 @@ class Measured:
 
 def serve(bench: Bench) -> Measured:
     """Measure, print and keep. Raises ConfigError where the options or the server do not allow a run at all."""
-    measured = asyncio.run(measure(bench))
+    measured = uvloop.run(measure(bench))
     output = bench.output
     label = output.label or measured.model
     if not output.quiet:
