@@ -20,7 +20,11 @@ from saccade.tools.report.report import interleaved, report
 from saccade.tools.report.stats import Comparison, Group, Interval, Level, compare, interval, rate_ratio, ratio, stage_times, workloads
 from tests.tools.server import Script, ScriptedServer, scripted
 
-TRACE = {"images": [{"level": "none", "ms": {"decode": 8.0, "encode": 20.0}}], "ms": {"prefill": 30.0, "generate": 10.0}}
+TIMES = (
+    {"fetch": 0.0, "digest": 1.0, "decode": 2.0, "wait": 1.0, "encode": 3.0},
+    {"fetch": 0.0, "digest": 2.0, "decode": 8.0, "wait": 4.0, "encode": 6.0},
+)
+TRACE = {"images": [{"found": "none", "ms": times} for times in TIMES], "ms": {"prepared": 5.0, "first_token": 30.0, "total": 40.0}}
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +194,32 @@ def test_a_difference_is_claimed_only_where_the_interval_shows_it(ratio_: Interv
     assert phrase(Comparison("TTFT", "ms", 50.0, 25.0, ratio_)) == text
 
 
-def test_time_is_split_as_the_server_reports_it_or_as_seen_from_outside() -> None:
-    traced = [{"ttft": 60.0, "e2e": 70.0, "saccade": TRACE}] * 2
-    assert list(stage_times(traced).items()) == [("decode", 8.0), ("encode", 20.0), ("prefill", 30.0), ("generate", 10.0)]
-    assert stage_times([{"ttft": 60.0, "e2e": 70.0}]) == {"to first token": 60.0, "generate": 10.0}
+def test_time_is_split_as_the_server_reports_it_along_the_picture_that_took_longest() -> None:
+    traced = [{"ttft": 33.0, "e2e": 42.5, "saccade": TRACE}] * 2
+    split = stage_times(traced)
+    assert split == {
+        "fetch": 0.0,
+        "digest": 2.0,
+        "prepare": 3.0,
+        "decode": 8.0,
+        "wait": 4.0,
+        "encode": 6.0,
+        "prefill": 7.0,
+        "generate": 10.0,
+        "network": 2.5,
+    }
+    assert sum(split.values()) == 42.5
+
+
+def test_without_a_trace_time_is_split_as_seen_from_outside() -> None:
+    assert stage_times([{"ttft": 60.0, "e2e": 70.0}, {"ttft": 40.0, "e2e": 70.0}]) == {"to first token": 50.0, "generate": 20.0}
+
+
+def test_a_picture_cannot_take_longer_than_the_request_it_is_in() -> None:
+    """A picture that another request had begun to encode may report more than this one waited."""
+    trace = {"images": [{"ms": {"decode": 30.0, "encode": 70.0}}], "ms": {"prepared": 1.0, "first_token": 11.0, "total": 11.0}}
+    split = stage_times([{"ttft": 11.0, "e2e": 11.0, "saccade": trace}])
+    assert (split["decode"], split["encode"], split["prefill"]) == (pytest.approx(3.0), pytest.approx(7.0), pytest.approx(0.0))
 
 
 def run_of(label: str, started: float) -> Saved:

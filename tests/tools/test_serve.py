@@ -163,7 +163,7 @@ def test_runs_are_read_back_as_they_were_written(server: ScriptedServer, tmp_pat
 
 
 def test_picture_outcomes_are_counted_where_the_answers_carry_them(server: ScriptedServer) -> None:
-    server.script = Script(trace={"images": [{"level": "kv"}, {"level": "embedding"}]})
+    server.script = Script(trace={"images": [{"found": "kv"}, {"found": "embedding"}]})
     assert run(bench(server, 3)).summary.pictures == {"kv": 3, "embedding": 3}
 
 

@@ -308,4 +308,4 @@ def picture_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] 
     found = [trace for trace in traces if trace]
     if not found:
         return None
-    return dict(Counter(str(image.get("level", "unknown")) for trace in found for image in trace.get("images", ())))
+    return dict(Counter(str(image.get("found", "unknown")) for trace in found for image in trace.get("images", ())))

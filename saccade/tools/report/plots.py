@@ -23,7 +23,8 @@ STAGE_COLOURS = {
     "prefill": "#2f6fde",
     "to first token": "#2f6fde",
     "generate": "#2a9d6f",
-    "other": "#e3e8ee",
+    "prepare": "#5d7a94",
+    "network": "#e3e8ee",
 }
 
 
@@ -149,7 +150,7 @@ def stages(workload: Workload) -> Plot | None:
         return None
     made, axis = style.figure(height=1.4 + 0.45 * len(rows))
     left = np.zeros(len(rows))
-    for stage in dict.fromkeys(name for _, times in rows for name in times):
+    for stage in dict.fromkeys(name for _, times in rows for name, spent in times.items() if spent):
         widths = np.asarray([times.get(stage, 0.0) for _, times in rows])
         axis.barh(range(len(rows)), widths, left=left, height=0.6, color=STAGE_COLOURS.get(stage, "#4c5a67"), label=stage)
         left += widths
@@ -158,14 +159,10 @@ def stages(workload: Workload) -> Plot | None:
     axis.grid(axis="y", visible=False)
     axis.grid(axis="x", color=style.GRID)
     style.label(axis, "Where a request's time went", "ms per request, mean", "")
-    style.legend(axis, loc="upper center", bbox_to_anchor=(0.5, -0.32 if len(rows) < 4 else -0.2), ncols=7)
-    outside = all(set(times) <= {"to first token", "generate"} for _, times in rows)
-    seen = (
-        "As seen from outside."
-        if outside
-        else "As the server reports it; stages of several pictures overlap, so bars may be longer than the request."
-    )
-    return Plot("stages", seen, style.png(made))
+    style.legend(axis, loc="upper center", bbox_to_anchor=(0.5, -0.34 if len(rows) < 4 else -0.2), ncols=5)
+    traced = any("prefill" in times for _, times in rows)
+    inside = "As the server reports it. Pictures are handled side by side: shown is the one that the request waited for longest."
+    return Plot("stages", inside if traced else "As seen from outside.", style.png(made))
 
 
 def _from_zero(axis: object) -> None:

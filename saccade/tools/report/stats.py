@@ -27,7 +27,8 @@ SERVER_AND_LOAD = (
     "warmup_requests",
     "timeout",
 )
-STAGES = ("fetch", "digest", "decode", "wait", "encode", "prefill", "generate", "other")
+STAGES = ("fetch", "digest", "prepare", "decode", "wait", "encode", "prefill", "generate", "network")
+OUTSIDE = ("to first token", "generate")
 
 Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 Statistic = Callable[[Values], float]
@@ -216,17 +217,35 @@ def compare(first: Group, second: Group) -> list[Comparison]:
 
 
 def stage_times(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean ms per request by stage, from the `saccade` field: `images[*].ms` and `ms`, each a mapping of stage to ms.
+    """Mean ms per request by stage; the stages add up to the request's E2E.
 
-    Without such a field: what is seen from outside, "to first token" and "generate".
+    Where all answers carry a Saccade server's trace they are STAGES; else what is seen from outside: OUTSIDE.
     """
-    traced = [r["saccade"] for r in requests if isinstance(r.get("saccade"), dict) and ("ms" in r["saccade"] or "images" in r["saccade"])]
-    if not traced:
-        first = [r["ttft"] for r in requests]
-        return {"to first token": float(np.mean(first)), "generate": float(np.mean([r["e2e"] for r in requests]) - np.mean(first))}
-    totals: dict[str, float] = {}
-    for trace in traced:
-        for times in (trace.get("ms", {}), *(image.get("ms", {}) for image in trace.get("images", ()))):
-            for stage, spent in times.items():
-                totals[stage] = totals.get(stage, 0.0) + float(spent) / len(traced)
-    return {stage: totals[stage] for stage in sorted(totals, key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))}
+    if all("ms" in (request.get("saccade") or {}) for request in requests):
+        return _means(STAGES, [split(request["saccade"], request["e2e"]) for request in requests])
+    return _means(OUTSIDE, [(request["ttft"], request["e2e"] - request["ttft"]) for request in requests])
+
+
+def _means(names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    return {name: float(np.mean(spent)) for name, spent in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
+    """A request's `seen` ms by STAGES. Pictures are handled side by side; the one that took longest is what the request waited for.
+
+    prepare: the front's time beside that picture's fetch and digest; prefill: from its embedding to the first token (earlier chunks were
+    computed meanwhile); network: what the client saw beyond the server's own total.
+    """
+    prepared, first, total = (float(trace["ms"][moment]) for moment in ("prepared", "first_token", "total"))
+    times = [image["ms"] for image in trace.get("images", ())]
+    fetch, digest = _longest(times, ("fetch", "digest"), prepared)
+    decode, wait, encode = _longest(times, ("decode", "wait", "encode"), first - prepared)
+    prefill = first - prepared - decode - wait - encode
+    return fetch, digest, prepared - fetch - digest, decode, wait, encode, prefill, total - first, max(0.0, seen - total)
+
+
+def _longest(times: Sequence[dict[str, float]], names: tuple[str, ...], window: float) -> list[float]:
+    """The named stages of the picture that took longest in them, cut to the window of time that they lie in."""
+    spent = max(([float(each.get(name, 0.0)) for name in names] for each in times), key=sum, default=[0.0] * len(names))
+    scale = min(1.0, max(0.0, window) / sum(spent)) if sum(spent) else 1.0
+    return [scale * each for each in spent]
