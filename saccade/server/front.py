@@ -125,6 +125,8 @@ class Front:
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
         self.reason = "the model is being loaded"
+        for level in ("kv", "embedding", "pixels"):  # there from the start, as counters without labels are
+            metrics.inc("saccade_image_hits_total", 0, level=level)
         self._engine = engine
         self._max_requests = max_requests
         self._ready: Ready | None = None

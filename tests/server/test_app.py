@@ -399,6 +399,9 @@ def test_metrics_are_prometheus_text_with_every_declared_name(served: Served) ->
     assert response.headers["content-type"].startswith("text/plain")
     families = {family.name: family.type for family in text_string_to_metric_families(response.text)}
     assert families == {metric.name.removesuffix("_total"): metric.kind for metric in DECLARED}
+    assert {f'saccade_image_hits_total{{level="{level}"}}' for level in ("kv", "embedding", "pixels")} <= {
+        line.rpartition(" ")[0] for line in response.text.splitlines()
+    }
 
 
 def test_a_large_body_is_no_problem(served: Served) -> None:
