@@ -30,7 +30,11 @@ BASE_BYTES = 256 << 20
 BYTES_PER_PIXEL = 24
 """Memory a job may take per pixel of the source: an RGBA or 32-bit original, two copies in RGB, a transposed one, and slack."""
 
+KEPT_BYTES = 64 << 20
+"""Freed memory that is kept for the next job: having the kernel clear it again can cost as much as decoding."""
+
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,15 @@ def encode(message: Job | Answer) -> bytes:
 def main() -> None:
     jobs_fd, arena_fd, arena_bytes, inbox_fd, parent = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when we end
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         return
     import torch  # late: it takes a second or two, an orphan should be gone before that, and the front imports this module's messages
 
     torch.set_num_threads(1)
+    libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)  # the most it takes
+    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     PIL.Image.MAX_IMAGE_PIXELS = None  # the front has compared the header with its own limit
     arena = Arena.attach(arena_fd, arena_bytes)
     with socket.socket(fileno=jobs_fd) as connection, connection.makefile("rb") as jobs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from saccade.core.family import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.intake.content import encode_image, probe, sniff
-from saccade.intake.decode import decode_into, turn
+from saccade.intake.decode import _decode_png, decode, decode_into, turn
 from tests.intake.pictures import chunk, decoded, encode, noise, photo, png, resized, with_orientation
 
 RULES = ImageRules(patch=16, merge=2, min_pixels=64 * 64, max_pixels=512 * 512, mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -49,6 +51,43 @@ def late_exif(pixels: np.ndarray) -> bytes:
     return png(*pixels.shape[:2], rows, after=chunk(b"eXIf", exif.tobytes()[6:]))
 
 
+def rows(pixels: np.ndarray, filter: int = 0) -> bytes:
+    return b"".join(bytes([filter]) + row.tobytes() for row in pixels)
+
+
+def every_filter(pixels: np.ndarray) -> bytes:
+    """Rows say that they are filtered in turn by each of the five; whatever bytes follow, they mean some picture."""
+    lines = (bytes([number % 5]) + row.tobytes() for number, row in enumerate(pixels))
+    return png(*pixels.shape[:2], b"".join(lines))
+
+
+def between_chunks(pixels: np.ndarray) -> bytes:
+    """Chunks that say how to show the pixels do not change them; one of them would bring down old decoders."""
+    before = chunk(b"gAMA", (22_222).to_bytes(4, "big")) + chunk(b"tRNS", bytes(6)) + chunk(b"sBIT", b"\5\5\5") + chunk(b"eXIf", b"")
+    return png(*pixels.shape[:2], rows(pixels), before=before, after=chunk(b"tEXt", b"Comment\0later"))
+
+
+def in_parts(data: bytes) -> bytes:
+    """The same PNG with its pixels cut into chunks of 100 bytes."""
+    start, end = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
+    parts, at = [], start
+    while at < end:
+        length = int.from_bytes(data[at : at + 4], "big")
+        parts.append(data[at + 8 : at + 8 + length])
+        at += 12 + length
+    body = b"".join(parts)
+    return data[:start] + b"".join(chunk(b"IDAT", body[at : at + 100]) for at in range(0, len(body), 100)) + data[end:]
+
+
+def interlaced(pixels: np.ndarray) -> bytes:
+    """In Adam7's seven passes."""
+    passes = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1))
+    parts = [rows(pixels[top::down, left::right]) for top, down, left, right in passes if pixels.shape[1] > left]
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 1)
+    body = chunk(b"IDAT", zlib.compress(b"".join(parts)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
+
+
 MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
     "jpeg 4:2:0": lambda p: encode(p, "JPEG", quality=85, subsampling=2),
     "jpeg 4:2:2": lambda p: encode(p, "JPEG", quality=70, subsampling=1),
@@ -60,6 +99,10 @@ MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
     "jpeg kept as rgb": lambda p: encode(p, "JPEG", keep_rgb=True),
     "png rgb": lambda p: encode(p, "PNG"),
     "png rgba": lambda p: encode(alpha(p, "RGBA"), "PNG"),
+    "png rgb of every filter": every_filter,
+    "png rgb between other chunks": between_chunks,
+    "png rgb in many parts": lambda p: in_parts(encode(p, "PNG")),
+    "png rgb interlaced": interlaced,
     "png grey": lambda p: encode(PIL.Image.fromarray(p).convert("L"), "PNG"),
     "png grey alpha": lambda p: encode(alpha(p, "LA"), "PNG"),
     "png one bit": lambda p: encode(PIL.Image.fromarray(p).convert("1"), "PNG"),
@@ -142,3 +185,43 @@ def test_a_file_cut_short_is_an_error(format: str) -> None:
     found = probe(data, 10**6)
     with pytest.raises(ValueError):
         decode_into(np.empty((192, 192, 3), np.uint8), memoryview(data), found.upright, found.orientation)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_faster_png_decoder_takes_plain_rgb_and_rgba_only(kind: str) -> None:
+    found = _decode_png(memoryview(MAKERS[kind](photo(40, 60))))
+    plain = {
+        "png rgb",
+        "png rgba",
+        "png rgb of every filter",
+        "png rgb between other chunks",
+        "png rgb in many parts",
+        "png late orientation",
+    }
+    assert (found is not None) == (kind in plain)
+
+
+@pytest.mark.parametrize("kind", ["png rgb between other chunks", "png rgba"])
+def test_a_damaged_png_is_what_pillow_makes_of_it(kind: str) -> None:
+    """A byte changed anywhere: the same pixels, or the same refusal. (Only what is wrong in notes beside the pixels may not matter.)"""
+    data = MAKERS[kind](noise(9, 11))
+    notes = {at for name in (b"gAMA", b"tRNS", b"sBIT", b"eXIf", b"tEXt") if name in data for at in around(data, name)}
+    refused = 0
+    for at in range(8, len(data)):
+        changed = data[:at] + bytes([data[at] ^ 0x15]) + data[at + 1 :]
+        try:
+            expected = decoded(changed)
+        except Exception:
+            refused += 1
+            if at not in notes:
+                with pytest.raises(ValueError):
+                    decode(memoryview(changed), 1)
+        else:
+            np.testing.assert_array_equal(decode(memoryview(changed), 1), expected)
+    assert refused > 300, "most bytes matter"
+
+
+def around(data: bytes, name: bytes) -> range:
+    """The place of a whole chunk."""
+    at = data.index(name) - 4
+    return range(at, at + 12 + int.from_bytes(data[at : at + 4], "big"))
