@@ -21,9 +21,12 @@ GIB = 1 << 30
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
+EncoderAttention = Literal["flash", "sdpa"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 LARGEST_TP = 64
+VIT_GRAPH_SIZES = (128, 256, *(base * step // 4 for base in (512, 1024, 2048, 4096) for step in range(4, 8)), 8192)
+"""Patches. Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a graph."""
 NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives than it saves."""
 
@@ -67,6 +70,13 @@ class EngineOptions:
     """Memory for picture embeddings. Derived: a tenth of what weights and KV cache leave free."""
     max_encode_patches: int | None = None
     """Picture patches encoded per step (one picture always may). Derived: 16384 on cpu, 65536 on cuda."""
+    mm_attention_backend: EncoderAttention | Literal["auto"] = "auto"
+    """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16 bits). sdpa: a call per picture size.
+    auto: flash where it works."""
+    disable_vit_graph: bool = False
+    """Do not replay CUDA graphs of the vision tower."""
+    vit_graph_buckets: tuple[int, ...] = ()
+    """Patch counts to capture CUDA graphs of the vision tower at; larger packs run without. Derived: 19 from 128 to 8192."""
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""
 
@@ -183,6 +193,14 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """How the vision tower runs. `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs."""
+
+    attention: EncoderAttention = "sdpa"
+    graph_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0."""
 
@@ -196,6 +214,7 @@ class EngineConfig:
     prefix_cache: bool
     embedding_bytes: int
     encode_patches: int
+    encoder: EncoderConfig = EncoderConfig()
 
     @property
     def kv_tokens(self) -> int:
@@ -284,6 +303,7 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         prefix_cache=not engine.disable_radix_cache,
         embedding_bytes=embedding_bytes,
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        encoder=resolve_encoder(engine, spec, dtype, cuda=cuda),
     )
 
 
@@ -300,6 +320,21 @@ def _check(engine: EngineOptions, context: int, longest: int, fraction: float) -
 
 
 _AT_LEAST_ONE = ("max_running_requests", "chunked_prefill_size", "page_size", "max_total_tokens", "max_encode_patches", "threads")
+
+
+def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cuda: bool) -> EncoderConfig:
+    """Raises ConfigError where a setting cannot work."""
+    flash = cuda and dtype != "float32"
+    attention = ("flash" if flash else "sdpa") if engine.mm_attention_backend == "auto" else engine.mm_attention_backend
+    if attention == "flash" and not flash:
+        raise ConfigError("--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits")
+    if attention != "flash" or engine.disable_vit_graph:
+        return EncoderConfig(attention)
+    merged = spec.image_rules.merge**2
+    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
+    if wrong:
+        raise ConfigError(f"--vit-graph-buckets {wrong[0]}: must be a multiple of {merged}, the patches of a token")
+    return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
 
 
 def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
@@ -322,5 +357,6 @@ def describe(config: EngineConfig, parallel: ParallelConfig, spec: FamilySpec, h
         ("prefix cache", "on" if config.prefix_cache else "off"),
         ("batch", f"{config.max_running} requests, {config.chunk_tokens} tokens per step"),
         ("pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels after resizing, {config.encode_patches} patches per step"),
+        *((("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),) if config.encoder.graph_sizes else ()),
         ("embedding cache", f"{config.embedding_bytes / MIB:.0f} MiB{each}"),
     )

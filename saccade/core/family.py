@@ -128,9 +128,18 @@ class FamilySpec(Protocol):
         """
         ...
 
-    def positions(self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]) -> tuple[npt.NDArray[np.int64], int]:
-        """Rotary positions [3, num_tokens] (time, height, width), and the position of the token that would come next.
+    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        """Rotary positions [3, num_tokens] (time, height, width) of a picture's tokens, were it the first of a prompt.
 
-        Tokens after the last span advance all three axes by one each.
+        Computed anew at every call; who asks often keeps them.
+        """
+        ...
+
+    def positions(
+        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """Rotary positions [3, num_tokens], and the position of the token that would come next.
+
+        `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last span advance all axes by one each.
         """
         ...

@@ -38,6 +38,8 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_decode_worker_restarts_total", "counter", "Decode workers replaced after a crash, a hang or a memory blow-up"),
     Metric("saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident"),
     Metric("saccade_embedding_evictions_total", "counter", "Picture embeddings evicted"),
+    Metric("saccade_position_cache_lookups_total", "counter", "Lookups of what follows from a grid alone", ("kind", "outcome")),
+    Metric("saccade_position_cache_bytes", "gauge", "Bytes of what follows from a grid alone"),
     # Tokens and steps.
     Metric("saccade_prompt_tokens_total", "counter", "Prompt tokens of admitted requests"),
     Metric("saccade_cached_tokens_total", "counter", "Prompt tokens that came from the prefix cache"),

@@ -66,10 +66,11 @@ def serve(boot: Boot, link: EngineLink) -> None:
     net, shard = load(wanted)
     hardware = share_hardware(wanted, ranks.wait_loaded() if ranks else [])
     config = resolve(boot.model, boot.engine, spec, wanted.dtype, hardware, size)
-    worker = Worker(net, config, arena, shard, wanted.parallel.encoder)
+    metrics = Metrics()
+    worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
         ranks.begin(config, worker)
-    engine = Engine(build_scheduler(config, spec), ranks or worker, link, Metrics())
+    engine = Engine(build_scheduler(config, spec), ranks or worker, link, metrics)
     link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
     engine.run()
     if ranks:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Literal
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional as F
+
+Backend = Literal["flash", "sdpa"]
+"""Of attention within segments. flash: CUDA, 16 bits, can be captured in a graph. sdpa: everywhere."""
 
 MASK_VALUES = 1 << 20
 """Query rows times keys of one masked block: bounds the memory of a prefill that has a cached prefix."""
@@ -70,12 +74,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     group = heads // kv_heads
     if length == 1:
         # One query sees every key: the queries that share a key head become rows of one unmasked problem.
-        return scaled_dot_product_attention(q.view(1, kv_heads, group, dim), k, v, scale=scale).reshape(1, heads, dim)
+        return F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), k, v, scale=scale).reshape(1, heads, dim)
     # The members of a group become the batch, over which keys and values are expanded without a copy.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
     k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
-        out = scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+        out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
     else:
         out = torch.cat([_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2)
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
@@ -92,21 +96,50 @@ def _masked_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: rang
     seen = prefix + block.stop
     mask = torch.ones(len(block), seen, dtype=torch.bool, device=q.device).tril(prefix + block.start)
     rows = q[:, :, block.start : block.stop]
-    return scaled_dot_product_attention(rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale)
 
 
-def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: Sequence[int], scale: float) -> torch.Tensor:
-    """Bidirectional attention within segments: rows [cu_seqlens[i], cu_seqlens[i + 1]) of q, k, v [T, H, D] see each other only.
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]), of which none is longer than `longest`.
 
-    Neighbouring segments of equal length are one batched call. Returns [T, H, D].
+    Runs may be empty. What was captured in a graph reads the bounds anew at every replay.
     """
-    lengths = [end - start for start, end in pairwise(cu_seqlens)]
+
+    bounds: torch.Tensor  # [S + 1] int32, on the rows' device
+    longest: int
+
+
+def varlen_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float, backend: Backend
+) -> torch.Tensor:  # [T, H, D]
+    """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and nothing else."""
+    attend = _flash_segments if backend == "flash" else _sdpa_segments
+    return attend(q, k, v, segments, scale)
+
+
+def _flash_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float) -> torch.Tensor:
+    """One launch of torch's variable-length flash attention (CUDA, 16 bits), which takes head sizes that are multiples of 8."""
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    bounds, longest = segments.bounds, segments.longest
+    out, *_ = torch.ops.aten._flash_attention_forward(q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=scale)
+    return out[..., :dim]
+
+
+def _sdpa_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float) -> torch.Tensor:
+    """Neighbouring segments of equal length are one batched call."""
+    lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     start = 0
     for length, equal in groupby(lengths):
         count = len(list(equal))
+        if not length:
+            continue
         rows = slice(start, start + count * length)
-        queries, keys, values = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # [B, H, L, D]
-        out[rows].view(count, length, *q.shape[1:]).copy_(scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2))
+        queries, keys, values = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))  # [B, H, L, D]
+        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+        out[rows].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
         start = rows.stop
     return out

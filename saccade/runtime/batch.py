@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from saccade.core.family import FamilySpec
 from saccade.core.plan import Open, Plan, Row
 from saccade.kernels.attention import Context
 from saccade.nn.protocol import Batch
 from saccade.runtime.memory import EmbeddingMemory
+from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import SamplerState
 
 
@@ -60,9 +60,9 @@ class PageTable:
 class Slot:
     """One sequence on this worker. `tokens` grows by the tokens sampled here."""
 
-    def __init__(self, opened: Open, spec: FamilySpec, page_size: int, device: torch.device) -> None:
+    def __init__(self, opened: Open, known: PositionCache, page_size: int, device: torch.device) -> None:
         self.tokens = list(opened.tokens)
-        self._positions, next_position = spec.positions(len(opened.tokens), opened.spans, opened.images)  # [3, P]
+        self._positions, next_position = known.sequence(len(opened.tokens), opened.spans, opened.images)  # [3, P]
         # Every token after those known now is text: all three axes advance by one.
         self._shift = next_position - len(opened.tokens)
         self.table = PageTable(page_size, device)

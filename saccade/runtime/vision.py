@@ -12,18 +12,20 @@ import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode
+from saccade.core.family import FamilySpec
 from saccade.core.plan import Encode
 from saccade.core.types import ImageKey
-from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
+from saccade.runtime.encoder import PackedEncoder
 
 
 class VisionEncoder:
     """Encodes the pictures that plans name."""
 
-    def __init__(self, net: FamilyNet, arena: Arena, like: torch.Tensor, shard: Shard, mode: EncoderMode) -> None:
+    def __init__(self, spec: FamilySpec, encoder: PackedEncoder, arena: Arena, like: torch.Tensor, shard: Shard, mode: EncoderMode) -> None:
         """`like` has the dtype and the device of embeddings."""
-        self._net = net
+        self._spec = spec
+        self._encoder = encoder
         self._arena = arena
         self._like = like
         self._shard = shard
@@ -31,7 +33,7 @@ class VisionEncoder:
 
     def encode(self, encodes: Sequence[Encode]) -> Iterable[tuple[ImageKey, torch.Tensor]]:
         """(key, embedding [num_tokens, embedding_width]) of each. No rank reads the arena slots any more when this has returned."""
-        embeddings = self._encode_split(encodes) if self._split else self._net.encode([self._pixels(encode) for encode in encodes])
+        embeddings = self._encode_split(encodes) if self._split else self._encoder.encode([self._pixels(encode) for encode in encodes])
         if self._shard.size > 1 and self._like.device.type == "cuda":
             # The last collective has passed here only when every rank has taken part in it, and so has read its pixels.
             torch.cuda.synchronize()
@@ -41,11 +43,11 @@ class VisionEncoder:
         return torch.from_numpy(self._arena.view(encode.pixels)).to(self._like.device)  # uint8 [H, W, 3]
 
     def _encode_split(self, encodes: Sequence[Encode]) -> list[torch.Tensor]:
-        spec, shard = self._net.spec, self._shard
+        spec, shard = self._spec, self._shard
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
         parts = split_evenly(tokens, shard.size)
         longest = max(sum(tokens[index] for index in part) for part in parts)
-        mine = self._net.encode([self._pixels(encodes[index]) for index in parts[shard.rank]])
+        mine = self._encoder.encode([self._pixels(encodes[index]) for index in parts[shard.rank]])
         rows = self._like.new_zeros((longest, spec.embedding_width))
         if mine:
             torch.cat(mine, out=rows[: sum(map(len, mine))])

@@ -9,11 +9,15 @@ import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
+from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan, Sampled
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.batch import Slot, build_batch
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.memory import EmbeddingMemory, KVMemory
+from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import sample
 from saccade.runtime.vision import VisionEncoder
 
@@ -26,13 +30,24 @@ class Worker:
     Every rank samples every token: the logits have the same bits on each, and a draw depends on them and a counter alone.
     """
 
-    def __init__(self, net: FamilyNet, config: EngineConfig, arena: Arena, shard: Shard = WHOLE, encoder: EncoderMode = "weights") -> None:
+    def __init__(
+        self,
+        net: FamilyNet,
+        config: EngineConfig,
+        arena: Arena,
+        shard: Shard = WHOLE,
+        mode: EncoderMode = "weights",
+        metrics: Metrics | None = None,
+    ) -> None:
         self._net = net
         self._device = torch.device(config.device)
         dtype = DTYPES[config.dtype]
         self._kv = KVMemory(net.spec.kv_layout.on_rank(shard.size), config.kv_pages, config.page_size, dtype, self._device)
+        like = self._kv.layers[0][0]
+        self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
+        self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else None)
+        self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
         self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device)
-        self._vision = VisionEncoder(net, arena, self._kv.layers[0][0], shard, encoder)
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids
 
@@ -43,7 +58,7 @@ class Worker:
             self._slots[index] = None
         for opened in plan.open:
             assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
-            self._slots[opened.slot] = Slot(opened, self._net.spec, self._kv.page_size, self._device)
+            self._slots[opened.slot] = Slot(opened, self._positions, self._kv.page_size, self._device)
         for key in plan.drop:
             self._embeddings.drop(key)
         encode_ms = self._encode(plan) if plan.encode else 0.0

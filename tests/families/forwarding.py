@@ -8,10 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from saccade.core.config import EncoderConfig
+from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
 from saccade.kernels.attention import Context
 from saccade.nn.protocol import Batch, FamilyNet
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
 
 CPU = torch.device("cpu")
@@ -26,6 +30,12 @@ def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
     return [Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid)) for i, grid in enumerate(grids)]
 
 
+def encode(net: FamilyNet, pixels: Sequence[torch.Tensor], metrics: Metrics | None = None) -> list[torch.Tensor]:
+    """Embeddings of pictures, packed."""
+    positions = PositionCache(net.spec, net.vision, metrics or Metrics())
+    return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(pixels)
+
+
 class Session:
     """One sequence in a paged cache. `page_size` None: slots are consecutive; else its pages are scattered."""
 
@@ -33,8 +43,9 @@ class Session:
         self.net = net
         images = images_of(net, pixels)
         self.tokens, self.spans = net.spec.expand_prompt(prompt, images)
-        self.embeddings = net.encode([torch.from_numpy(image) for image in pixels])
-        self.positions, self.next_position = net.spec.positions(len(self.tokens), self.spans, images)
+        self.embeddings = encode(net, [torch.from_numpy(image) for image in pixels])
+        blocks = [net.spec.image_positions(image.grid) for image in images]
+        self.positions, self.next_position = net.spec.positions(len(self.tokens), self.spans, blocks)
         self.done = 0
         layout, size = net.spec.kv_layout, 512
         self.kv = [tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2)) for _ in range(layout.layers)]

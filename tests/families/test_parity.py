@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.families.qwen_vl.net import QwenVLNet
-from saccade.families.qwen_vl.vision import packs, window_order
+from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from tests.checkpoints import FamilyName, Reference, picture
-from tests.families.forwarding import CPU, Session, load
+from tests.families.forwarding import CPU, Session, encode, load
 
 LOGITS = {"atol": 2e-4, "rtol": 0.0}
 SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
@@ -36,7 +35,7 @@ def pixels(reference: Reference, count: int) -> list[np.ndarray]:
 def test_embeddings_equal_the_reference(family: FamilyName, reference: Callable[..., Reference]) -> None:
     ours, theirs = load(reference(family).folder), reference(family)
     packed = pixels(theirs, 3)
-    embeddings = ours.encode([torch.from_numpy(image) for image in packed])
+    embeddings = encode(ours, [torch.from_numpy(image) for image in packed])
     for mine, expected in zip(embeddings, theirs.embeddings(packed), strict=True):
         assert mine.shape == (expected.shape[0], ours.spec.embedding_width)
         torch.testing.assert_close(mine, expected, atol=1e-4, rtol=0.0)
@@ -86,25 +85,10 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(family: FamilyName, che
     net = load(checkpoint(family))
     factor = net.spec.image_rules.factor
     images = [torch.from_numpy(picture(h * factor, w * factor, seed=h)) for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]]
-    together = net.encode(images)
+    together = encode(net, images)
     for image, embedding in zip(images, together, strict=True):
-        torch.testing.assert_close(embedding, net.encode([image])[0], atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(embedding, encode(net, [image])[0], atol=1e-5, rtol=0.0)
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its storage"
-
-
-def test_what_depends_on_the_grid_alone_is_computed_once(checkpoint: Callable[..., Path]) -> None:
-    net = load(checkpoint("qwen2_5_vl"))
-    assert isinstance(net, QwenVLNet)
-    image = torch.from_numpy(picture(56, 84))
-    net.encode([image, image])
-    net.encode([image, torch.from_numpy(picture(84, 56))])
-    assert (net.vision.grid_facts.cache_info().misses, net.vision.grid_facts.cache_info().hits) == (2, 2)
-
-
-def test_packs_keep_order_and_limit() -> None:
-    assert packs([300, 700, 40, 2000, 1, 1], 1024) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 6)]
-    assert packs([300, 700, 40], None) == [slice(0, 3)]
-    assert packs([], 1024) == []
 
 
 def test_windows_of_equal_size_stand_together() -> None:

@@ -54,7 +54,7 @@ def test_positions_equal_the_reference(family: FamilyName, reference: Callable[.
     grids: list[Grid] = [(1, 4, 6), (1, 2, 2), (1, 10, 4)]
     prompt = [5, 6, config.image_token_id, 7, 8, 9, config.image_token_id, 10, config.image_token_id, 11, 12]
     tokens, spans = spec.expand_prompt(prompt, images(spec, grids))
-    ours, following = spec.positions(len(tokens), spans, images(spec, grids))
+    ours, following = spec.positions(len(tokens), spans, [spec.image_positions(grid) for grid in grids])
     ids = torch.tensor([tokens])
     types = (ids == config.image_token_id).int()
     wanted, delta = theirs.model.get_rope_index(ids, types, image_grid_thw=torch.tensor(grids))

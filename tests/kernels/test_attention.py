@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.kernels import attention
-from saccade.kernels.attention import Context, paged_attention, varlen_attention, write_kv
+from saccade.kernels.attention import Context, Segments, paged_attention, varlen_attention, write_kv
 
 SLOTS, KV_HEADS, DIM = 96, 2, 16
 SCALE = DIM**-0.5
@@ -74,13 +74,13 @@ def test_keys_and_values_go_to_their_slots_only() -> None:
     assert k_cache.count_nonzero() == k.numel() and v_cache.count_nonzero() == v.numel()
 
 
-@pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [8, 8, 3, 3, 3, 8, 1]])
+@pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [8, 8, 3, 3, 3, 8, 1], [3, 0, 0, 5, 0]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_segments_see_themselves_only(lengths: list[int], dtype: torch.dtype) -> None:
     total = sum(lengths)
     q, k, v = torch.randn(total, 9, DIM, generator=torch.Generator().manual_seed(1)).to(dtype).split(3, dim=1)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    cu_seqlens = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    out = varlen_attention(q, k, v, cu_seqlens, SCALE)
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    out = varlen_attention(q, k, v, Segments(bounds, max(lengths)), SCALE, "sdpa")
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected(q, k, v, owner[:, None] == owner[None]), atol=tolerance, rtol=0.0)

@@ -13,6 +13,8 @@ from saccade.core.family import ImageRules
 from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+LONGEST_SIDE = 16384
+"""Patches on a side of a picture, at most: with aspect ratios of at most 200, more than --max-image-pixels lets in by default."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import torch
 
@@ -25,10 +24,6 @@ class QwenVLNet:
         self.spec = spec
         self.vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard)
         self.text = TextModel(weights, spec.text, shard)
-
-    @torch.inference_mode()
-    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self.vision(pixels)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:

@@ -17,7 +17,7 @@ from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.family import Cuts, ImageRules, KVLayout
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.qwen_vl.config import TextConfig, VisionConfig, parse_config
+from saccade.families.qwen_vl.config import LONGEST_SIDE, TextConfig, VisionConfig, parse_config
 
 MAX_ASPECT_RATIO = 200
 
@@ -60,7 +60,10 @@ class QwenVLSpec:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
     def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        return smart_resize(height, width, rules)
+        size = smart_resize(height, width, rules)
+        if max(size) > LONGEST_SIDE * self.vision.patch:
+            raise ImageError(f"the picture is {width} x {height} px; the limit is {LONGEST_SIDE * self.vision.patch} px on a side")
+        return size
 
     def grid(self, height: int, width: int) -> Grid:
         assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
@@ -84,17 +87,22 @@ class QwenVLSpec:
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
 
-    def positions(self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]) -> tuple[npt.NDArray[np.int64], int]:
+    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        t, h, w = grid[0], grid[1] // self.vision.merge, grid[2] // self.vision.merge
+        return np.indices((t, h, w)).reshape(3, -1)
+
+    def positions(
+        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+    ) -> tuple[npt.NDArray[np.int64], int]:
         """mRoPE positions. A picture takes as many steps as its longer side has merged patches, whatever its token count."""
         positions = np.empty((3, num_tokens), dtype=np.int64)
         done = position = 0
         for span in spans:
-            image = images[span.image]
-            assert span.offset == 0 and span.length == image.num_tokens, "a Qwen-VL picture stands in one piece"
+            block = blocks[span.image]
+            assert span.offset == 0 and span.length == block.shape[1], "a Qwen-VL picture stands in one piece"
             position = _count_on(positions, done, span.start, position)
-            t, h, w = image.grid[0], image.grid[1] // self.vision.merge, image.grid[2] // self.vision.merge
-            positions[:, span.start : span.end] = position + np.indices((t, h, w)).reshape(3, -1)
-            position += max(h, w)
+            np.add(block, position, out=positions[:, span.start : span.end])
+            position += int(block[:, -1].max()) + 1  # the last token stands furthest on every axis
             done = span.end
         return positions, _count_on(positions, done, num_tokens, position)
 

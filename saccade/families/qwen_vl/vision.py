@@ -2,15 +2,12 @@
 
 Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few layers. Qwen3-VL: LayerNorm, plain MLP,
 learned positions interpolated to the grid, and intermediate layers merged as extra levels (deepstack). Everything that depends on a
-picture's grid alone is a `GridFacts`, computed once per grid.
+picture's grid alone is its `GridFacts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,39 +15,19 @@ from torch.nn import functional as F
 
 from saccade.core.family import ImageRules
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import VisionConfig
-from saccade.kernels.attention import varlen_attention
+from saccade.families.qwen_vl.config import LONGEST_SIDE, VisionConfig
+from saccade.kernels.attention import Backend, Segments, varlen_attention
 from saccade.kernels.patchify import patchify
-from saccade.kernels.rotary import Rotation, rotary_tables, rotate_
+from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.protocol import GridFacts, Pack
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 NORM_EPS = 1e-6
-GRIDS_KEPT = 16
-CPU_PACK = 1024
-"""Patches of one packed forward on a CPU: larger packs only leave its caches. An accelerator takes all pictures at once."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class GridFacts:
-    """What the tower needs to know of one grid of N patches (M merged); rows are in the order in which the blocks see them.
-
-    position_embedding: learned positions in merged order, before `order` is applied.
-    order: which merged token stands at each place of the window order, and `restore`, its inverse; None without windows.
-    segments, windows: lengths, in patches, of the runs of rows that attend to each other in full and in window layers.
-    """
-
-    cos: torch.Tensor  # [N, D] float32
-    sin: torch.Tensor  # [N, D] float32
-    position_embedding: torch.Tensor | None  # [N, hidden]
-    order: torch.Tensor | None  # [M] int64
-    restore: torch.Tensor | None  # [M] int64
-    segments: tuple[int, ...]
-    windows: tuple[int, ...]
 
 
 class VisionBlock:
@@ -67,12 +44,12 @@ class VisionBlock:
         self.out = RowLinear(weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True)
         self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, cu_seqlens: Sequence[int]) -> torch.Tensor:
-        """x [N, hidden]; rows attend to each other within `cu_seqlens`."""
+    def __call__(self, x: torch.Tensor, rotation: Rotation, segments: Segments, attention: Backend) -> torch.Tensor:
+        """x [N, hidden]; rows attend to each other within `segments`."""
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)  # [N, 3 H, D]
         qk = qkv[:, : 2 * self.heads]
         rotate_(rotation, qk)
-        attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], cu_seqlens, self.scale)
+        attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], segments, self.scale, attention)
         x = x + self.out(attended.view(x.shape[0], -1))
         return x + self.mlp(self.norm2(x))
 
@@ -100,69 +77,76 @@ class PatchMerger:
 
 
 class VisionTower:
-    """uint8 pixels to embeddings."""
+    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
-        "blocks",
+        "axis",
         "config",
+        "cos",
         "deepstack",
         "dtype",
-        "grid_facts",
-        "inv_freq",
+        "layers",
         "mean",
         "merger",
-        "pack",
         "patch_embed",
         "position_table",
+        "sin",
         "std",
     )
+    axes = 2
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard) -> None:
+        device = weights.device
         self.config = config
         self.dtype = weights.dtype
-        self.mean = torch.tensor(rules.mean, device=weights.device) * 255.0
-        self.std = torch.tensor(rules.std, device=weights.device) * 255.0
+        self.mean = torch.tensor(rules.mean, device=device) * 255.0
+        self.std = torch.tensor(rules.std, device=device) * 255.0
         self.patch_embed = _patch_embed(weights, config)
         self.position_table = None
         if config.position_side:
             self.position_table = weights.load(Part("visual.pos_embed.weight", (config.position_side**2, config.hidden)))
-        self.blocks = [VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)]
+        self.layers = [VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)]
         self.merger = PatchMerger(weights, "visual.merger", config, shard)
         self.deepstack = {
             layer: PatchMerger(weights, f"visual.deepstack_merger_list.{i}", config, shard, late_norm=True)
             for i, layer in enumerate(config.deepstack_layers)
         }
-        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=weights.device) / (config.head_dim // 2)
-        self.inv_freq = 1.0 / config.rope_theta**steps  # [D / 4]: one half of the frequencies for rows, one for columns
-        self.grid_facts = lru_cache(GRIDS_KEPT)(self._grid_facts)
-        self.pack = CPU_PACK if weights.device.type == "cpu" else None
+        # One table for rows and columns alike: the first half of a head's angles are the row's, the second the column's.
+        quarter = config.head_dim // 4
+        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=device) / (config.head_dim // 2)
+        angles = torch.arange(LONGEST_SIDE, device=device)[:, None] * (1.0 / config.rope_theta**steps)  # [P, D / 4]
+        self.cos, self.sin = rotary_tables(angles.repeat(1, 2))  # [P, D]
+        self.axis = section_axes((quarter, quarter), interleaved=False).to(device)
 
-    def __call__(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [M, out_hidden * levels] of pictures uint8 [H, W, 3], packed."""
-        patch = self.config.patch
-        facts = [self.grid_facts((1, image.shape[0] // patch, image.shape[1] // patch)) for image in pixels]
-        embeddings: list[torch.Tensor] = []
-        for pack in packs([sum(fact.segments) for fact in facts], self.pack):
-            embeddings += self._forward(pixels[pack], facts[pack])
-        return embeddings
+    @property
+    def hidden(self) -> int:
+        return self.config.hidden
 
-    def _forward(self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        x = torch.cat([self._embed(image, fact) for image, fact in zip(pixels, facts)])  # [N, hidden]
-        rotation = Rotation(torch.cat([fact.cos for fact in facts]), torch.cat([fact.sin for fact in facts]))
-        full = list(accumulate((n for fact in facts for n in fact.segments), initial=0))
-        windows = list(accumulate((n for fact in facts for n in fact.windows), initial=0))
-        everywhere = self.config.window == 0
+    @property
+    def merged(self) -> int:
+        return self.config.merge**2
+
+    @property
+    def longest_segments(self) -> tuple[int | None, ...]:
+        return (None, (self.config.window // self.config.patch) ** 2) if self.config.window else (None,)
+
+    def blocks(self, pack: Pack) -> torch.Tensor:
+        rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
+        if not pack.rows.is_cuda:
+            rotation = rotation.ready()  # a GPU looks them up as it turns; here that would be done again in every layer
+        everywhere, *windows = pack.segments
+        x = pack.rows
         levels = []
-        for i, block in enumerate(self.blocks):
-            x = block(x, rotation, full if everywhere or i in self.config.full_attention_layers else windows)
+        for i, layer in enumerate(self.layers):
+            segments = windows[0] if windows and i not in self.config.full_attention_layers else everywhere
+            x = layer(x, rotation, segments, pack.attention)
             if i in self.deepstack:
                 levels.append(self.deepstack[i](x))
-        return self._split([self.merger(x), *levels], facts)
+        return torch.cat([self.merger(x), *levels], dim=1) if levels else self.merger(x)
 
-    def _embed(self, image: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The rows of one picture as the first block sees them [N, hidden]."""
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         config = self.config
-        patches = patchify(image, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype)
+        patches = patchify(pixels, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype)
         x = self.patch_embed(patches)
         if facts.position_embedding is not None:
             x = x + facts.position_embedding
@@ -170,39 +154,24 @@ class VisionTower:
             x = x.view(facts.order.shape[0], -1).index_select(0, facts.order).view(x.shape)
         return x
 
-    def _split(self, levels: list[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """One owned tensor per picture, levels side by side, rows back in reading order."""
-        embeddings = []
-        start = 0
-        for fact in facts:
-            rows = slice(start, start + sum(fact.segments) // self.config.merge**2)
-            embedding = torch.cat([level[rows] for level in levels], dim=1)
-            embeddings.append(embedding if fact.restore is None else embedding.index_select(0, fact.restore))
-            start = rows.stop
-        return embeddings
-
-    def _grid_facts(self, grid: Grid) -> GridFacts:
+    def grid_facts(self, grid: Grid) -> GridFacts:
         frames, height, width = grid
-        device, merge = self.inv_freq.device, self.config.merge
+        assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer picture in"
+        device, merge = self.mean.device, self.config.merge
         row, column = merged_order(height, width, merge)
+        places = np.tile(np.stack((row, column)), frames)  # [2, N]
+        segments = [(height * width,) * frames]
         order: np.ndarray | None = None
-        windows: tuple[int, ...] = ()
         if self.config.window:
             order, windows = window_order(grid, merge, self.config.window // merge // self.config.patch)
-        places = torch.from_numpy(np.tile(np.stack((row, column), axis=1), (frames, 1))).to(device)  # [N, 2]
-        angles = (places.float()[:, :, None] * self.inv_freq).flatten(1)  # [N, D / 2]: rows' frequencies, then columns'
-        if order is not None:
-            index = torch.from_numpy(order).to(device)
-            angles = angles.view(len(order), -1).index_select(0, index).view(angles.shape)
-        cos, sin = rotary_tables(angles)
+            places = places.reshape(2, len(order), -1)[:, order].reshape(2, -1)
+            segments.append(windows)
         return GridFacts(
-            cos=cos,
-            sin=sin,
+            places=torch.from_numpy(places).to(device),
             position_embedding=self._positions(row, column, grid),
             order=None if order is None else torch.from_numpy(order).to(device),
             restore=None if order is None else torch.from_numpy(np.argsort(order)).to(device),
-            segments=(height * width,) * frames,
-            windows=windows,
+            segments=tuple(segments),
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
@@ -251,18 +220,6 @@ def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple
     order = np.lexsort((number, -counts[number]))
     lengths = np.sort(counts)[::-1] * merge**2
     return order, tuple(lengths.tolist())
-
-
-def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
-    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single picture."""
-    cuts = [0]
-    total = 0
-    for i, count in enumerate(patches):
-        if limit is not None and total and total + count > limit:
-            cuts.append(i)
-            total = 0
-        total += count
-    return [slice(start, end) for start, end in pairwise([*cuts, len(patches)])] if patches else []
 
 
 def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Layer:

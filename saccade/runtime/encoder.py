@@ -1,0 +1,175 @@
+"""Pictures to embeddings on one device: packs pictures of any mix of sizes into one forward of the vision tower, replays a graph of it
+where one fits, and hands each picture its own rows.
+
+Owns the buffers that graphs read and write. Knows nothing of plans, ranks or the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+
+from saccade.core.config import EncoderConfig
+from saccade.kernels.attention import Segments
+from saccade.nn.protocol import FamilyNet, GridFacts, Pack, VisionNet
+from saccade.runtime.graphs import Capture, GraphRunner
+from saccade.runtime.positions import PositionCache
+
+CPU_PACK = 1024
+"""Patches of one packed forward on a CPU: larger packs only leave its caches. An accelerator takes all pictures at once."""
+ROWS_PER_SEGMENT = 16
+"""A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have more of them run eagerly."""
+
+
+class PackedEncoder:
+    """The vision tower of `net`. `like` has the dtype and the device of embeddings. `capture` None: without graphs."""
+
+    def __init__(
+        self, net: FamilyNet, positions: PositionCache, config: EncoderConfig, like: torch.Tensor, capture: Capture | None = None
+    ) -> None:
+        self._spec = net.spec
+        self._vision = net.vision
+        self._positions = positions
+        self._attention = config.attention
+        self._device = like.device
+        self._pack = None if like.is_cuda else CPU_PACK
+        self._graphs: GraphRunner[Pack] | None = None
+        self._buffers: PackBuffers | None = None
+        if config.graph_sizes and capture is not None:
+            self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
+            self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on the device. Each owns its storage."""
+        facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
+        embeddings: list[torch.Tensor] = []
+        for pack in packs([fact.num_patches for fact in facts], self._pack):
+            embeddings += self._forward(pixels[pack], facts[pack])
+        return embeddings
+
+    @torch.inference_mode()
+    def adapt(self) -> bool:
+        """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
+        return self._graphs is not None and self._graphs.adapt()
+
+    def _forward(self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        rows = [self._vision.embed(image, fact) for image, fact in zip(pixels, facts)]
+        if self._graphs is not None and self._buffers is not None:
+            buffers = self._buffers
+            output = self._graphs.run(sum(map(len, rows)), lambda inputs: buffers.fill(inputs, rows, facts))
+            if output is not None:
+                return split(output, facts, self._vision.merged)
+        return split(self._vision.blocks(self._eager_pack(rows, facts)), facts, self._vision.merged)
+
+    def _eager_pack(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> Pack:
+        alone = len(rows) == 1
+        segments = []
+        for kind in zip(*(fact.segments for fact in facts)):
+            lengths = [length for each in kind for length in each]
+            bounds = torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32)
+            segments.append(Segments(bounds.to(self._device, non_blocking=True), max(lengths)))
+        return Pack(
+            rows=rows[0] if alone else torch.cat(list(rows)),
+            places=facts[0].places if alone else torch.cat([fact.places for fact in facts], dim=1),
+            segments=tuple(segments),
+            attention=self._attention,
+        )
+
+
+class PackBuffers:
+    """Inputs and output of the tower's graphs, for packs of up to `largest` rows; implements `graphs.Graphed`.
+
+    Rows that only pad see each other, in segments of their own, and nothing else.
+    """
+
+    def __init__(self, net: FamilyNet, largest: int, config: EncoderConfig, like: torch.Tensor) -> None:
+        self._vision: VisionNet = net.vision
+        self._attention = config.attention
+        self._rows = like.new_zeros((largest, net.vision.hidden))
+        self._places = torch.zeros((net.vision.axes, largest), dtype=torch.int64, device=like.device)
+        self._output = like.new_zeros((largest // net.vision.merged, net.spec.embedding_width))
+        # A graph holds on to its bounds, so each size has its own.
+        self._inputs: dict[int, Pack] = {}
+
+    def inputs(self, size: int) -> Pack:
+        if size not in self._inputs:
+            segments = tuple(self._segments(size, limit) for limit in self._vision.longest_segments)
+            self._inputs[size] = Pack(self._rows[:size], self._places[:, :size], segments, self._attention)
+        return self._inputs[size]
+
+    def _segments(self, size: int, limit: int | None) -> Segments:
+        longest = min(size, limit or size)
+        bounds = segment_bounds([], size, room(size), longest)
+        assert bounds is not None
+        return Segments(bounds.to(self._rows.device), longest)
+
+    def output(self, size: int) -> torch.Tensor:
+        return self._output[: size // self._vision.merged]
+
+    def compute(self, inputs: Pack) -> torch.Tensor:
+        return self._vision.blocks(inputs)
+
+    def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
+        """Write a pack of pictures and its padding. False where they have more segments than there is room for."""
+        size = len(inputs.rows)
+        found = []
+        for segments, kind in zip(inputs.segments, zip(*(fact.segments for fact in facts))):
+            lengths = [length for each in kind for length in each]
+            bounds = segment_bounds(lengths, size, room(size), segments.longest)
+            if bounds is None:
+                return False
+            found.append(bounds)
+        for segments, bounds in zip(inputs.segments, found):
+            source = bounds.pin_memory() if segments.bounds.is_cuda else bounds
+            segments.bounds.copy_(source, non_blocking=True)
+        start = 0
+        for picture, fact in zip(rows, facts):
+            inputs.rows[start : start + len(picture)] = picture
+            inputs.places[:, start : start + len(picture)] = fact.places
+            start += len(picture)
+        inputs.rows[start:] = 0
+        inputs.places[:, start:] = 0
+        return True
+
+
+def room(size: int) -> int:
+    """Segments that a graph for `size` rows has room for."""
+    return size // ROWS_PER_SEGMENT + 8
+
+
+def segment_bounds(lengths: Sequence[int], size: int, room: int, longest: int) -> torch.Tensor | None:
+    """Bounds [room + 1], int32, of segments that fill `size` rows: `lengths`, then padding cut to `longest`, then empty ones.
+
+    None where there is no room for as many.
+    """
+    used = sum(lengths)
+    padding = [min(longest, size - at) for at in range(used, size, longest)]
+    if len(lengths) + len(padding) > room:
+        return None
+    bounds = np.full(room + 1, size, np.int32)
+    bounds[: len(lengths) + 1] = list(accumulate(lengths, initial=0))
+    bounds[len(lengths) + 1 : len(lengths) + len(padding) + 1] = used + np.cumsum(padding)
+    return torch.from_numpy(bounds)
+
+
+def split(embeddings: torch.Tensor, facts: Sequence[GridFacts], merged: int) -> list[torch.Tensor]:
+    """A picture's own copy of its rows of `embeddings`, back in reading order."""
+    counts = [fact.num_patches // merged for fact in facts]
+    parts = embeddings[: sum(counts)].split(counts)
+    return [part.clone() if fact.restore is None else part.index_select(0, fact.restore) for part, fact in zip(parts, facts)]
+
+
+def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
+    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single picture."""
+    cuts = [0]
+    total = 0
+    for i, count in enumerate(patches):
+        if limit is not None and total and total + count > limit:
+            cuts.append(i)
+            total = 0
+        total += count
+    return [slice(start, end) for start, end in pairwise([*cuts, len(patches)])] if patches else []

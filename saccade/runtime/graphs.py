@@ -1,0 +1,163 @@
+"""GraphRunner: a function of tensors, captured at a few sizes and replayed at the smallest that fits.
+
+Owns the graphs and the choice of sizes. Knows nothing of what the function computes: who uses it says how inputs of a size look
+(`Graphed`), fills them, padding included, and copies the outputs out before the next replay. `eager` stands in for a capture where there
+is no CUDA, so that everything but the recording itself runs, and is tested, on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Inputs = TypeVar("Inputs")
+Replay = Callable[[], object]
+
+ENOUGH = 64
+"""Runs after which the histogram says something."""
+WORTH = 0.05
+"""Share of the rows computed that other sizes must save before graphs are captured anew."""
+STEPS = 64
+"""The histogram counts sizes in this many steps up to the largest."""
+
+
+class Graphed(Protocol[Inputs]):
+    """A function over inputs of fixed shapes. All sizes share one set of buffers, of which they use parts."""
+
+    def inputs(self, size: int) -> Inputs:
+        """The part of the input buffers for `size`; the same memory at every call."""
+        ...
+
+    def output(self, size: int) -> torch.Tensor:
+        """The part of the output buffer for `size`."""
+        ...
+
+    def compute(self, inputs: Inputs) -> torch.Tensor:
+        """What becomes the output. Reads nothing but `inputs` and constants."""
+        ...
+
+
+class Capture(Protocol):
+    """Records the work that a function puts on the device; what it returns does that work again."""
+
+    def __call__(self, work: Replay) -> Replay: ...
+
+
+def eager(work: Replay) -> Replay:
+    """No recording: the function itself."""
+    work()
+    return work
+
+
+class CudaCapture:
+    """CUDA graphs that share one memory pool. Capture the largest first: the others then fit into what it left."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Replay) -> Replay:
+        # What libraries set up at first use must not happen within a capture.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph.replay
+
+
+class GraphRunner(Generic[Inputs]):
+    """Graphs of `graphed` at `sizes`. Not more of them, and none larger, are ever captured."""
+
+    def __init__(self, graphed: Graphed[Inputs], sizes: Sequence[int], capture: Capture) -> None:
+        assert sizes and min(sizes) > 0
+        self._graphed = graphed
+        self._capture = capture
+        self._most = len(set(sizes))
+        self._graphs: dict[int, Replay] = {}
+        self._wanted = sorted(set(sizes))
+        self._seen: Counter[int] = Counter()
+        for size in reversed(self._wanted):
+            self._add(size)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Those at which there is a graph, ascending."""
+        return sorted(self._graphs)
+
+    @property
+    def largest(self) -> int:
+        return self._wanted[-1]
+
+    def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
+        """Replay the smallest graph for `size` rows or more; its output, which the next replay overwrites.
+
+        `fill` writes the inputs, padding included. None where no graph is large enough, or `fill` says that these inputs fit none.
+        """
+        if size <= self.largest:
+            self._seen[self._step(size)] += 1
+        bucket = min((each for each in self._graphs if each >= size), default=None)
+        if bucket is None or not fill(self._graphed.inputs(bucket)):
+            return None
+        self._graphs[bucket]()
+        return self._graphed.output(bucket)
+
+    def adapt(self) -> bool:
+        """Fit the sizes to those seen, one capture per call; for idle moments. True while there is more to do."""
+        if sum(self._seen.values()) >= ENOUGH:
+            better = best_sizes(self._seen, self.largest, self._most)
+            now, then = padded(self._seen, self.sizes), padded(self._seen, better)
+            if then < now * (1 - WORTH):
+                logger.info("graphs for sizes %s instead of %s: %.0f %% fewer rows", better, self.sizes, 100 * (1 - then / now))
+                self._wanted = better
+            self._seen = Counter({size: count // 2 for size, count in self._seen.items() if count > 1})
+        missing = [size for size in self._wanted if size not in self._graphs]
+        if not missing:
+            return False
+        for size in self.sizes:
+            if size not in self._wanted and len(self._graphs) >= self._most:
+                del self._graphs[size]
+                break
+        self._add(missing[-1])
+        return len(missing) > 1
+
+    def _add(self, size: int) -> None:
+        inputs, output = self._graphed.inputs(size), self._graphed.output(size)
+        self._graphs[size] = self._capture(lambda: output.copy_(self._graphed.compute(inputs)))
+
+    def _step(self, size: int) -> int:
+        step = -(-self.largest // STEPS)
+        return min(-(-size // step) * step, self.largest)
+
+
+def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
+    """Rows computed for the sizes seen, padding included; those larger than all of `sizes` run eagerly, as they are."""
+    return sum(count * min((each for each in sizes if each >= size), default=size) for size, count in seen.items())
+
+
+def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
+    """At most `most` sizes, `largest` among them, for which the sizes seen need the fewest rows.
+
+    Each best size but the largest is one that was seen. Dynamic programming over them: O(n^2 most) for n distinct sizes.
+    """
+    marks = sorted({size for size in seen if size <= largest} | {largest})
+    upto = list(accumulate((seen[size] for size in marks), initial=0))
+    # cost[j], choice[j]: the best way found to serve everything up to marks[j], the largest size in it.
+    cost = [mark * upto[j + 1] for j, mark in enumerate(marks)]
+    choice = [[mark] for mark in marks]
+    for _ in range(most - 1):
+        for j in reversed(range(len(marks))):
+            for i in range(j):
+                total = cost[i] + marks[j] * (upto[j + 1] - upto[i + 1])
+                if total < cost[j]:
+                    cost[j], choice[j] = total, [*choice[i], marks[j]]
+    return choice[-1]

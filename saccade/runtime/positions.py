@@ -1,0 +1,72 @@
+"""PositionCache: all that follows from a picture's grid alone, computed once per grid.
+
+Owns what the tower of one network needs of a grid (`GridFacts`, on the device) and the rotary positions of a picture's tokens (on the
+CPU). What these are, the family says; how long they are kept, the bytes they take decide.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.core.types import Grid, Image, Span
+from saccade.nn.protocol import GridFacts, VisionNet
+
+BUDGET = 256 << 20
+"""Bytes for both kinds together. With learned positions, a picture of 2560x1440 takes 33 MB of it on an 8B model."""
+
+Kind = Literal["encoder", "text"]
+
+
+class PositionCache:
+    """For one network; the least recently used go when `budget` bytes are exceeded (one entry may be larger)."""
+
+    def __init__(self, spec: FamilySpec, vision: VisionNet, metrics: Metrics, budget: int = BUDGET) -> None:
+        self._spec = spec
+        self._vision = vision
+        self._metrics = metrics
+        self._budget = budget
+        self._entries: OrderedDict[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = OrderedDict()
+        self._bytes = 0
+
+    def facts(self, grid: Grid) -> GridFacts:
+        """What the vision tower needs to know of the grid."""
+        if (known := self._find("encoder", grid)) is None:
+            known = self._vision.grid_facts(grid)
+            self._keep("encoder", grid, known)
+        assert isinstance(known, GridFacts)
+        return known
+
+    def image(self, grid: Grid) -> npt.NDArray[np.int64]:
+        """`FamilySpec.image_positions`."""
+        if (known := self._find("text", grid)) is None:
+            known = self._spec.image_positions(grid)
+            known.setflags(write=False)
+            self._keep("text", grid, known)
+        assert isinstance(known, np.ndarray)
+        return known
+
+    def sequence(self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]) -> tuple[npt.NDArray[np.int64], int]:
+        """`FamilySpec.positions` of a prompt with these pictures."""
+        return self._spec.positions(num_tokens, spans, [self.image(image.grid) for image in images])
+
+    def _find(self, kind: Kind, grid: Grid) -> GridFacts | npt.NDArray[np.int64] | None:
+        known = self._entries.get((kind, grid))
+        if known is not None:
+            self._entries.move_to_end((kind, grid))
+        self._metrics.inc("saccade_position_cache_lookups_total", kind=kind, outcome="miss" if known is None else "hit")
+        return known
+
+    def _keep(self, kind: Kind, grid: Grid, value: GridFacts | npt.NDArray[np.int64]) -> None:
+        self._entries[kind, grid] = value
+        self._bytes += value.nbytes
+        while self._bytes > self._budget and len(self._entries) > 1:
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.nbytes
+        self._metrics.set("saccade_position_cache_bytes", self._bytes)

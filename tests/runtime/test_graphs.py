@@ -1,0 +1,219 @@
+"""Graphs: which size is replayed, what padding may touch, whose memory the outputs are, how sizes follow the traffic.
+
+A capture without CUDA is the function itself, on the same buffers as a graph would have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.core.config import EncoderConfig
+from saccade.core.metrics import Metrics
+from saccade.families.qwen_vl.vision import VisionTower
+from saccade.nn.protocol import FamilyNet, Pack
+from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
+from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
+from saccade.runtime.positions import PositionCache
+from tests.checkpoints import FamilyName, picture
+from tests.families.forwarding import encode, load
+
+
+class Doubling:
+    """Twice the input; counts what it computes, by size."""
+
+    def __init__(self, largest: int) -> None:
+        self.input, self.result = torch.zeros(largest), torch.zeros(largest)
+        self.computed: Counter[int] = Counter()
+
+    def inputs(self, size: int) -> torch.Tensor:
+        return self.input[:size]
+
+    def output(self, size: int) -> torch.Tensor:
+        return self.result[:size]
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.computed[len(inputs)] += 1
+        return inputs * 2
+
+
+def run(runner: GraphRunner[torch.Tensor], values: list[float]) -> torch.Tensor | None:
+    def fill(inputs: torch.Tensor) -> bool:
+        inputs.zero_()
+        inputs[: len(values)] = torch.tensor(values)
+        return True
+
+    return runner.run(len(values), fill)
+
+
+def test_the_smallest_graph_that_fits_is_replayed() -> None:
+    doubling = Doubling(8)
+    captured: list[int] = []
+
+    def capture(work: Replay) -> Replay:
+        captured.append(1)
+        return eager(work)
+
+    runner = GraphRunner(doubling, [4, 8, 2], capture)
+    assert runner.sizes == [2, 4, 8] and len(captured) == 3
+    doubling.computed.clear()
+    for size in (1, 2, 3, 5, 8, 4):
+        output = run(runner, [1.0] * size)
+        assert output is not None and output.tolist() == [2.0] * size + [0.0] * (len(output) - size)
+    assert run(runner, [1.0] * 9) is None
+    assert doubling.computed == {2: 2, 4: 2, 8: 2}
+
+
+def test_the_largest_is_captured_first() -> None:
+    doubling = Doubling(8)
+    GraphRunner(doubling, [2, 8, 4], eager)
+    assert list(doubling.computed) == [8, 4, 2]
+
+
+def test_inputs_that_do_not_fit_run_elsewhere() -> None:
+    doubling = Doubling(8)
+    runner = GraphRunner(doubling, [8], eager)
+    doubling.computed.clear()
+    assert runner.run(3, lambda _: False) is None
+    assert not doubling.computed
+
+
+def test_sizes_follow_the_traffic_but_the_largest_stays() -> None:
+    runner = GraphRunner(Doubling(1024), [256, 512, 1024], eager)
+    for _ in range(ENOUGH):
+        run(runner, [1.0] * 300)
+        run(runner, [1.0] * 610)
+    captures = 0
+    while runner.adapt():
+        captures += 1
+    assert runner.sizes == [304, 624, 1024]
+    assert not runner.adapt(), "settled"
+    output = run(runner, [3.0] * 300)
+    assert output is not None and len(output) == 304
+
+
+def test_little_traffic_and_little_gain_change_nothing() -> None:
+    runner = GraphRunner(Doubling(1024), [256, 512, 1024], eager)
+    for _ in range(ENOUGH - 1):
+        run(runner, [1.0] * 300)
+    assert not runner.adapt() and runner.sizes == [256, 512, 1024]
+    for _ in range(ENOUGH):
+        run(runner, [1.0] * 512)
+    assert not runner.adapt() and 512 in runner.sizes
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_best_sizes_need_the_fewest_rows(most: int) -> None:
+    seen = Counter({10: 50, 20: 3, 30: 40, 70: 1, 80: 9, 95: 2})
+    best = best_sizes(seen, 100, most)
+    assert len(best) <= most and best[-1] == 100
+
+    def choices(rest: list[int], count: int) -> list[list[int]]:
+        if count == 0 or not rest:
+            return [[]]
+        return [[], *([size, *more] for i, size in enumerate(rest) for more in choices(rest[i + 1 :], count - 1))]
+
+    fewest = min(padded(seen, [*choice, 100]) for choice in choices(sorted(seen), most - 1))
+    assert padded(seen, best) == fewest
+
+
+def test_padding_is_segments_of_its_own() -> None:
+    bounds = segment_bounds([4, 8], size=32, room=6, longest=8)
+    assert bounds is not None and bounds.tolist() == [0, 4, 12, 20, 28, 32, 32]
+    assert segment_bounds([4, 8], size=32, room=4, longest=8) is None, "no room for the padding"
+    full = segment_bounds([32], size=32, room=2, longest=32)
+    assert full is not None and full.tolist() == [0, 32, 32]
+
+
+def graphed(net: FamilyNet, sizes: tuple[int, ...], metrics: Metrics | None = None) -> tuple[PackedEncoder, Counter[int]]:
+    """An encoder with eager graphs, and how often each was replayed."""
+    replays: Counter[int] = Counter()
+
+    def capture(work: Replay) -> Replay:
+        work()
+        size = next(size for size in sorted(sizes, reverse=True) if size not in replays)
+        replays[size] = 0
+
+        def replay() -> None:
+            replays[size] += 1
+            work()
+
+        return replay
+
+    positions = PositionCache(net.spec, net.vision, metrics or Metrics())
+    encoder = PackedEncoder(net, positions, EncoderConfig(graph_sizes=sizes), torch.empty(0), capture)
+    return encoder, replays
+
+
+def pictures(net: FamilyNet, sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
+    factor = net.spec.image_rules.factor
+    return [torch.from_numpy(picture(h * factor, w * factor, seed=h + w)) for h, w in sizes]
+
+
+@pytest.mark.parametrize("sizes", [[(2, 3)], [(2, 3), (7, 5), (2, 3)], [(4, 4), (1, 9)]], ids=["one", "three", "thin"])
+def test_a_padded_graph_computes_what_the_tower_computes(
+    family: FamilyName, checkpoint: Callable[..., Path], sizes: list[tuple[int, int]]
+) -> None:
+    net = load(checkpoint(family))
+    encoder, replays = graphed(net, (64, 256))
+    images = pictures(net, sizes)
+    rows = sum(4 * h * w for h, w in sizes)
+    for ours, expected in zip(encoder.encode(images), encode(net, images), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0.0)
+    assert replays == ({64: 1, 256: 0} if rows <= 64 else {64: 0, 256: 1})
+
+
+def test_what_stood_in_the_buffers_before_does_not_matter(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint(family))
+    encoder, _ = graphed(net, (256,))
+    small = pictures(net, [(2, 3)])
+    first = encoder.encode(small)[0]
+    encoder.encode(pictures(net, [(7, 9)]))
+    assert torch.equal(encoder.encode(small)[0], first)
+
+
+def test_an_embedding_is_its_owners_alone(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint(family))
+    encoder, replays = graphed(net, (256,))
+    first = encoder.encode(pictures(net, [(2, 3)]))[0]
+    kept = first.clone()
+    encoder.encode(pictures(net, [(3, 3)]))
+    assert torch.equal(first, kept)
+    assert first.untyped_storage().nbytes() == first.nbytes
+    assert replays == {256: 2}
+
+
+def test_packs_that_are_too_large_run_without_a_graph(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint(family))
+    encoder, replays = graphed(net, (64,))
+    images = pictures(net, [(7, 5)])
+    torch.testing.assert_close(encoder.encode(images)[0], encode(net, images)[0])
+    assert replays == {64: 0}
+
+
+def test_packs_of_too_many_segments_run_without_a_graph(checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint("qwen3_vl"))
+    encoder, replays = graphed(net, (64,))
+    count = room(64) + 1
+    images = pictures(net, [(1, 1)] * count)
+    assert count * 4 <= 64
+    encoder.encode(images)
+    assert replays == {64: 0}
+
+
+def test_every_replay_reads_the_same_memory(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph knows its inputs by their addresses."""
+    net = load(checkpoint("qwen2_5_vl"))
+    seen: list[Pack] = []
+    blocks = VisionTower.blocks
+    monkeypatch.setattr(VisionTower, "blocks", lambda self, pack: (seen.append(pack), blocks(self, pack))[1])
+    encoder, _ = graphed(net, (256,))
+    encoder.encode(pictures(net, [(2, 3)]))
+    encoder.encode(pictures(net, [(7, 5), (1, 1)]))
+    assert len(seen) == 3
+    assert len({(pack.rows.data_ptr(), pack.places.data_ptr(), *(each.bounds.data_ptr() for each in pack.segments)) for pack in seen}) == 1
+    assert len({tuple(each.longest for each in pack.segments) for pack in seen}) == 1
