@@ -150,9 +150,11 @@ def stages(workload: Workload) -> Plot | None:
         return None
     made, axis = style.figure(height=1.4 + 0.45 * len(rows))
     left = np.zeros(len(rows))
-    for stage in dict.fromkeys(name for _, times in rows for name, spent in times.items() if spent):
+    longest = max(sum(times.values()) for _, times in rows)
+    for stage in dict.fromkeys(name for _, times in rows for name in times):
         widths = np.asarray([times.get(stage, 0.0) for _, times in rows])
-        axis.barh(range(len(rows)), widths, left=left, height=0.6, color=STAGE_COLOURS.get(stage, "#4c5a67"), label=stage)
+        seen = widths.max() > 0.004 * longest  # a bar thinner than a line needs no place in the legend
+        axis.barh(range(len(rows)), widths, left=left, height=0.6, color=STAGE_COLOURS[stage], label=stage if seen else None)
         left += widths
     axis.set_yticks(range(len(rows)), [name for name, _ in rows])
     axis.invert_yaxis()
