@@ -28,7 +28,8 @@ LINE = 8
 """Counters of one cache line, so that no two ranks write the same line."""
 SLOT = 1 << 20
 """Bytes of one rank's slot of shared memory; larger tensors go in pieces."""
-PATIENT_SPINS = 2000
+PATIENT_SPINS = 200
+"""Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning takes time from whom it waits for."""
 SYMMETRIC_BYTES = 4 << 20
 """Largest tensor reduced in symmetric memory; above, bandwidth counts and NCCL has it."""
 ONE_SHOT_BYTES = 256 << 10
@@ -207,12 +208,13 @@ class SymmetricMemory:
 
         self._fallback = fallback
         self._name = fallback.group.group_name
+        self._unit = 16 * fallback.group.size()  # each rank reduces whole vectors of 16 bytes
         device = torch.device("cuda", torch.cuda.current_device())
         self._bytes = symmetric.empty(SYMMETRIC_BYTES, dtype=torch.uint8, device=device)
         self._multicast = symmetric.rendezvous(self._bytes, self._name).multicast_ptr != 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if x.nbytes > SYMMETRIC_BYTES or x.nbytes % 16:
+        if x.nbytes > SYMMETRIC_BYTES or x.nbytes % self._unit:
             return self._fallback.all_reduce(x)
         shared = self._bytes[: x.nbytes].view(x.dtype).view(x.shape)
         shared.copy_(x)

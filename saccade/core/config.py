@@ -93,7 +93,7 @@ class ParallelOptions:
     all_reduce: AllReduce | Literal["auto"] = "auto"
     """How they add up. auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda."""
     step_timeout: float | None = None
-    """Seconds after which a step is taken to be stuck, and the engine ends. Derived: 120 on cuda, 1200 on cpu."""
+    """With several processes: seconds after which a step is taken to be stuck, and the server ends. Derived: 120 on cuda, 1200 on cpu."""
 
 
 @dataclass(frozen=True, slots=True)

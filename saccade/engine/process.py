@@ -6,7 +6,6 @@ Loads the model, decides what was left open, then runs the engine loop. Tells th
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from dataclasses import replace
@@ -31,7 +30,7 @@ from saccade.engine.ranks import Ranks
 from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.parallel import meeting_place
-from saccade.runtime.rank import Load, die_with_parent, load, measure_hardware
+from saccade.runtime.rank import Load, die_with_parent, leave_signals_to_front, load, measure_hardware
 from saccade.runtime.worker import DTYPES, Worker
 from saccade.sched.scheduler import Scheduler, SchedulerLimits
 
@@ -40,7 +39,7 @@ def main() -> int:
     """Exit status 0 after an orderly stop, 1 otherwise."""
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
     die_with_parent(boot.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_front()
     link = EngineLink(boot.address)
     try:
         serve(boot, link)

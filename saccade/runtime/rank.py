@@ -78,8 +78,7 @@ def main() -> int:
     """Exit status 0 when the engine said so or has gone, 1 after an error of this rank, PEER_LOST after another's."""
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankBoot)
     die_with_parent(boot.parent)
-    # Ctrl-C and an order to stop are for the front, which ends the engine in order, which ends us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_front()
     socket = Connection(boot.socket_fd)
     try:
         serve(boot, socket)
@@ -146,6 +145,12 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
         return Hardware("cuda", torch.cuda.get_device_name(), total, free)
     memory = psutil.virtual_memory()
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
+
+
+def leave_signals_to_front() -> None:
+    """Ctrl-C, and an order to stop that goes to all processes, are for the front: it ends the engine in order, which ends its ranks."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int) -> None:
