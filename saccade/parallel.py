@@ -106,7 +106,8 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
     store = dist.FileStore(f"/proc/self/fd/{fd}", size)  # type: ignore[attr-defined]
     wire = "gloo" if backend == "gloo" else "nccl"
     dist.init_process_group(wire, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CONNECT_SECONDS))
-    group = Distributed(dist.distributed_c10d._get_default_group())
+    assert dist.group.WORLD is not None
+    group = Distributed(dist.group.WORLD)
     return Shard(rank, size, SymmetricMemory(group) if backend == "symm-mem" else group)
 
 

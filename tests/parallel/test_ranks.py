@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
+from saccade import LLM, SamplingParams
 from saccade.core.arena import Arena
 from saccade.core.config import EngineConfig, ParallelConfig
 from saccade.engine.ranks import Ranks
@@ -81,3 +83,16 @@ def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Ca
         assert reasons.empty()
         processes[0].send_signal(signal.SIGSTOP)
         assert reasons.get(timeout=20) == f"rank 1 (process {processes[0].pid}) has not been heard of for 5 s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"all_reduce": "shm"}, {"all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}], ids=str)
+def test_a_model_on_two_ranks_answers_as_on_one(checkpoint: Callable[..., Path], options: dict[str, str]) -> None:
+    common = {"dtype": "float32", "threads": 2, "media_workers": 1, "max_total_tokens": 4096}
+    chats = [[{"role": "user", "content": [picture(64 + n, 80, seed=n), f"picture {n}?"]}] for n in range(4)]
+
+    def answers(**more: object) -> list[str]:
+        with LLM(checkpoint("qwen3_vl"), **common, **more) as llm:
+            return [answer.text for answer in llm.chat(chats, SamplingParams(max_tokens=16), progress=False)]
+
+    assert answers(tp_size=2, **options) == answers()
