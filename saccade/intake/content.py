@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,10 +49,17 @@ MAX_PARTS = 1 << 15
 MAX_KEPT = 1 << 10
 """Most chunks handed to Pillow."""
 
+MAX_NOTES = 1 << 18
+"""Most bytes handed to Pillow; it takes time that grows with their square."""
+
+AVIF_ITEMS, AVIF_TRACKS = 1 << 14, 1 << 16
+"""Most bytes that may describe an AVIF's items, and all else but its pixels: libavif's time grows with their square. (Colour profiles and
+other properties of items are not counted.)"""
+
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
-WEBP_NOTE = 1 << 20
-"""Bytes of EXIF or XMP looked at."""
+WEBP_NOTE = 1 << 16
+"""Bytes of EXIF or XMP looked at: the orientation stands at their start."""
 
 # Opened by class, not by `PIL.Image.open`: no guessing among forty formats, and the pixel limit is ours to word.
 OPENERS: dict[str, Opener] = {
@@ -192,11 +199,11 @@ def _what_else(data: bytes) -> str:
 
 
 def _read_header(kind: str, data: bytes) -> Probe:
-    if kind in READERS:
-        return READERS[kind](data)
     reduce = REDUCERS.get(kind)
     with warnings.catch_warnings():  # Pillow warns of odd EXIF data; on the event loop's thread only, so the filter is ours alone
         warnings.simplefilter("ignore")
+        if kind in READERS:
+            return READERS[kind](data)
         with OPENERS[kind](io.BytesIO(reduce(data) if reduce else data)) as image:
             width, height = image.size
             return Probe(kind, height, width, image.mode, _orientation(image), _frames(image))
@@ -217,14 +224,15 @@ def _frames(image: ImageFile.ImageFile) -> int | None:
 def _jpeg_header(data: bytes) -> bytes:
     """The segments up to the first scan that say anything about size, mode and orientation."""
     kept = [data[:2]]
-    at = 2
+    at, room = 2, MAX_NOTES
     for _ in range(MAX_PARTS):
         if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # padding and stray bytes between segments are allowed
             at += 1
             continue
         marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker in JPEG_SEGMENTS:
+        if marker == JPEG_SCAN or (marker in JPEG_SEGMENTS and len(kept) < MAX_KEPT and end - at <= room):
             kept.append(data[at:end])
+            room -= end - at
         if marker == JPEG_SCAN:
             return b"".join(kept)
         at = end
@@ -235,12 +243,13 @@ def _png_header(data: bytes) -> bytes:
     """The chunks that say anything about size, mode, orientation and frames, wherever they stand, around an empty picture."""
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS
-    at = len(PNG_SIGNATURE)
+    at, room = len(PNG_SIGNATURE), MAX_NOTES
     for _ in range(MAX_PARTS):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
-        if kind in wanted and len(kept) < MAX_KEPT:
+        if kind in wanted and len(kept) < MAX_KEPT and end - at <= room:
             kept.append(data[at:end])
+            room -= end - at
         if kind == b"IDAT":
             wanted = PNG_NOTES
         if kind in (b"IEND", b""):
@@ -251,6 +260,38 @@ def _png_header(data: bytes) -> bytes:
 
 def _gif_header(data: bytes) -> bytes:
     return data[:GIF_PREFIX]
+
+
+def _avif_header(data: bytes) -> bytes:
+    """The same bytes. Raises ValueError when they describe more than pictures have."""
+    items = tracks = 0
+    for kind, start, end in _boxes(data, 0, len(data)):
+        if kind == b"meta":
+            items += end - start
+            for inner, at, to in _boxes(data, start + 4, end):  # after version and flags
+                held = _boxes(data, at, to) if inner == b"iprp" else ()
+                items -= to - at if inner == b"idat" else sum(b - a for kind, a, b in held if kind == b"ipco")
+        elif kind != b"mdat":
+            tracks += end - start
+    if items > AVIF_ITEMS or tracks > AVIF_TRACKS:
+        raise ValueError("too much to describe one picture")
+    return data
+
+
+def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, start, end) of the content of each box in a part of an ISO base media file (ISO 14496-12)."""
+    for _ in range(MAX_PARTS):
+        if at + 8 > end:
+            return
+        length, kind, start = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
+        if length == 1:
+            length, start = int.from_bytes(data[start : start + 8], "big"), start + 8
+        stop = min(end, at + length) if length else end
+        if stop < start:
+            raise ValueError("a box that ends before it begins")
+        yield kind, start, stop
+        at = stop
+    raise ValueError("too many boxes")
 
 
 def _read_tiff_header(data: bytes) -> Probe:
@@ -297,7 +338,7 @@ def _read_webp_header(data: bytes) -> Probe:
     return Probe("WEBP", size[1], size[0], "RGBA" if alpha else "RGB", _orientation(notes), max(1, frames))
 
 
-REDUCERS: dict[str, Callable[[bytes], bytes]] = {"JPEG": _jpeg_header, "PNG": _png_header, "GIF": _gif_header}
+REDUCERS: dict[str, Callable[[bytes], bytes]] = {"JPEG": _jpeg_header, "PNG": _png_header, "GIF": _gif_header, "AVIF": _avif_header}
 """What bounds the work of Pillow's parsers, which are Python loops, on a file made of nothing but headers."""
 
 

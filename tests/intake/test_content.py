@@ -102,6 +102,36 @@ def many_frames() -> bytes:
     return b"GIF89a" + struct.pack("<HH", 60000, 60000) + b"\x80\x00\x00" + bytes(6) + frame * 10_000 + b";"
 
 
+def jpeg_of(segments: bytes) -> bytes:
+    """A good JPEG of 16 x 16 with more segments at its start."""
+    data = encode(noise(16, 16), "JPEG")
+    return data[:2] + segments + data[2:]
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def directory(tags: int) -> bytes:
+    """A TIFF directory, as in EXIF, of tags whose values are said to lie far behind its end."""
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", tags) + b"".join(struct.pack("<HHII", tag, 2, 10**6, 8) for tag in range(tags))
+
+
+def webp_with_exif(exif: bytes) -> bytes:
+    data = encode(noise(16, 16), "WEBP")
+    parts = (b"VP8X", bytes([8, 0, 0, 0, 15, 0, 0, 15, 0, 0])), (b"EXIF", exif)
+    return data[:12] + b"".join(kind + struct.pack("<I", len(part)) + part for kind, part in parts) + data[12:]
+
+
+def avif_of_items(count: int) -> bytes:
+    """An AVIF whose `meta` box names many items."""
+    items = b"".join(struct.pack(">HHH", number + 1, 0, 0) for number in range(count))
+    location = b"iloc" + bytes(6) + struct.pack(">H", count) + items
+    inner = bytes(4) + struct.pack(">I", len(location) + 4) + location
+    start = encode(noise(16, 16), "AVIF")
+    return start[: int.from_bytes(start[:4], "big")] + struct.pack(">I", len(inner) + 8) + b"meta" + inner
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
     "text": (b"hello, is this a picture?", "text"),
@@ -125,8 +155,26 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "gif 10,000 frames": (many_frames(), "60000 x 60000 px"),
     "jpeg of padding": (b"\xff\xd8" + b"\xff" * 2**22, "cut short"),
     "png of a text bomb": (png(10, 10, b"", before=chunk(b"zTXt", b"k\x00\x00" + zlib.compress(bytes(2**27), 9)) * 20), "cut short"),
+    "jpeg of frames": (jpeg_of(segment(0xC0, b"\x08\0\x10\0\x10\x03" + bytes(65_000)) * 500), "cut short"),
+    "avif of 60,000 items": (avif_of_items(60_000), "cut short"),
     "gif of comments": (b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\x01 " * 2**21, "cut short"),
 }
+
+
+BLOATED = {
+    "jpeg of exif": jpeg_of(segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 900),
+    "jpeg of small exif": jpeg_of(segment(0xE1, b"Exif\0\0" + bytes(1000)) * 30_000),
+    "png of exif": png(16, 16, b"", before=chunk(b"eXIf", directory(60_000)) * 20),
+    "webp with exif": webp_with_exif(directory(60_000)),
+}
+
+
+@pytest.mark.parametrize("name", BLOATED)
+def test_a_picture_with_more_notes_than_pixels_is_read_as_quickly(name: str) -> None:
+    begun = time.process_time()
+    found = probe(BLOATED[name], LIMIT)
+    assert time.process_time() - begun < 1.0, "the promise is a second of CPU at most"
+    assert found.upright == (16, 16)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
