@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from saccade.demo.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
 from saccade.demo.draw import COLOURS, SHAPES, Scene, draw_page, draw_size, glyphs, lines, render, training_fonts
+from saccade.demo.pointing import Pointer, pointers
 from saccade.demo.tasks import LETTERS, SCENES, Draw, Level, Task, Turn, conversation, small_talk
 from saccade.demo.tokenizer import SPECIAL, build_tokenizer
 
@@ -80,30 +81,45 @@ def roughen(rng: random.Random, image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class CellLabels:
-    """0 is "nothing". A cell has 4 x 2 slots of 8 x 16 px for characters and 2 x 2 patches of 16 px for things."""
+    """0 is "nothing", -1 "do not ask". A cell has 4 x 2 slots of 8 x 16 px for characters and 2 x 2 patches of 16 px for things."""
 
     characters: Tensor  # int64 [N, cells, 8]
     shapes: Tensor  # int64 [N, cells, 4]
     colours: Tensor  # int64 [N, cells, 4]
     centres: Tensor  # int64 [N, cells, 4]; 1 where a thing has its centre
+    character_ranks: Tensor  # int64 [N, cells, 8]; the how-manieth of its line
+    thing_ranks: Tensor  # int64 [N, cells, 4]; the how-manieth from the left; -1 on pages
 
 
 def label_cells(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
-    """Labels of one picture on a grid of rows x cols cells: characters, shapes, colours, centres."""
+    """Labels of one picture on a grid of rows x cols cells, in the order of `CellLabels`, each [cells, slots]."""
+    characters, character_ranks = _label_characters(scene, rows, cols)
+    shapes, colours, centres, thing_ranks = _label_things(scene, rows, cols)
+    cell = [(characters, 4), (shapes, 2), (colours, 2), (centres, 2), (character_ranks, 4), (thing_ranks, 2)]
+    return [a.reshape(rows, 2, cols, wide).transpose(0, 2, 1, 3).reshape(rows * cols, 2 * wide) for a, wide in cell]
+
+
+def _label_characters(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
+    """Characters and their ranks, each [rows * 2, cols * 4]."""
     across, down = cols * FACTOR / scene.width, rows * FACTOR / scene.height
-    characters = np.zeros((rows * 2, cols * 4), dtype=np.int64)
+    characters, ranks = (np.zeros((rows * 2, cols * 4), dtype=np.int64) for _ in range(2))
+    ys, xs = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 4)[None, :] + 0.5) * 8
     for text in lines(scene):
-        slots_y, slots_x = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 4)[None, :] + 0.5) * 8
-        for glyph in glyphs(text):
-            covered = (np.abs(slots_y - glyph.y * down) < glyph.height * down / 2) & (
-                np.abs(slots_x - glyph.x * across) < glyph.width * across / 2
-            )
-            y, x = int(glyph.y * down // 16), int(glyph.x * across // 8)
-            covered[min(max(y, 0), rows * 2 - 1), min(max(x, 0), cols * 4 - 1)] = True
+        for rank, glyph in enumerate(glyphs(text), 1):
+            centre_x, centre_y = glyph.x * across, glyph.y * down
+            covered = (np.abs(ys - centre_y) < glyph.height * down / 2) & (np.abs(xs - centre_x) < glyph.width * across / 2)
+            covered[min(max(int(centre_y // 16), 0), rows * 2 - 1), min(max(int(centre_x // 8), 0), cols * 4 - 1)] = True
             characters[covered] = 1 + CHARACTERS.index(glyph.char.lower())
-    shapes, colours, centres = (np.zeros((rows * 2, cols * 2), dtype=np.int64) for _ in range(3))
+            ranks[covered] = rank
+    return [characters, ranks]
+
+
+def _label_things(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
+    """Shapes, colours, centres and ranks, each [rows * 2, cols * 2]."""
+    across, down = cols * FACTOR / scene.width, rows * FACTOR / scene.height
+    shapes, colours, centres, ranks = (np.zeros((rows * 2, cols * 2), dtype=np.int64) for _ in range(4))
     ys, xs = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 2)[None, :] + 0.5) * 16
-    for thing in scene.shapes:
+    for rank, thing in enumerate(sorted(scene.shapes, key=lambda shape: shape.x), 1):
         centre_x, centre_y = thing.x * across, thing.y * down
         inside = np.hypot((xs - centre_x) / across, (ys - centre_y) / down) <= 0.9 * thing.radius
         row, col = min(int(centre_y // 16), rows * 2 - 1), min(int(centre_x // 16), cols * 2 - 1)
@@ -111,8 +127,8 @@ def label_cells(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
         shapes[inside] = 1 + SHAPES.index(thing.kind)
         colours[inside] = 1 + COLOUR_NAMES.index(thing.colour)
         centres[row, col] = 1
-    cell = [(characters, 2, 4), (shapes, 2, 2), (colours, 2, 2), (centres, 2, 2)]
-    return [a.reshape(rows, h, cols, w).transpose(0, 2, 1, 3).reshape(rows * cols, h * w) for a, h, w in cell]
+        ranks[inside] = -1 if scene.page else rank
+    return [shapes, colours, centres, ranks]
 
 
 # Conversations as tokens
@@ -145,6 +161,7 @@ class TokenRow:
     positions: list[tuple[int, int, int]] = field(default_factory=list)
     pictures: list[int] = field(default_factory=list)  # places of the picture tokens
     answers: list[tuple[int, int, int]] = field(default_factory=list)
+    pointers: list[tuple[int, Pointer]] = field(default_factory=list)  # with the place of the token before
     next_position: int = 0
 
     def add_text(self, ids: Sequence[int], turn: int | None = None) -> None:
@@ -172,7 +189,7 @@ def tokenise(task: Task, grids: Sequence[tuple[int, int]], system: str = "", tex
     row = TokenRow()
     if system:
         row.add_text(_encode(f"<|im_start|>system\n{system}{END}\n"))
-    seen = 0
+    seen, shown = 0, list[Scene]()
     for number, turn in enumerate(task.turns):
         for token in _encode(render_prompt(turn, seen + 1, text_first)):
             if token == IMAGE:
@@ -180,9 +197,17 @@ def tokenise(task: Task, grids: Sequence[tuple[int, int]], system: str = "", tex
                 seen += 1
             else:
                 row.add_text((token,))
+        shown += turn.pictures
+        row.pointers += _place_pointers(turn, shown, len(row.tokens))
         row.add_text(_encode(turn.answer + END), number)
         row.add_text(_encode("\n"))
     return row
+
+
+def _place_pointers(turn: Turn, shown: Sequence[Scene], start: int) -> list[tuple[int, Pointer]]:
+    """Each pointer of an answer whose first token stands at `start`, with the place of the token before its word's."""
+    offsets = _tokenizer().encode(turn.answer, add_special_tokens=False).offsets
+    return [(start + i - 1, pointer) for pointer in pointers(turn, shown) for i, (a, b) in enumerate(offsets) if a <= pointer.start < b]
 
 
 # Batches
@@ -201,6 +226,8 @@ class Batch:
     answers: Tensor  # int64 [A]
     answer_turns: Tensor  # int64 [A]: index into `kinds`
     kinds: tuple[str, ...]
+    look_from: Tensor  # int64 [Q]: places in the flattened tokens whose next token names something in a picture
+    look_at: Tensor  # bool [Q, L]: the picture tokens of the same conversation that show it
 
 
 @dataclass(frozen=True)
@@ -211,7 +238,10 @@ class Mix:
     largest: int  # px, the longest side
     patches: int  # about so many patches in a batch
     rows: int  # at most so many conversations in a batch
-    weights: tuple[float, ...]  # of conversations with 1, 2, 3, 4 pictures
+    weights: tuple[float, ...] = (1.0,)  # of conversations with 1, 2, 3, 4 pictures
+    turns: tuple[int, int] = (2, 4)  # of a conversation, at the least and at the most
+    reading: float = 0.45  # share of text among conversations on one picture
+    page_share: float = 0.7  # of the pictures that are for the dense loss alone
 
 
 def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
@@ -254,8 +284,8 @@ def _stack_pictures(
     return pixels, labels
 
 
-def _page_or_scene(draw: Draw, size: tuple[int, int], letters: str) -> Scene:
-    if draw.rng.random() < 0.7:
+def _page_or_scene(draw: Draw, size: tuple[int, int], letters: str, page_share: float) -> Scene:
+    if draw.rng.random() < page_share:
         return draw_page(draw.rng, size, draw.fonts, letters, min(draw.level.text, 120))
     kind = draw.rng.choices(("number", "word", "shapes", "count"), (2, 2, 1, 1))[0]
     return SCENES[kind](draw, size)
@@ -269,7 +299,7 @@ def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
     grid = (round(height / FACTOR), round(width / FACTOR))
     count = max(4, min(2 * mix.rows, mix.patches // (4 * grid[0] * grid[1])))
     letters = LETTERS + LETTERS.upper() + 4 * "0123456789"
-    scenes = [[_page_or_scene(draw, _size_for(rng, grid), letters)] for _ in range(count)]
+    scenes = [[_page_or_scene(draw, _size_for(rng, grid), letters, mix.page_share)] for _ in range(count)]
     pixels, labels = _stack_pictures(rng, scenes, [grid])
     return pixels[0], labels[0]
 
@@ -283,9 +313,9 @@ def draw_batch(seed: str, mix: Mix) -> Batch:
     count = max(4, min(mix.rows, mix.patches // (4 * cells)))
     # The same number of turns for all, so that little is padded. Text alone is asked for mostly once: a second answer is a copy.
     weights: tuple[float, ...] | None = None
-    turns = rng.randint(2, 4)
+    turns = rng.randint(*mix.turns)
     if len(grids) == 1:
-        reading = rng.random() < 0.45
+        reading = rng.random() < mix.reading
         weights = (3, 2.5, 0, 0) if reading else (0, 0, 4, 3)
         turns = (1 if rng.random() < 0.75 else 2) if reading else turns
     tasks, token_rows = [], []
@@ -317,4 +347,23 @@ def _assemble(
     places = torch.tensor([row.pictures for row in rows]) + torch.arange(len(rows))[:, None] * length  # [B, cells of all pictures]
     picture_rows = torch.cat([places[:, edges[k] : edges[k + 1]].reshape(-1) for k in range(len(grids))])
     where, what, turn_of = torch.tensor(answers).unbind(1)
-    return Batch(tuple(pixels), tuple(labels), tokens, positions, picture_rows, where, what, turn_of, tuple(kinds))
+    looks = _look(rows, labels, edges, length)
+    return Batch(tuple(pixels), tuple(labels), tokens, positions, picture_rows, where, what, turn_of, tuple(kinds), *looks)
+
+
+def _look(rows: Sequence[TokenRow], labels: Sequence[CellLabels], edges: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+    """`look_from` and `look_at` of a batch."""
+    sources: list[int] = []
+    targets: list[Tensor] = []
+    for b, row in enumerate(rows):
+        for place, pointer in row.pointers:
+            characters, things = labels[pointer.picture].character_ranks[b], labels[pointer.picture].thing_ranks[b]
+            shown = torch.cat([characters, things], dim=-1)
+            cells = (shown == pointer.rank if pointer.rank else shown > 0).any(-1)
+            target = torch.zeros(length, dtype=torch.bool)
+            target[torch.tensor(row.pictures[edges[pointer.picture] : edges[pointer.picture + 1]])[cells]] = True
+            sources.append(b * length + place)
+            targets.append(target)
+    if not targets:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(0, length, dtype=torch.bool)
+    return torch.tensor(sources), torch.stack(targets)

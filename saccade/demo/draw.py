@@ -249,7 +249,7 @@ def _outline(kind: str) -> tuple[tuple[float, float], ...]:
 # Placing
 
 
-def draw_size(rng: random.Random, low: int = 96, high: int = 320) -> tuple[int, int]:
+def draw_size(rng: random.Random, low: int = 96, high: int = 256) -> tuple[int, int]:
     """A picture size: each side log-uniform in [low, high] pixels, at most 2.5 times the other."""
     while True:
         width, height = (round(math.exp(rng.uniform(math.log(low), math.log(high)))) for _ in range(2))
@@ -286,13 +286,17 @@ def draw_background(rng: random.Random, avoid: Sequence[RGB] = ()) -> tuple[RGB,
             return base, shade
 
 
-def draw_text_scene(rng: random.Random, text: str, size: tuple[int, int], fonts: Sequence[str], largest: float = math.inf) -> Scene:
-    """One line of text, in a random font, size (at most `largest` px), colour and place; it always fits into the picture."""
+def draw_text_scene(
+    rng: random.Random, text: str, size: tuple[int, int], fonts: Sequence[str], limits: tuple[float, float] = (MIN_FONT, math.inf)
+) -> Scene:
+    """One line of text in a random font, size (within `limits`, px), colour and place; it always fits into the picture."""
     width, height = size
     name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
     unit = load_font(name, 100).getlength(text) / 100  # line width per pixel of font size
-    largest = max(MIN_FONT, min(0.92 * width / unit, 0.75 * height, largest))
-    font_size = round(math.exp(rng.uniform(math.log(MIN_FONT), math.log(largest))))
+    room = min(0.92 * width / unit, 0.75 * height)
+    smallest = max(MIN_FONT, min(limits[0], math.floor(room)))
+    largest = max(smallest, min(room, limits[1]))
+    font_size = round(math.exp(rng.uniform(math.log(smallest), math.log(largest))))
     font = load_font(name, font_size)
     left, top, right, bottom = font.getbbox(text, anchor="ls")
     x = rng.uniform(2 - left, max(2 - left, width - 2 - right))

@@ -10,7 +10,7 @@ a still picture is folded into the patch weights; positions are made once per gr
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,13 +63,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Plain softmax attention; q is already scaled. [N, heads, T, D] -> [N, T, heads * D]"""
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Plain softmax attention; q is already scaled. [N, heads, T, D] -> [N, T, heads * D] and the shares [N, heads, T, T]"""
     scores = q @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores + mask
-    out = scores.softmax(-1) @ v
-    return out.transpose(1, 2).flatten(2)
+    shares = scores.softmax(-1)
+    return (shares @ v).transpose(1, 2).flatten(2), shares
 
 
 def _merge(merger: Any, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def encode_pictures(model: Model, pixels: Tensor) -> tuple[Tensor, list[Tensor]]
     for layer, block in enumerate(tower.blocks):
         qkv = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, head)).permute(2, 0, 3, 1, 4)
         q, k = _rotate(qkv[0] * head**-0.5, cos, sin), _rotate(qkv[1], cos, sin)
-        x = x + block.attn.proj(_attend(q, k, qkv[2], None))
+        x = x + block.attn.proj(_attend(q, k, qkv[2], None)[0])
         x = x + block.mlp.linear_fc2(F.gelu(block.mlp.linear_fc1(block.norm2(x)), approximate="tanh"))
         if layer in tower.deepstack_visual_indexes:
             deepstack.append(_merge(tower.deepstack_merger_list[len(deepstack)], x))
@@ -118,6 +118,14 @@ def _text_rotary(positions: Tensor, head: int, sections: list[int], dtype: torch
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+class Read(NamedTuple):
+    """What the language model made of a batch."""
+
+    hidden: Tensor  # [B * L, D] after the last norm
+    early: Tensor  # [B * L, D] after two layers
+    looking: Tensor  # [B, L, L]: where the first head of the third layer looks
+
+
 def read_tokens(
     model: Model,
     tokens: Tensor,
@@ -125,8 +133,8 @@ def read_tokens(
     rows: Tensor,
     embeddings: Tensor,
     deepstack: list[Tensor],
-) -> Tensor:
-    """The language model: tokens [B, L], positions [3, B, L] -> hidden states [B * L, D] after the last norm.
+) -> Read:
+    """The language model: tokens [B, L], positions [3, B, L] -> what training needs of it.
 
     `rows` [R] are the places, in the flattened batch, of the picture tokens; `embeddings` and each of `deepstack` [R, D].
     """
@@ -137,6 +145,7 @@ def read_tokens(
     cos, sin = _text_rotary(positions, config.head_dim, config.rope_parameters["mrope_section"], x.dtype)
     mask = torch.full((length, length), float("-inf"), dtype=x.dtype).triu(1)
     groups = config.num_attention_heads // config.num_key_value_heads
+    early, looking = x, x
     for layer, block in enumerate(text.layers):
         attention = block.self_attn
         y = _norm(block.input_layernorm, x).view(batch, length, -1)
@@ -145,12 +154,17 @@ def read_tokens(
         v = attention.v_proj(y).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k = _rotate(q, cos, sin) * config.head_dim**-0.5, _rotate(k, cos, sin)
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        x = x + attention.o_proj(_attend(q, k, v, mask)).flatten(0, 1)
+        mixed, shares = _attend(q, k, v, mask)
+        x = x + attention.o_proj(mixed).flatten(0, 1)
         y = _norm(block.post_attention_layernorm, x)
         x = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
         if layer < len(deepstack):
             x = x.index_add(0, rows, deepstack[layer])
-    return _norm(text.norm, x)
+        if layer == 1:
+            early = x
+        if layer == 2:
+            looking = shares[:, 0]
+    return Read(_norm(text.norm, x), early, looking)
 
 
 def logits(model: Model, hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.demo.draw import COLOURS, SHAPES, Scene, draw_shapes_scene, draw_size, draw_text_scene, training_fonts
+from saccade.demo.draw import COLOURS, MIN_FONT, SHAPES, Scene, draw_shapes_scene, draw_size, draw_text_scene, training_fonts
 from saccade.demo.words import KNOWN_WORDS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -47,8 +47,11 @@ class Level:
     objects: int = 3
     count: int = 6
     pictures: int = 4
+    small: int = MIN_FONT  # px, the smallest font size
     text: float = math.inf  # px, the largest font size
     random_words: float = 0.0  # share of words that are random letters; only training uses any
+    asking: tuple[float, float, float, float] = (3, 3, 3, 2)  # weights of describe, count, colour, shape
+    which: float = 0.45  # share of "which picture" among questions on several pictures
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Draw:
 
 
 EASIEST = Level(digits=2, letters=3, objects=2, count=3, pictures=2, random_words=0.3)
-HARDEST = Level()
+HARDEST = Level(small=18)
 
 SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
     (question, answer)
@@ -114,7 +117,9 @@ def describe(scene: Scene) -> str:
 
 def number_scene(draw: Draw, size: tuple[int, int]) -> Scene:
     digits = draw.rng.randint(1, draw.level.digits)
-    return draw_text_scene(draw.rng, "".join(draw.rng.choice("0123456789") for _ in range(digits)), size, draw.fonts, draw.level.text)
+    return draw_text_scene(
+        draw.rng, "".join(draw.rng.choice("0123456789") for _ in range(digits)), size, draw.fonts, (draw.level.small, draw.level.text)
+    )
 
 
 def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
@@ -125,7 +130,7 @@ def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
     else:
         word = rng.choice([word for word in KNOWN_WORDS if len(word) <= max(3, draw.level.letters)])
     form = rng.choice([word, word.capitalize(), word.upper()])
-    return draw_text_scene(rng, form, size, draw.fonts, draw.level.text)
+    return draw_text_scene(rng, form, size, draw.fonts, (draw.level.small, draw.level.text))
 
 
 def shapes_scene(draw: Draw, size: tuple[int, int], objects: int | None = None) -> Scene:
@@ -361,7 +366,7 @@ def _ask_any(draw: Draw, seen: Sequence[Scene], single: bool) -> Question:
     rng = draw.rng
     while True:
         asked: Question | None = None
-        if len(seen) > 1 and rng.random() < 0.45:
+        if len(seen) > 1 and rng.random() < draw.level.which:
             asked = ask_which(draw, seen)
         elif len(seen) > 1 and (not single or rng.random() < 0.6):
             k = rng.randint(1, len(seen))
@@ -377,7 +382,7 @@ def _ask_scene(draw: Draw, scene: Scene, where: str) -> Question | None:
     if scene.text is not None:
         kind = rng.choices(("number", "word", "text", "describe"), (3, 3, 1, 2))[0]
     else:
-        kind = rng.choices(("describe", "count", "colour", "shape"), (3, 3, 3, 2))[0]
+        kind = rng.choices(("describe", "count", "colour", "shape"), draw.level.asking)[0]
     return ASKERS[kind](draw, scene, where)
 
 
