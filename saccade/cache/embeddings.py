@@ -1,84 +1,215 @@
-"""Which picture embeddings are resident, what they weigh, and which must stay.
+"""In which tier each picture's embedding lies, what it weighs, which must stay, and which goes where when room is needed.
 
-Owns the bookkeeping; the tensors live with the workers, who do what the plans say. Knows nothing of tokens or sequences.
-One tier today, the device's memory, evicted least recently used first.
+Owns the bookkeeping; the tensors live with the workers, who carry out the `Move`s. Knows nothing of tokens or sequences.
+
+    encode ──▶ device ◀──────▶ host          an embedding is on the device or on the host, never on both
+                  │ ▲
+             save │ └── staged ◀── disk       what is saved stays on disk, wherever else it is; reading happens in the background
+                  └───────────────▲
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from saccade.cache.seen import Seen
+from saccade.cache.shelf import Shelf
+from saccade.core.config import EmbeddingBudgets
+from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey, Missed
 
-Tier = Literal["device"]
+Tier = Literal["device", "host", "disk"]
+
+QUADRATIC_TOKENS = 2048
+"""A picture of so many tokens costs the vision tower as much for attention as for everything else (about 6 x width patches of Qwen3-VL)."""
+FIXED_TOKENS = 32
+"""What a picture costs whatever its size, beside the cost of a token."""
+
+
+def encode_cost(num_tokens: int) -> float:
+    """What encoding a picture takes, in units of a token of a small one: linear layers, full attention, and a fixed part."""
+    return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
+
+
+@dataclass(slots=True)
+class _Known:
+    """An embedding that lies in some tier. `uses`: how many sequences have shown it."""
+
+    num_tokens: int
+    uses: int = 0
 
 
 class EmbeddingCache:
-    """Embeddings by key within `budget_bytes`. What is pinned is never evicted, even if that means going over the budget."""
+    """Embeddings by key. A pinned one is on the device and stays there, even if that means going over the budget."""
 
-    def __init__(self, budget_bytes: int, bytes_per_token: int) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, budgets: EmbeddingBudgets, bytes_per_token: int, on_disk: Iterable[tuple[ImageKey, int]] = ()) -> None:
+        """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used first."""
         self.bytes_per_token = bytes_per_token
-        self.used_bytes = 0
-        self.pinned_bytes = 0
-        self.evictions = 0
+        self.device = Shelf(budgets.device_bytes)
+        self.host = Shelf(budgets.host_bytes)
+        self.disk = Shelf(budgets.disk_bytes)
+        self.hits: Counter[Tier] = Counter()
+        self.misses: Counter[Tier] = Counter()
         self._seen = Seen()
-        self._bytes: dict[ImageKey, int] = {}
-        self._pins: dict[ImageKey, int] = {}
-        self._idle: OrderedDict[ImageKey, None] = OrderedDict()  # not pinned, least recently used first
-
-    def __len__(self) -> int:
-        return len(self._bytes)
+        self._known: dict[ImageKey, _Known] = {}
+        self._staged: set[ImageKey] = set()
+        for key, num_tokens in on_disk:
+            self._seen.add(key)
+            self._known[key] = _Known(num_tokens)
+            self.disk.put(key, num_tokens * bytes_per_token, self._worth(key))
+        self.surplus = [Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)]
 
     @property
-    def pinned(self) -> frozenset[ImageKey]:
-        return frozenset(self._pins)
+    def pinned(self) -> Collection[ImageKey]:
+        return self.device.held
 
-    def locate(self, key: ImageKey) -> Tier | None:
-        """Where the embedding is; None if it would have to be computed."""
-        return "device" if key in self._bytes else None
+    def locate(self, key: ImageKey) -> Place | None:
+        """The nearest place where the embedding is; None if it would have to be computed."""
+        if key in self.device:
+            return "device"
+        if key in self.host:
+            return "host"
+        if key in self._staged:
+            return "staged"
+        return "disk" if key in self.disk else None
+
+    def ready(self, key: ImageKey) -> bool:
+        """Whether the embedding can be shown in the step being planned."""
+        return key in self.device or key in self.host or key in self._staged
+
+    def on_disk(self, key: ImageKey) -> bool:
+        """Whether the embedding is to be had, but only after reading it from disk."""
+        return key in self.disk and not self.ready(key)
+
+    @property
+    def tiers(self) -> dict[Tier, Shelf]:
+        """The tiers that have room for anything, nearest first."""
+        every: dict[Tier, Shelf] = {"device": self.device, "host": self.host, "disk": self.disk}
+        return {tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes}
+
+    def look_up(self, key: ImageKey) -> None:
+        """A sequence needs `key`: count where it is found, and where not."""
+        place = self.locate(key)
+        found = "disk" if place == "staged" else place
+        for tier in self.tiers:
+            if tier == found:
+                self.hits[tier] += 1
+                return
+            self.misses[tier] += 1
+
+    def saved(self) -> tuple[ImageKey, ...]:
+        """Everything on disk."""
+        return tuple(key for key in self._known if key in self.disk)
 
     def why_missing(self, key: ImageKey) -> Missed:
         """Why `key` is not resident."""
         return self._seen.why_missing(key)
 
-    def touch(self, key: ImageKey) -> None:
-        """`key` is about to be used: if it is resident, evict others first."""
-        if key in self._idle:
-            self._idle.move_to_end(key)
-
     def pin(self, key: ImageKey) -> None:
-        """Keep a resident embedding until as many `unpin`s."""
-        if key not in self._pins:
-            self._pins[key] = 0
-            del self._idle[key]
-            self.pinned_bytes += self._bytes[key]
-        self._pins[key] += 1
+        """A sequence shows `key`, which is on the device: it stays until as many `unpin`s."""
+        self._known[key].uses += 1
+        self.device.use(key, self._worth(key))
+        self.device.hold(key)
 
     def unpin(self, key: ImageKey) -> None:
-        self._pins[key] -= 1
-        if self._pins[key] == 0:
-            del self._pins[key]
-            self._idle[key] = None
-            self.pinned_bytes -= self._bytes[key]
+        self.device.release(key)
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether `admit` would keep the budget. Where nothing is pinned, anything fits: a picture may be larger than the budget."""
-        return not self._pins or self.pinned_bytes + nbytes <= self.budget_bytes
+    def fits(self, num_tokens: int) -> bool:
+        """Whether the device's budget allows so many tokens more. Where nothing is pinned, anything fits: a picture may be larger."""
+        return not self.device.held or self.device.held_bytes + num_tokens * self.bytes_per_token <= self.device.budget_bytes
 
-    def admit(self, key: ImageKey, nbytes: int, cost: float) -> tuple[ImageKey, ...]:  # noqa: ARG002 - `cost` decides once there are tiers
-        """Make `key` resident, to be computed at `cost` (patches). Returns what was evicted for it."""
-        assert key not in self._bytes
-        evicted: list[ImageKey] = []
-        while self._idle and self.used_bytes + nbytes > self.budget_bytes:
-            victim, _ = self._idle.popitem(last=False)
-            self.used_bytes -= self._bytes.pop(victim)
-            evicted.append(victim)
+    def admit(self, key: ImageKey, num_tokens: int, spare: Collection[ImageKey] = ()) -> list[Move]:
+        """`key` is being encoded. Returns what must move for it; `spare` are to stay on the device if possible."""
+        assert not self.ready(key)
         self._seen.add(key)
-        self._bytes[key] = nbytes
-        self._idle[key] = None
-        self.used_bytes += nbytes
-        self.evictions += len(evicted)
-        return tuple(evicted)
+        known = self._known.setdefault(key, _Known(num_tokens))
+        assert known.num_tokens == num_tokens
+        return self._to_device(key, spare)
+
+    def bring(self, key: ImageKey, spare: Collection[ImageKey] = ()) -> list[Move]:
+        """Move `key`, which is on the host or staged, to the device. Returns what must move for it, and itself last."""
+        source = self.locate(key)
+        assert source in ("host", "staged")
+        if source == "host":
+            self.host.take(key)
+        else:
+            self._staged.remove(key)
+        return [*self._to_device(key, spare), Move(key, source, "device", self._known[key].num_tokens)]
+
+    def save(self, key: ImageKey) -> tuple[list[Move], bool]:
+        """What must go from the disk for `key`, just encoded, and whether it is worth its room there."""
+        if key in self.disk or self._bytes(key) > self.disk.budget_bytes:
+            return [], False
+        evicted = self._shelve(self.disk, key)
+        return [Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key], key not in evicted
+
+    # ---- reading from disk, in the background
+
+    def fetch(self, key: ImageKey) -> Move:
+        """Begin to read `key`; `fetched` ends it."""
+        assert self.on_disk(key)
+        self.disk.use(key, self._worth(key))
+        self.disk.hold(key)
+        return Move(key, "disk", "staged", self._known[key].num_tokens)
+
+    def fetched(self, key: ImageKey, whole: bool) -> None:
+        """It has been read, or what lay on disk was damaged and is gone."""
+        self.disk.release(key)
+        if whole:
+            self._staged.add(key)
+        else:
+            self._lose(key)
+
+    def unstage(self, key: ImageKey) -> Move:
+        """Let go of what was read, for nobody needs it any more."""
+        self._staged.remove(key)
+        return Move(key, "staged", None, self._forget(key))
+
+    def not_saved(self, key: ImageKey) -> None:
+        """Writing has failed. If it is just being read, that will fail too."""
+        if key in self.disk and key not in self.disk.held:
+            self._lose(key)
+
+    def _lose(self, key: ImageKey) -> None:
+        self.disk.take(key)
+        self._forget(key)
+
+    # ---- tiers
+
+    def _bytes(self, key: ImageKey) -> int:
+        return self._known[key].num_tokens * self.bytes_per_token
+
+    def _worth(self, key: ImageKey) -> float:
+        known = self._known[key]
+        return max(known.uses, 1) * encode_cost(known.num_tokens) / known.num_tokens
+
+    def _to_device(self, key: ImageKey, spare: Collection[ImageKey]) -> list[Move]:
+        nbytes = self._bytes(key)
+        moves: list[Move] = []
+        for victim in self.device.make_room(nbytes, spare):
+            moves += self._demote(victim)
+        self.device.put(key, nbytes, self._worth(key))
+        return moves
+
+    def _demote(self, key: ImageKey) -> list[Move]:
+        """`key` has gone from the device: to the host, if it is worth its room there."""
+        if self._bytes(key) > self.host.budget_bytes:
+            return [Move(key, "device", None, self._forget(key))]
+        evicted = self._shelve(self.host, key)
+        dropped = [Move(victim, "device" if victim == key else "host", None, self._forget(victim)) for victim in evicted]
+        return dropped if key in evicted else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
+
+    def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
+        """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
+        shelf.put(key, self._bytes(key), self._worth(key))
+        return shelf.make_room(0)
+
+    def _forget(self, key: ImageKey) -> int:
+        """Drop what is known of `key` if it lies nowhere any more. Returns its tokens."""
+        num_tokens = self._known[key].num_tokens
+        if self.locate(key) is None:
+            del self._known[key]
+        return num_tokens

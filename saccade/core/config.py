@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,8 @@ AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 LARGEST_TP = 64
 VIT_GRAPH_SIZES = (128, 256, *(base * step // 4 for base in (512, 1024, 2048, 4096) for step in range(4, 8)), 8192)
 """Patches. Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a graph."""
+LARGEST_PICTURES = 4
+"""The embedding cache has room for so many of the largest pictures, where memory allows."""
 NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives than it saves."""
 
@@ -66,8 +69,14 @@ class EngineOptions:
     """Tokens that the KV cache holds, if fewer than memory allows."""
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
-    embedding_cache_mb: int | None = None
-    """Memory for picture embeddings. Derived: a tenth of what weights and KV cache leave free."""
+    embedding_cache_device_mb: int | None = None
+    """Device memory for picture embeddings. Derived: a tenth of what weights and KV cache leave free, more for models of large ones."""
+    embedding_cache_host_mb: int | None = None
+    """Host memory for embeddings that the device has no room for. Derived: a quarter of what is free on cuda; 0 on cpu, where it is one."""
+    embedding_cache_disk_mb: int | None = None
+    """Disk space for embeddings, which survive a restart. Derived: a quarter of what is free there."""
+    embedding_cache_dir: str | None = None
+    """Folder for embeddings on disk. Derived: none are kept on disk."""
     max_encode_patches: int | None = None
     """Picture patches encoded per step (one picture always may). Derived: 16384 on cpu, 65536 on cuda."""
     mm_attention_backend: EncoderAttention | Literal["auto"] = "auto"
@@ -180,6 +189,8 @@ class Hardware:
     name: str
     total_bytes: int
     free_bytes: int
+    host_free_bytes: int = 0
+    """Memory beside the device's own; 0 where they are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,16 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingBudgets:
+    """Bytes for picture embeddings in each tier: per rank, but for the disk, which is in `folder`."""
+
+    device_bytes: int
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0."""
 
@@ -212,7 +233,7 @@ class EngineConfig:
     page_size: int
     kv_pages: int
     prefix_cache: bool
-    embedding_bytes: int
+    embeddings: EmbeddingBudgets
     encode_patches: int
     encoder: EncoderConfig = EncoderConfig()
 
@@ -291,7 +312,6 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         )
     context = min(context, (kv_pages - 1) * engine.page_size)
     left = hardware.free_bytes - kv_pages * page_bytes
-    embedding_bytes = engine.embedding_cache_mb * MIB if engine.embedding_cache_mb is not None else max(64 * MIB, left // 10)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -301,7 +321,7 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         page_size=engine.page_size,
         kv_pages=kv_pages,
         prefix_cache=not engine.disable_radix_cache,
-        embedding_bytes=embedding_bytes,
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         encoder=resolve_encoder(engine, spec, dtype, cuda=cuda),
     )
@@ -337,6 +357,32 @@ def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cu
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
 
 
+def resolve_embeddings(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int) -> EmbeddingBudgets:
+    """`left`, `host_left`: bytes of device and host that nothing else has claimed. Raises ConfigError."""
+    rules = spec.image_rules
+    largest = rules.max_pixels // rules.factor**2 * embedding_bytes_per_token(spec, dtype)
+    device = max(64 * MIB, left // 10, min(LARGEST_PICTURES * largest, left // 4))
+    device = device if engine.embedding_cache_device_mb is None else engine.embedding_cache_device_mb * MIB
+    host = host_left // 4 if engine.embedding_cache_host_mb is None else engine.embedding_cache_host_mb * MIB
+    if engine.embedding_cache_dir is None:
+        if engine.embedding_cache_disk_mb:
+            raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
+        return EmbeddingBudgets(device, host)
+    folder = Path(engine.embedding_cache_dir).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
+    disk = free // 4 if engine.embedding_cache_disk_mb is None else engine.embedding_cache_disk_mb * MIB
+    return EmbeddingBudgets(device, host, disk, str(folder))
+
+
+def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
+    """Bytes of one token's embedding, deepstack levels included."""
+    return spec.embedding_width * (4 if dtype == "float32" else 2)
+
+
 def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
     """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks."""
     layout = spec.kv_layout.on_rank(ranks)
@@ -358,5 +404,14 @@ def describe(config: EngineConfig, parallel: ParallelConfig, spec: FamilySpec, h
         ("batch", f"{config.max_running} requests, {config.chunk_tokens} tokens per step"),
         ("pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels after resizing, {config.encode_patches} patches per step"),
         *((("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),) if config.encoder.graph_sizes else ()),
-        ("embedding cache", f"{config.embedding_bytes / MIB:.0f} MiB{each}"),
+        ("embedding cache", describe_embeddings(config.embeddings) + each),
     )
+
+
+def describe_embeddings(budgets: EmbeddingBudgets) -> str:
+    parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
+    if budgets.host_bytes:
+        parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
+    if budgets.disk_bytes:
+        parts.append(f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder}")
+    return ", ".join(parts)

@@ -36,8 +36,10 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_image_hits_total", "counter", "Pictures of requests found at a level of cache", ("level",)),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
     Metric("saccade_decode_worker_restarts_total", "counter", "Decode workers replaced after a crash, a hang or a memory blow-up"),
-    Metric("saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident"),
-    Metric("saccade_embedding_evictions_total", "counter", "Picture embeddings evicted"),
+    Metric("saccade_embedding_hits_total", "counter", "Picture embeddings found in a tier by a sequence that needed them", ("tier",)),
+    Metric("saccade_embedding_misses_total", "counter", "Picture embeddings looked for in a tier and not found", ("tier",)),
+    Metric("saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident", ("tier",)),
+    Metric("saccade_embedding_evictions_total", "counter", "Picture embeddings evicted from a tier", ("tier",)),
     Metric("saccade_position_cache_lookups_total", "counter", "Lookups of what follows from a grid alone", ("kind", "outcome")),
     Metric("saccade_position_cache_bytes", "gauge", "Bytes of what follows from a grid alone"),
     # Tokens and steps.

@@ -7,6 +7,7 @@ sampled itself, so a plan names positions, not token values, and the plan of ste
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from saccade.core.types import Grid, Image, ImageKey, SamplingParams, Span, TokenLogprobs
 
@@ -52,9 +53,27 @@ class Row:
     sample: bool
 
 
+Place = Literal["device", "host", "staged", "disk"]
+"""Where an embedding may lie. staged: read from disk, on its way to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The embedding of `key` goes from `source` to `target`; None: it is dropped there.
+
+    device <-> host, staged -> device: it leaves `source`. disk -> staged: it stays on disk too, and is read in the background, until
+    `Sampled.disk` says how that went.
+    """
+
+    key: ImageKey
+    source: Place
+    target: Place | None
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Run the vision tower on one picture; the embedding is then resident under `key` until it is dropped."""
+    """Run the vision tower on one picture; the embedding is then on the device under `key` until it is moved."""
 
     key: ImageKey
     grid: Grid
@@ -73,18 +92,21 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: close, open, drop, encode, then one forward over `rows`.
+    """One step, executed in this order: close, open, moves, encode, save, then one forward over `rows`.
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill chunks.
+    save: embeddings on the device to be written to disk, in the background. wait: there is nothing to do before a read from disk ends.
     """
 
     step: int
     close: tuple[int, ...] = ()
     open: tuple[Open, ...] = ()
-    drop: tuple[ImageKey, ...] = ()
+    moves: tuple[Move, ...] = ()
     encode: tuple[Encode, ...] = ()
+    save: tuple[ImageKey, ...] = ()
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
+    wait: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -92,16 +114,21 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        return not (self.close or self.open or self.drop or self.encode or self.rows)
+        return not (self.close or self.open or self.moves or self.encode or self.rows or self.wait)
+
+
+DiskEvent = tuple[ImageKey, Literal["read", "damaged", "not saved"]]
+"""What became of an embedding on disk. damaged: it could not be read, and is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for.
 
-    `encode_ms` is what the vision tower took.
+    `encode_ms` is what the vision tower took. `disk` is what the background has finished since the last step.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     encode_ms: float = 0.0
+    disk: tuple[DiskEvent, ...] = ()

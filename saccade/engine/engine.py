@@ -99,8 +99,6 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     for name, value in (
         ("saccade_images_encoded_total", counts.images_encoded),
         ("saccade_image_patches_encoded_total", counts.patches_encoded),
-        ("saccade_embedding_cache_bytes", embeddings.used_bytes),
-        ("saccade_embedding_evictions_total", embeddings.evictions),
         ("saccade_prompt_tokens_total", counts.prompt_tokens),
         ("saccade_cached_tokens_total", counts.cached_tokens),
         ("saccade_generated_tokens_total", counts.generated_tokens),
@@ -112,6 +110,11 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set(name, value)
     metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
+    for tier, shelf in embeddings.tiers.items():
+        metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
+        metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)
+        metrics.set("saccade_embedding_cache_bytes", shelf.used_bytes, tier=tier)
+        metrics.set("saccade_embedding_evictions_total", shelf.evictions, tier=tier)
     cached = scheduler.prefix.pages if scheduler.prefix else 0
     metrics.set("saccade_kv_pages", pool.free, owner="free")
     metrics.set("saccade_kv_pages", cached, owner="prefix")

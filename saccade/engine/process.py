@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,11 +20,22 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.arena import Arena
-from saccade.core.config import Dtype, EngineConfig, Hardware, ModelOptions, describe, resolve, resolve_parallel, usable_cores
+from saccade.core.config import (
+    Dtype,
+    EngineConfig,
+    Hardware,
+    ModelOptions,
+    describe,
+    embedding_bytes_per_token,
+    resolve,
+    resolve_parallel,
+    usable_cores,
+)
 from saccade.core.errors import ConfigError, StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.messages import Failed, Ready
 from saccade.core.metrics import Metrics
+from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.link import Boot, EngineLink
 from saccade.engine.ranks import Ranks
@@ -31,7 +43,7 @@ from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.parallel import meeting_place
 from saccade.runtime.rank import Load, die_with_parent, leave_signals_to_front, load, measure_hardware
-from saccade.runtime.worker import DTYPES, Worker
+from saccade.runtime.worker import Worker
 from saccade.sched.scheduler import Scheduler, SchedulerLimits
 
 
@@ -69,9 +81,10 @@ def serve(boot: Boot, link: EngineLink) -> None:
     worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
         ranks.begin(config, worker)
-    engine = Engine(build_scheduler(config, spec), ranks or worker, link, metrics)
+    engine = Engine(build_scheduler(config, spec, worker.saved), ranks or worker, link, metrics)
     link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
     engine.run()
+    worker.close()
     if ranks:
         ranks.close()
 
@@ -95,9 +108,10 @@ def plan_load(boot: Boot, spec: FamilySpec) -> Load:
 def share_hardware(wanted: Load, others: list[Hardware]) -> Hardware:
     """What each rank may use: its own device, as the fullest of them is, or its part of the machine."""
     mine = measure_hardware(wanted.device)
-    if wanted.device == "cuda":
-        return replace(mine, free_bytes=min(each.free_bytes for each in (mine, *others)))
     ranks = 1 + len(others)
+    if wanted.device == "cuda":
+        free = min(each.free_bytes for each in (mine, *others))
+        return replace(mine, free_bytes=free, host_free_bytes=mine.host_free_bytes // ranks)
     return replace(mine, total_bytes=mine.total_bytes // ranks, free_bytes=mine.free_bytes // ranks)
 
 
@@ -107,8 +121,8 @@ def give_up(words_fd: int, why: str) -> None:
     os._exit(1)
 
 
-def build_scheduler(config: EngineConfig, spec: FamilySpec) -> Scheduler:
-    """The deciding half of the engine: page pool, caches, scheduler."""
+def build_scheduler(config: EngineConfig, spec: FamilySpec, saved: Iterable[tuple[ImageKey, int]] = ()) -> Scheduler:
+    """The deciding half of the engine: page pool, caches, scheduler. `saved`: embeddings on disk (`Worker.saved`)."""
     pool = PagePool(config.kv_pages, config.page_size)
     limits = SchedulerLimits(
         max_running=config.max_running,
@@ -116,9 +130,9 @@ def build_scheduler(config: EngineConfig, spec: FamilySpec) -> Scheduler:
         context_length=config.context_length,
         encode_patches=config.encode_patches,
     )
-    bytes_per_token = spec.embedding_width * DTYPES[config.dtype].itemsize
+    embeddings = EmbeddingCache(config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved)
     prefix = PrefixCache(pool) if config.prefix_cache else None
-    return Scheduler(limits, pool, prefix, EmbeddingCache(config.embedding_bytes, bytes_per_token), spec.eos_token_ids)
+    return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 
 def pick_dtype(model: ModelOptions, folder: Path) -> Dtype:

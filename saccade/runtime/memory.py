@@ -1,4 +1,4 @@
-"""The device's memory: KV pages and picture embeddings. Owns the tensors; the scheduler decides what lies in them.
+"""KV pages on the device, and picture embeddings in their tiers. Owns the tensors; the scheduler decides what lies in them.
 
 Page 0 is the dummy page: nothing is ever read from it. Rows that only pad a batch write there.
 """
@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from saccade.core.family import KVLayout
+from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey
+from saccade.parallel import Shard
+from saccade.runtime.disk import DiskTier
 
 
 class KVMemory:
@@ -26,17 +29,47 @@ class KVMemory:
 
 
 class EmbeddingMemory:
-    """Embeddings of pictures by key: [num_tokens, embedding_width] each."""
+    """Embeddings of pictures by key, in every tier: [num_tokens, embedding_width] each, each in memory of its own.
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    What comes from disk is read by the first rank and handed to the others.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device, shard: Shard, disk: DiskTier | None) -> None:
+        self._device = device
+        self._shard = shard
+        self._disk = disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
+        self._host: dict[ImageKey, torch.Tensor] = {}
         self._none = torch.empty((0, width), dtype=dtype, device=device)
 
     def put(self, key: ImageKey, embedding: torch.Tensor) -> None:
-        self._rows[key] = embedding
+        """Make an embedding resident on the device."""
+        # A view would keep all of its buffer alive, or change when the buffer is used again.
+        owned = embedding.untyped_storage().nbytes() == embedding.nbytes
+        self._rows[key] = embedding if owned else embedding.clone()
 
-    def drop(self, key: ImageKey) -> None:
-        del self._rows[key]
+    def move(self, move: Move) -> None:
+        """Carry out one move. Copies between host and device are in stream order."""
+        key = move.key
+        match move.source, move.target:
+            case "device", None:
+                del self._rows[key]
+            case "device", "host":
+                self._host[key] = self._to_host(self._rows.pop(key))
+            case "host", None:
+                del self._host[key]
+            case "host", "device":
+                self._rows[key] = self._host.pop(key).to(self._device, non_blocking=True)
+            case "staged", "device":
+                self._rows[key] = self._receive(move)
+            case source, target:
+                if self._disk is not None:
+                    _move_on_disk(self._disk, key, source, target)
+
+    def save(self, key: ImageKey) -> None:
+        """Begin to write an embedding that is on the device to disk."""
+        if self._disk is not None:
+            self._disk.write(key, self._rows[key].cpu())
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
         """Rows [offset, offset + length) of each (key, offset, length), back to back: [sum of lengths, width]."""
@@ -45,6 +78,27 @@ class EmbeddingMemory:
         rows = [self._rows[key][offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self._rows.values())
+    def _to_host(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return rows
+        return torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows, non_blocking=True)
+
+    def _receive(self, move: Move) -> torch.Tensor:
+        """What the first rank has read; the others add nothing to it."""
+        if self._disk is not None:
+            rows = self._disk.take(move.key).to(self._device)
+        else:
+            rows = self._none.new_zeros((move.num_tokens, self._none.shape[1]))
+        return self._shard.all_reduce(rows)
+
+
+def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | None) -> None:
+    match source, target:
+        case "disk", "staged":
+            disk.read(key)
+        case "disk", None:
+            disk.remove(key)
+        case "staged", None:
+            disk.take(key)
+        case _:
+            raise AssertionError(f"no embedding goes from {source} to {target}")

@@ -140,10 +140,10 @@ def load(wanted: Load) -> tuple[FamilyNet, Shard]:
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     """What the current device is and what it has left."""
+    memory = psutil.virtual_memory()
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free)
-    memory = psutil.virtual_memory()
+        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
+from saccade.core.errors import StartupError
+from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan, Sampled
+from saccade.core.types import ImageKey
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.batch import Slot, build_batch
+from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.memory import EmbeddingMemory, KVMemory
@@ -47,26 +52,41 @@ class Worker:
         self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
         self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else None)
         self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
-        self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device)
+        self._disk = open_disk(net.spec, config, shard, self._encoder) if config.embeddings.disk_bytes else None
+        self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device, shard, self._disk)
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids
 
+    @property
+    def saved(self) -> tuple[tuple[ImageKey, int], ...]:
+        """(key, tokens) of embeddings that an earlier run has left on disk, the oldest first."""
+        return self._disk.found if self._disk else ()
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self._disk:
+            self._disk.close()
+
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Sampled:
-        """Do one step: close, open, drop, encode, forward, sample."""
+        """Do one step: close, open, moves, encode, save, forward, sample."""
         for index in plan.close:
             self._slots[index] = None
         for opened in plan.open:
             assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
             self._slots[opened.slot] = Slot(opened, self._positions, self._kv.page_size, self._device)
-        for key in plan.drop:
-            self._embeddings.drop(key)
+        for move in plan.moves:
+            self._embeddings.move(move)
         encode_ms = self._encode(plan) if plan.encode else 0.0
-        if not plan.rows:
-            return Sampled(encode_ms=encode_ms)
+        for key in plan.save:
+            self._embeddings.save(key)
+        sampled = self._forward(plan) if plan.rows else Sampled()
+        disk = self._disk.collect(plan.wait) if self._disk else ()
+        return replace(sampled, encode_ms=encode_ms, disk=disk)
+
+    def _forward(self, plan: Plan) -> Sampled:
         batch = build_batch(plan, self._slots, self._embeddings, self._device)
-        logits = self._net.forward(batch, self._kv.layers)  # [R, V] float32
-        return replace(self._sample(plan, logits), encode_ms=encode_ms)
+        return self._sample(plan, self._net.forward(batch, self._kv.layers))  # logits: [R, V] float32
 
     def _encode(self, plan: Plan) -> float:
         """Returns ms taken."""
@@ -85,3 +105,15 @@ class Worker:
         for slot, token in zip(slots, tokens):
             slot.append(token)
         return Sampled(tokens, logprobs)
+
+
+def open_disk(spec: FamilySpec, config: EngineConfig, shard: Shard, encoder: PackedEncoder) -> DiskTier | None:
+    """The first rank's files; None on the others, which only take part in finding out what model this is. Raises StartupError."""
+    assert config.embeddings.folder is not None
+    fingerprint = fingerprint_encoder(spec, torch.device(config.device), encoder.encode)
+    if shard.rank:
+        return None
+    try:
+        return DiskTier(Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype])
+    except OSError as error:
+        raise StartupError(f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}") from None

@@ -27,7 +27,7 @@ class PatchBudget:
 
 
 class Reach(NamedTuple):
-    """A chunk may go to `end`; `missing`: pictures of the wanted chunk whose pixels are not there, in order."""
+    """A chunk may go to `end`; `missing`: pictures of the wanted chunk that are neither ready nor have pixels there, in order."""
 
     end: int
     missing: list[ImageKey]
@@ -35,21 +35,21 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a chunk may count on: embeddings that are `resident`, pixels that have `arrived`, and what may still be encoded now."""
+    """What a chunk may count on: embeddings that are `ready`, pixels that have `arrived`, and what may still be encoded now."""
 
-    resident: Callable[[ImageKey], object | None]
+    ready: Callable[[ImageKey], bool]
     arrived: Callable[[ImageKey], bool]
     patches: PatchBudget
 
 
 def reach(content: Content, start: int, goal: int, sight: Sight) -> Reach:
-    """How far a chunk from `start` towards `goal` may go: up to the first picture that is neither resident nor encodable in this step."""
+    """How far a chunk from `start` towards `goal` may go: up to the first picture that is neither ready nor encodable in this step."""
     end = goal
     missing: list[ImageKey] = []
     encoding: dict[ImageKey, int] = {}
     for span in overlapping(content.spans, start, goal):
         image = content.images[span.image]
-        if image.key in encoding or sight.resident(image.key) is not None:
+        if image.key in encoding or sight.ready(image.key):
             continue
         if not sight.arrived(image.key):
             if image.key not in missing:

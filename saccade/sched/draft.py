@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from saccade.core.plan import Encode, Open, Plan, Row, Splice
+from saccade.core.plan import Encode, Move, Open, Plan, Row, Splice
 from saccade.core.types import ImageKey
 from saccade.sched.chunk import PatchBudget, splices
 from saccade.sched.sequence import Sequence
@@ -20,9 +20,10 @@ class Draft:
         self.tokens = tokens
         self.patches = PatchBudget(patches)
         self.prefilling = False  # whether some sequence has had its turn to prefill
+        self.moves: list[Move] = []
         self.encode: list[Encode] = []
+        self.save: list[ImageKey] = []
         self._open: list[Open] = []
-        self._drop: list[ImageKey] = []
         self._decode: list[tuple[Row, Sequence]] = []
         self._prefill: list[tuple[Row, Sequence]] = []
 
@@ -30,6 +31,17 @@ class Draft:
     def sequences(self) -> list[Sequence]:
         """One per row of the plan, in order."""
         return [sequence for _, sequence in chain(self._decode, self._prefill)]
+
+    @property
+    def prefilled(self) -> list[tuple[Sequence, int]]:
+        """Sequences with a chunk in this step, and where it ends."""
+        return [(sequence, row.start + row.length) for row, sequence in self._prefill]
+
+    def save_picture(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
+        """Write an embedding to disk if it is to be `saved`; others go for it, of which some may only have been about to be written."""
+        self.moves += [move for move in removed if move.key not in self.save]
+        gone = {move.key for move in removed}
+        self.save = [other for other in self.save if other not in gone] + [key] * saved
 
     def open(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -45,11 +57,6 @@ class Draft:
             )
         )
 
-    def encode_picture(self, encode: Encode, patches: int, evicted: tuple[ImageKey, ...]) -> None:
-        self.encode.append(encode)
-        self.patches.spent += patches
-        self._drop += evicted
-
     def decode(self, sequence: Sequence) -> None:
         """Compute the newest token and draw the next."""
         self._decode.append((self._row(sequence, 1, True), sequence))
@@ -60,7 +67,8 @@ class Draft:
         self._prefill.append((self._row(sequence, length, end == len(sequence.tokens)), sequence))
         self.tokens -= length
 
-    def build(self, step: int, close: list[int]) -> Plan:
+    def build(self, step: int, close: list[int], reading: bool) -> Plan:
+        """`reading`: embeddings are being read from disk, for which to wait if there is nothing else to do."""
         splice: list[Splice] = []
         row = len(self._decode)
         for chunk, sequence in self._prefill:
@@ -70,10 +78,12 @@ class Draft:
             step=step,
             close=tuple(close),
             open=tuple(self._open),
-            drop=tuple(self._drop),
+            moves=tuple(self.moves),
             encode=tuple(self.encode),
+            save=tuple(self.save),
             rows=tuple(row for row, _ in chain(self._decode, self._prefill)),
             splices=tuple(splice),
+            wait=reading and not (close or self._open or self._decode or self._prefill),
         )
 
     def _row(self, sequence: Sequence, length: int, sample: bool) -> Row:

@@ -1,4 +1,4 @@
-"""Pictures on their way to being encoded: who needs them, whose pixels have arrived, and which to ask the front for.
+"""Pictures on their way to being shown: who needs them, whose pixels have arrived, which to ask the front for or to read from disk.
 
 Owns pixel slots from their arrival until they are given back in `Notices.done`. Knows nothing of embeddings' memory or of pages.
 """
@@ -6,7 +6,7 @@ Owns pixel slots from their arrival until they are given back in `Notices.done`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from saccade.core.plan import Encode, PixelSlot
@@ -24,17 +24,36 @@ class Notices:
 
 
 class Pictures:
-    """Single flight: a picture is asked for once until it arrives, fails, or nobody needs it any more."""
+    """Single flight: a picture is asked for once until it arrives, fails, or nobody needs it any more.
 
-    def __init__(self, look_ahead: int) -> None:
+    A read from disk cannot be called off: what nobody needs when it ends is let go of then.
+    """
+
+    def __init__(self, look_ahead: int, on_disk: Callable[[ImageKey], bool], confirmed: Iterable[ImageKey]) -> None:
+        """`confirmed`: known from an earlier run, so that the front need not decode them ahead."""
         self._look_ahead = look_ahead
+        self._on_disk = on_disk
         self._users: dict[ImageKey, list[Sequence]] = {}
         self._arrived: dict[ImageKey, PixelSlot] = {}
         self._asked: set[ImageKey] = set()
         self._ahead: deque[tuple[Sequence, list[ImageKey] | None]] = deque()  # sequences not yet looked at for pictures to ask for
         self._want: list[ImageKey] = []
         self._done: list[PixelSlot] = []
-        self._confirmed: list[ImageKey] = []
+        self._confirmed: list[ImageKey] = list(confirmed)
+        self._fetching: set[ImageKey] = set()
+        self._staged: set[ImageKey] = set()
+        self._fetch: list[ImageKey] = []
+        self._unstage: list[ImageKey] = []
+
+    @property
+    def reading(self) -> bool:
+        """Whether anything is being read from disk."""
+        return bool(self._fetching)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything that was read from disk, or is being read, is still to be dealt with."""
+        return bool(self._fetching or self._staged or self._unstage)
 
     @property
     def held(self) -> int:
@@ -62,6 +81,9 @@ class Pictures:
             self._asked.discard(key)
             if key in self._arrived:
                 self._done.append(self._arrived.pop(key))
+        if key in self._staged and not self.needed_by(key):
+            self._staged.remove(key)
+            self._unstage.append(key)
 
     def needed_by(self, key: ImageKey) -> list[Sequence]:
         """Sequences with tokens still to compute that show the picture."""
@@ -97,13 +119,35 @@ class Pictures:
         self._confirmed.append(encode.key)
 
     def ask(self, key: ImageKey) -> None:
-        if key not in self._arrived and key not in self._asked:
+        if key in self._arrived or key in self._asked or key in self._fetching or key in self._staged:
+            return
+        if self._on_disk(key):
+            self._fetching.add(key)
+            self._fetch.append(key)
+        else:
             self._asked.add(key)
             self._want.append(key)
 
-    def ask_ahead(self, resident: Callable[[ImageKey], object | None], cached: Callable[[Sequence], int]) -> None:
+    def fetched(self, key: ImageKey, whole: bool) -> None:
+        """A read from disk has ended; if it is not `whole`, the picture must be asked for again."""
+        self._fetching.remove(key)
+        if whole:
+            self._staged.add(key)
+            self.settle(key)
+
+    def brought(self, key: ImageKey) -> None:
+        """What was read from disk has gone to the device."""
+        self._staged.discard(key)
+
+    def take_reads(self) -> tuple[list[ImageKey], list[ImageKey]]:
+        """What to begin to read from disk, and what to let go of that was read, once."""
+        reads = self._fetch, self._unstage
+        self._fetch, self._unstage = [], []
+        return reads
+
+    def ask_ahead(self, ready: Callable[[ImageKey], bool], cached: Callable[[Sequence], int]) -> None:
         """In queue order, ask for pictures that will be needed, while few are under way. `cached`: tokens in the prefix cache."""
-        while self._ahead and len(self._asked) + len(self._arrived) < self._look_ahead:
+        while self._ahead and self._under_way() < self._look_ahead:
             sequence, keys = self._ahead.popleft()
             if sequence.state is State.FINISHED:
                 continue
@@ -112,9 +156,12 @@ class Pictures:
                 keys = [key for key, end in sequence.last_use.items() if end > computed][::-1]
             if keys:
                 key = keys.pop()
-                if sequence.needs(key) and resident(key) is None:
+                if sequence.needs(key) and not ready(key):
                     self.ask(key)
                 self._ahead.appendleft((sequence, keys))
+
+    def _under_way(self) -> int:
+        return len(self._asked) + len(self._arrived) + len(self._fetching) + len(self._staged)
 
     def take_notices(self) -> Notices:
         notices = Notices(tuple(self._want), tuple(self._done), tuple(self._confirmed))

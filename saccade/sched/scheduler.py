@@ -21,7 +21,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
-from saccade.core.types import Delta, FinishReason, ImageKey, ImageOutcome, Missed, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, Image, ImageKey, ImageOutcome, Missed, Request, Span, TokenLogprobs
 from saccade.sched.chunk import Reach, Sight, reach
 from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
@@ -84,7 +84,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by order
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._pictures = Pictures(limits.look_ahead)
+        self._pictures = Pictures(limits.look_ahead, embeddings.on_disk, embeddings.saved())
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
         self._starved = False  # the arena was too small for all that was asked for: take any step that pixels allow
@@ -101,7 +101,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is alive and the workers hold nothing for one."""
-        return not (self._ids or self._closing or self._flight)
+        return not (self._ids or self._closing or self._flight or self._pictures.busy)
 
     def add(self, request: Request) -> list[Delta]:
         """Queue a request; its id must be new. One that can never be served gets its terminal delta at once."""
@@ -168,12 +168,14 @@ class Scheduler:
         self._continue_running(draft)
         if self.waiting:
             self._admit_waiting(draft)
-        self._pictures.ask_ahead(self.embeddings.locate, self._cached)
-        plan = draft.build(self.counts.steps, self._closing)
+        self._encode_ahead(draft)
+        self._pictures.ask_ahead(self.embeddings.ready, self._cached)
+        self._use_disk(draft)
+        plan = draft.build(self.counts.steps, self._closing, self._pictures.reading)
         self._closing = []
         if not plan.empty:
             self.counts.steps += 1
-            self._starved = False
+            self._starved = self._starved and not plan.rows
             self._flight = (plan.step, draft)
         return plan
 
@@ -249,41 +251,83 @@ class Scheduler:
         goal = min(start + draft.tokens, len(sequence.tokens))
         if start == goal or not sequence.last_use:
             return Reach(goal, [])
-        found = reach(sequence.content, start, goal, Sight(self.embeddings.locate, self._pictures.has_arrived, draft.patches))
+        found = reach(sequence.content, start, goal, Sight(self.embeddings.ready, self._pictures.has_arrived, draft.patches))
         for key in found.missing:
             self._pictures.ask(key)
         return found
 
     def _show_pictures(self, sequence: Sequence, start: int, end: int, draft: Draft, oldest: bool) -> int:
-        """Pin the pictures of a chunk and encode those that are not resident. Returns where the embedding budget cuts the chunk.
+        """Bring the pictures of a chunk to the device, encode those that are nowhere. Returns where the device's budget cuts the chunk.
 
         The oldest sequence that can prefill may exceed the budget by one picture rather than wait, so that somebody always goes on.
         """
         shown = [(span, sequence.request.images[span.image]) for span in overlapping(sequence.request.spans, start, end)]
-        for _, image in shown:
-            self.embeddings.touch(image.key)
+        keys = {image.key for _, image in shown}
         for span, image in shown:
-            lost: Missed | None = None
-            if self.embeddings.locate(image.key) is None:
-                nbytes = image.num_tokens * self.embeddings.bytes_per_token
-                cut = max(start, span.start)
-                evicted_just_now = not self._pictures.has_arrived(image.key)
-                if evicted_just_now or (not self.embeddings.fits(nbytes) and (cut > start or not oldest)):
-                    return cut
-                lost = self.embeddings.why_missing(image.key)
-                evicted = self.embeddings.admit(image.key, nbytes, image.num_patches)
-                encode = Encode(image.key, image.grid, self._pictures.take(image.key))
-                draft.encode_picture(encode, image.num_patches, evicted)
-                self.counts.images_encoded += 1
-                self.counts.patches_encoded += image.num_patches
-            if image.key not in sequence.pins:
-                self.embeddings.pin(image.key)
-                sequence.pins.add(image.key)
-            if span.image not in sequence.found:
-                level: Literal["embedding", "none"] = "none" if lost else "embedding"
-                sequence.found[span.image] = ImageOutcome(span.image, level, self._why_not_in_prefix(sequence, span.end, lost), lost)
-                self.counts.images_embedding += level == "embedding"
+            cut = max(start, span.start)
+            if not self._show(sequence, span, image, draft, keys, may_exceed=oldest and cut == start):
+                return cut
         return end
+
+    def _show(self, sequence: Sequence, span: Span, image: Image, draft: Draft, spare: set[ImageKey], may_exceed: bool) -> bool:
+        """Have a picture on the device in this step, pinned for `sequence`. Returns whether it is."""
+        key, lost = image.key, None
+        place = self.embeddings.locate(key)
+        if place != "device":
+            # What was ready may have had to go for another picture of this chunk.
+            here = self.embeddings.ready(key) or self._pictures.has_arrived(key)
+            if not here or not (may_exceed or self.embeddings.fits(image.num_tokens)):
+                return False
+        if span.image not in sequence.found:
+            self.embeddings.look_up(key)
+        if place in ("host", "staged"):
+            draft.moves += self.embeddings.bring(key, spare)
+            self._pictures.brought(key)
+        elif place is None:
+            lost = self.embeddings.why_missing(key)
+            self._encode(image, draft, spare)
+        if key not in sequence.pins:
+            self.embeddings.pin(key)
+            sequence.pins.add(key)
+        if span.image not in sequence.found:
+            level: Literal["embedding", "none"] = "none" if lost else "embedding"
+            sequence.found[span.image] = ImageOutcome(span.image, level, self._why_not_in_prefix(sequence, span.end, lost), lost)
+            self.counts.images_embedding += level == "embedding"
+        return True
+
+    def _encode(self, image: Image, draft: Draft, spare: set[ImageKey]) -> None:
+        draft.moves += self.embeddings.admit(image.key, image.num_tokens, spare)
+        draft.encode.append(Encode(image.key, image.grid, self._pictures.take(image.key)))
+        draft.patches.spent += image.num_patches
+        draft.save_picture(image.key, *self.embeddings.save(image.key))
+        self.counts.images_encoded += 1
+        self.counts.patches_encoded += image.num_patches
+
+    def _encode_ahead(self, draft: Draft) -> None:
+        """Spend what this step's patch budget has left on the pictures of the next chunks, in order, within the device's budget."""
+        for sequence, end in draft.prefilled:
+            spans = tuple(overlapping(sequence.request.spans, end, end + self.limits.chunk_tokens))
+            keys = {sequence.request.images[span.image].key for span in spans}
+            for span in spans:
+                image = sequence.request.images[span.image]
+                if self.embeddings.locate(image.key) == "device":
+                    continue
+                if not (self._pictures.has_arrived(image.key) and draft.patches.allows(image.num_patches, 0)):
+                    break
+                if not self._show(sequence, span, image, draft, keys, may_exceed=False):
+                    break
+
+    def _use_disk(self, draft: Draft) -> None:
+        """Begin the reads that were asked for, and let go of what was read and is not needed."""
+        fetch, unstage = self._pictures.take_reads()
+        for key in fetch:
+            if self.embeddings.on_disk(key):
+                draft.moves.append(self.embeddings.fetch(key))
+            else:  # something saved in this step has taken its place
+                self._pictures.fetched(key, whole=False)
+        draft.moves += [self.embeddings.unstage(key) for key in unstage]
+        draft.moves += self.embeddings.surplus
+        self.embeddings.surplus = []
 
     def _why_not_in_prefix(self, sequence: Sequence, end: int, lost: Missed | None) -> Missed:
         """Why the cached prefix did not reach `end`, the end of a picture. `lost`: why its embedding was not resident, if it was not."""
@@ -297,7 +341,7 @@ class Scheduler:
         return "other prompt or evicted" if self.prefix.evictions else "other prompt"
 
     def _can_show(self, key: ImageKey) -> bool:
-        return self._pictures.has_arrived(key) or self.embeddings.locate(key) is not None
+        return self._pictures.has_arrived(key) or self.embeddings.ready(key)
 
     def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
         """Whether a running sequence is just computing the prompt from `start` on, so that it can soon be shared."""
@@ -374,6 +418,12 @@ class Scheduler:
         draft, self._flight = self._flight[1], None
         for encode in plan.encode:
             self._pictures.encoded(encode)
+        for key, event in sampled.disk:
+            if event == "not saved":
+                self.embeddings.not_saved(key)
+            else:
+                self.embeddings.fetched(key, event == "read")
+                self._pictures.fetched(key, event == "read")
         deltas: list[Delta] = []
         drawn = zip(sampled.tokens, sampled.logprobs, strict=True)
         for row, sequence in zip(plan.rows, draft.sequences, strict=True):
@@ -457,9 +507,9 @@ class Scheduler:
             "pages_cached": self.prefix.pages if self.prefix else 0,
             "pages_evictable": self.prefix.evictable if self.prefix else 0,
             "prefix_evictions": self.prefix.evictions if self.prefix else 0,
-            "embeddings": len(self.embeddings),
-            "embedding_bytes": self.embeddings.used_bytes,
-            "embedding_evictions": self.embeddings.evictions,
+            "embeddings": len(self.embeddings.device),
+            "embedding_bytes": self.embeddings.device.used_bytes,
+            "embedding_evictions": self.embeddings.device.evictions,
             "pixels_held": self._pictures.held,
         }
 

@@ -1,47 +1,186 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from saccade.cache.embeddings import EmbeddingCache
+from saccade.core.config import EmbeddingBudgets
+from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 
-A, B, C = (ImageKey(bytes([n] * 32), bytes(16)) for n in range(3))
+A, B, C, D = (ImageKey(bytes([n] * 32), bytes(16)) for n in range(4))
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    cache = EmbeddingCache(100, 1)
-    assert cache.admit(A, 50, 1) == cache.admit(B, 50, 1) == ()
-    cache.touch(A)
-    assert cache.admit(C, 50, 1) == (B,)
-    assert cache.locate(A) == "device" and cache.locate(B) is None
-    assert (cache.used_bytes, cache.evictions, len(cache)) == (100, 1, 2)
+def cache(device: int = 100, host: int = 0, disk: int = 0, saved: tuple[tuple[ImageKey, int], ...] = ()) -> EmbeddingCache:
+    return EmbeddingCache(EmbeddingBudgets(device, host, disk), 1, saved)
+
+
+def use(embeddings: EmbeddingCache, key: ImageKey) -> None:
+    embeddings.pin(key)
+    embeddings.unpin(key)
+
+
+def gone(*keys: ImageKey, tokens: int = 50) -> list[Move]:
+    return [Move(key, "device", None, tokens) for key in keys]
+
+
+def test_of_equals_the_least_recently_used_goes_first() -> None:
+    embeddings = cache()
+    assert embeddings.admit(A, 50) == embeddings.admit(B, 50) == []
+    use(embeddings, A)
+    use(embeddings, B)
+    use(embeddings, A)
+    use(embeddings, B)
+    assert embeddings.admit(C, 50) == gone(A)
+    assert embeddings.locate(B) == "device" and embeddings.locate(A) is None
+    assert (embeddings.device.used_bytes, embeddings.device.evictions, len(embeddings.device)) == (100, 1, 2)
+
+
+def test_what_was_used_often_outlasts_what_was_used_once() -> None:
+    embeddings = cache()
+    embeddings.admit(A, 50)
+    for _ in range(3):
+        use(embeddings, A)
+    embeddings.admit(B, 50)
+    assert embeddings.admit(C, 50) == gone(B)
+
+
+def test_what_was_used_often_long_ago_goes_in_the_end() -> None:
+    embeddings = cache()
+    embeddings.admit(A, 50)
+    for _ in range(5):
+        use(embeddings, A)
+    keys = [ImageKey(n.to_bytes(32, "big"), b"x" * 16) for n in range(40)]
+    for key in keys:
+        embeddings.admit(key, 50)
+    assert embeddings.locate(A) is None
+
+
+def test_a_large_picture_is_worth_more_per_byte_than_a_small_one() -> None:
+    embeddings = cache(5000)
+    embeddings.admit(A, 4000)
+    embeddings.admit(B, 1000)
+    assert embeddings.admit(C, 1000) == gone(B, tokens=1000)
 
 
 def test_what_is_pinned_is_never_evicted() -> None:
-    cache = EmbeddingCache(100, 1)
+    embeddings = cache()
     for key in (A, B):
-        cache.admit(key, 50, 1)
-        cache.pin(key)
-    cache.pin(A)
-    cache.unpin(A)
-    cache.unpin(B)
-    assert cache.pinned == {A}
-    assert cache.fits(50) and not cache.fits(51)
-    assert cache.admit(C, 70, 1) == (B,)
-    assert cache.used_bytes == 120
+        embeddings.admit(key, 50)
+        embeddings.pin(key)
+    embeddings.pin(A)
+    embeddings.unpin(A)
+    embeddings.unpin(B)
+    assert embeddings.pinned == {A}
+    assert embeddings.fits(50) and not embeddings.fits(51)
+    assert embeddings.admit(C, 70) == gone(B)
+    assert embeddings.device.used_bytes == 120
 
 
-def test_unpinning_makes_a_picture_the_most_recent() -> None:
-    cache = EmbeddingCache(100, 1)
-    cache.admit(A, 50, 1)
-    cache.admit(B, 50, 1)
-    cache.pin(A)
-    cache.unpin(A)
-    assert cache.admit(C, 50, 1) == (B,)
+def test_pictures_of_the_same_chunk_are_spared_while_there_are_others() -> None:
+    embeddings = cache()
+    embeddings.admit(A, 50)
+    embeddings.admit(B, 50)
+    assert embeddings.admit(C, 50, spare={A}) == gone(B)
+    assert embeddings.admit(D, 100, spare={A}) == gone(C, A)
 
 
 def test_a_picture_larger_than_the_budget_is_admitted_alone() -> None:
-    cache = EmbeddingCache(100, 1)
-    cache.admit(A, 60, 1)
-    assert cache.fits(1000)
-    assert cache.admit(B, 1000, 1) == (A,)
-    assert cache.admit(C, 10, 1) == (B,)
-    assert cache.used_bytes == 10
+    embeddings = cache()
+    embeddings.admit(A, 60)
+    assert embeddings.fits(1000)
+    assert embeddings.admit(B, 1000) == gone(A, tokens=60)
+    assert embeddings.admit(C, 10) == gone(B, tokens=1000)
+    assert embeddings.device.used_bytes == 10
+
+
+def test_the_device_evicts_to_the_host_and_the_host_to_nowhere() -> None:
+    embeddings = cache(50, host=50)
+    embeddings.admit(A, 50)
+    assert embeddings.admit(B, 50) == [Move(A, "device", "host", 50)]
+    assert embeddings.admit(C, 50) == [Move(A, "host", None, 50), Move(B, "device", "host", 50)]
+    assert embeddings.locate(A) is None and embeddings.ready(B) and embeddings.locate(B) == "host"
+    assert embeddings.bring(B) == [Move(C, "device", "host", 50), Move(B, "host", "device", 50)]
+    assert embeddings.host.used_bytes == embeddings.device.used_bytes == 50
+
+
+def test_what_is_too_large_for_the_host_is_dropped() -> None:
+    embeddings = cache(50, host=40)
+    embeddings.admit(A, 50)
+    assert embeddings.admit(B, 50) == gone(A)
+
+
+def test_what_is_on_disk_is_read_before_it_is_ready() -> None:
+    embeddings = cache(50, disk=100)
+    embeddings.admit(A, 50)
+    assert embeddings.save(A) == ([], True)
+    embeddings.admit(B, 50)
+    assert embeddings.locate(A) == "disk" and embeddings.on_disk(A) and not embeddings.ready(A)
+    assert embeddings.fetch(A) == Move(A, "disk", "staged", 50)
+    assert not embeddings.ready(A)
+    embeddings.fetched(A, whole=True)
+    assert embeddings.ready(A) and not embeddings.on_disk(A)
+    assert embeddings.bring(A) == [*gone(B), Move(A, "staged", "device", 50)]
+    assert embeddings.save(A) == ([], False), "it is still there"
+
+
+def test_the_disk_evicts_but_not_what_is_being_read() -> None:
+    embeddings = cache(1000, disk=100, saved=((A, 50), (B, 50)))
+    embeddings.fetch(A)
+    embeddings.admit(C, 50)
+    assert embeddings.save(C) == ([Move(B, "disk", None, 50)], True)
+    embeddings.fetched(A, whole=False)
+    assert embeddings.locate(A) is None and embeddings.disk.used_bytes == 50
+
+
+def test_a_smaller_budget_than_before_removes_the_oldest_files() -> None:
+    embeddings = cache(disk=100, saved=((A, 50), (B, 50), (C, 50)))
+    assert embeddings.surplus == [Move(A, "disk", None, 50)]
+    assert embeddings.saved() == (B, C)
+
+
+def test_what_could_not_be_written_is_not_on_disk() -> None:
+    embeddings = cache(50, disk=100)
+    embeddings.admit(A, 50)
+    embeddings.save(A)
+    embeddings.not_saved(A)
+    assert embeddings.locate(A) == "device" and embeddings.disk.used_bytes == 0
+    embeddings.admit(B, 50)
+    assert embeddings.locate(A) is None and embeddings.why_missing(A) == "evicted"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_tier_exceeds_its_budget_and_every_move_is_of_something_there(seed: int) -> None:
+    rng = random.Random(seed)
+    embeddings = cache(rng.randrange(50, 300), rng.randrange(300), rng.randrange(300))
+    there: dict[str, set[ImageKey]] = {"device": set(), "host": set(), "disk": set(), "staged": set()}
+
+    def carry_out(moves: list[Move]) -> None:
+        for move in moves:
+            there[move.source].remove(move.key)
+            if move.target:
+                there[move.target].add(move.key)
+
+    for _ in range(2000):
+        number = int(rng.paretovariate(0.8)) % 50
+        key, tokens = ImageKey(number.to_bytes(32, "big"), bytes(16)), 1 + number % 40
+        embeddings.look_up(key)
+        if embeddings.locate(key) == "host":
+            carry_out(embeddings.bring(key))
+        elif embeddings.locate(key) == "disk":
+            embeddings.fetch(key)
+            embeddings.fetched(key, whole=True)
+            there["staged"].add(key)
+            carry_out(embeddings.bring(key))
+        elif embeddings.locate(key) is None:
+            carry_out(embeddings.admit(key, tokens))
+            there["device"].add(key)
+            removed, saved = embeddings.save(key)
+            carry_out(removed)
+            there["disk"] |= {key} if saved else set()
+        use(embeddings, key)
+        for tier, shelf in embeddings.tiers.items():
+            assert all(key in shelf for key in there[tier]) and len(shelf) == len(there[tier])
+            assert shelf.used_bytes == sum(1 + int.from_bytes(key.digest, "big") % 40 for key in there[tier]) <= shelf.budget_bytes
+        assert not there["device"] & there["host"] and not there["staged"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineConfig
+from saccade.core.config import EmbeddingBudgets, EngineConfig
 from saccade.core.plan import PixelSlot, Plan
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
 from saccade.engine.engine import Workers
@@ -30,7 +30,7 @@ CONFIG = EngineConfig(
     page_size=16,
     kv_pages=1024,
     prefix_cache=True,
-    embedding_bytes=64 << 20,
+    embeddings=EmbeddingBudgets(64 << 20),
     encode_patches=1 << 16,
 )
 
@@ -59,12 +59,18 @@ class Harness:
         self.net = net
         self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.arena = arena or Arena.create(64 << 20)
-        self.scheduler = build_scheduler(self.config, net.spec)
         self.worker: Workers = crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
+        saved = self.worker.saved if isinstance(self.worker, Worker) else ()
+        self.scheduler = build_scheduler(self.config, net.spec, saved)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
         self.preemptions = 0
         self.steps = 0
+
+    def close(self) -> None:
+        """Finish what is being written to disk."""
+        if isinstance(self.worker, Worker):
+            self.worker.close()
 
     def image(self, pixels: np.ndarray, name: str) -> Image:
         """Name a resized picture uint8 [H, W, 3]."""

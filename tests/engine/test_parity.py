@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
@@ -146,7 +147,7 @@ def test_an_embedding_is_used_where_the_prefix_cache_is_off(model: Model, page_s
 
 
 def test_an_embedding_budget_below_one_picture_changes_no_answer(model: Model) -> None:
-    harness = Harness(model.net, embedding_bytes=1, chunk_tokens=64)
+    harness = Harness(model.net, embeddings=EmbeddingBudgets(1), chunk_tokens=64)
     check(model, harness.run([model.request(harness, name) for name in CASES]))
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
-from saccade.core.plan import Open, PixelSlot, Plan, Row, Sampled
+from saccade.core.config import EmbeddingBudgets
+from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, Sampled
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
 from saccade.sched.scheduler import Scheduler, SchedulerLimits
 from saccade.sched.sequence import State
@@ -85,7 +87,10 @@ class Worker:
         self.requests = requests  # by sampling.seed: `Open` does not name the request
         self.seats: dict[int, Seat] = {}
         self.kv: dict[int, bytes] = {}
-        self.resident: set[ImageKey] = set()
+        self.tiers: dict[Place, set[ImageKey]] = {"device": set(), "host": set(), "staged": set(), "disk": set()}
+        self.reading: list[ImageKey] = []
+        self.rng = random.Random(0)
+        self.harm = 0.0  # how likely a file is damaged, or cannot be written
         self.pixels: dict[PixelSlot, ImageKey] = {}
         self.encoded: Counter[ImageKey] = Counter()
 
@@ -94,9 +99,11 @@ class Worker:
             del self.seats[slot]
         for entry in plan.open:
             self._open(entry)
-        for key in plan.drop:
-            self.resident.remove(key)
+        for move in plan.moves:
+            self._move(move)
         self._encode(plan)
+        assert set(plan.save) <= self.tiers["device"] - self.tiers["disk"]
+        self.tiers["disk"] |= set(plan.save)
         self._check_budgets(plan)
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
@@ -111,10 +118,40 @@ class Worker:
                 seat.tokens.append(drawn[-1])
         spliced = [(s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)]
         assert len(spliced) == len(shown) and dict(spliced) == shown, "splices are not exactly the picture rows of the batch"
-        assert {key for key, _ in shown.values()} <= self.resident
+        assert {key for key, _ in shown.values()} <= self.tiers["device"]
         for seat in self.seats.values():
             seat.fresh = False
-        return Sampled(tuple(drawn), tuple(TokenLogprobs(token, -1.0) for token in drawn))
+        logprobs = tuple(TokenLogprobs(token, -1.0) for token in drawn)
+        return Sampled(tuple(drawn), logprobs, disk=tuple(self._disk_events(plan)))
+
+    def _move(self, move: Move) -> None:
+        key, source = move.key, move.source
+        assert key in self.tiers[source], "moved from where it is not"
+        if (source, move.target) == ("disk", "staged"):
+            assert key not in self.reading and key not in self.tiers["staged"], "read twice"
+            self.reading.append(key)
+            return
+        assert (source, move.target) in {("device", "host"), ("host", "device"), ("staged", "device")} or move.target is None
+        self.tiers[source].remove(key)
+        if move.target is not None:
+            assert key not in self.tiers[move.target]
+            self.tiers[move.target].add(key)
+
+    def _disk_events(self, plan: Plan) -> Iterator[DiskEvent]:
+        """Reads end sooner or later; some files are damaged, some cannot be written."""
+        assert not plan.wait or self.reading, "waits for nothing"
+        for key in plan.save:
+            if self.rng.random() < self.harm:
+                self.tiers["disk"].remove(key)
+                yield key, "not saved"
+        while self.reading and (plan.wait or self.rng.random() < 0.5):
+            key = self.reading.pop(0)
+            if key in self.tiers["disk"] and self.rng.random() >= self.harm:
+                self.tiers["staged"].add(key)
+                yield key, "read"
+            else:
+                self.tiers["disk"].discard(key)
+                yield key, "damaged"
 
     def _open(self, entry: Open) -> None:
         assert 0 <= entry.slot < self.limits.max_running and entry.slot not in self.seats
@@ -125,15 +162,21 @@ class Worker:
         self._learn(seat, computed)
 
     def _encode(self, plan: Plan) -> None:
-        used = {splice.key for splice in plan.splices}
+        soon = {key for row in plan.rows for key in self._shown_soon(row)}
         for encode in plan.encode:
-            assert encode.key not in self.resident, "encoded twice"
+            assert not any(encode.key in self.tiers[place] for place in ("device", "host", "staged")), "encoded twice"
             assert self.pixels[encode.pixels] == encode.key
-            assert encode.key in used, "encoded outside the chunks of this step"
-            self.resident.add(encode.key)
+            assert encode.key in soon, "encoded before its turn"
+            self.tiers["device"].add(encode.key)
             self.encoded[encode.key] += 1
         patches = [t * h * w for t, h, w in (encode.grid for encode in plan.encode)]
         assert len(patches) <= 1 or sum(patches) <= self.limits.encode_patches
+
+    def _shown_soon(self, row: Row) -> set[ImageKey]:
+        """Pictures of this chunk of a prompt and of the next."""
+        opened = self.seats[row.slot].open
+        end = row.start + row.length + self.limits.chunk_tokens
+        return {opened.images[span.image].key for span in opened.spans if span.start < end and span.end > row.start}
 
     def _check_budgets(self, plan: Plan) -> None:
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
@@ -175,17 +218,30 @@ class WatchedEmbeddings(EmbeddingCache):
 
     excesses = 0
 
-    def admit(self, key: ImageKey, nbytes: int, cost: float) -> tuple[ImageKey, ...]:
-        self.excesses += not self.fits(nbytes)
-        return super().admit(key, nbytes, cost)
+    def admit(self, key: ImageKey, num_tokens: int, spare: Collection[ImageKey] = ()) -> list[Move]:
+        self.excesses += not self.fits(num_tokens)
+        return super().admit(key, num_tokens, spare)
+
+    def bring(self, key: ImageKey, spare: Collection[ImageKey] = ()) -> list[Move]:
+        self.excesses += not self.fits(self._known[key].num_tokens)
+        return super().bring(key, spare)
 
 
 class Simulation:
     """Scheduler, worker and front in one process."""
 
-    def __init__(self, limits: SchedulerLimits, pages: int, page_size: int, prefix: bool = True, embedding_tokens: int = 10_000) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pages: int,
+        page_size: int,
+        prefix: bool = True,
+        embedding_tokens: int = 10_000,
+        host_tokens: int = 0,
+        disk_tokens: int = 0,
+    ) -> None:
         self.pool = PagePool(pages + 1, page_size)
-        self.embeddings = WatchedEmbeddings(embedding_tokens * 8, 8)
+        self.embeddings = WatchedEmbeddings(EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8)
         self.scheduler = Scheduler(limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,))
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests)
@@ -233,8 +289,9 @@ class Simulation:
         assert self.embeddings.excesses <= 1, "only one picture a step may exceed the budget"
         self._notice()
         self.check()
-        if plan.encode and self.embeddings.used_bytes > self.embeddings.budget_bytes:
-            assert len(self.embeddings) == len(self.embeddings.pinned), "over the budget, though something could have been evicted"
+        for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
+            if plan.encode and shelf.used_bytes > shelf.budget_bytes:
+                assert len(shelf) == len(shelf.held), "over the budget, though something could have been evicted"
         return plan
 
     def finish(self, plan: Plan) -> None:
@@ -328,7 +385,10 @@ class Simulation:
         assert not self.worker.pixels, "a pixel slot was never given back"
         assert all(sum(delta.finish is not None for delta in deltas) == 1 for deltas in self.deltas.values())
         self._check_counts()
-        assert not self.embeddings.pinned and len(self.embeddings) == len(self.worker.resident)
+        assert not self.embeddings.pinned and not self.worker.reading
+        for place, keys in self.worker.tiers.items():
+            assert all(key in self.embeddings.tiers[place] for key in keys) if place != "staged" else not keys
+            assert place == "staged" or len(keys) == len(self.embeddings.tiers.get(place, ()))
         cached = self.scheduler.prefix.pages if self.scheduler.prefix else 0
         assert self.pool.free + cached == self.pool.capacity
         if self.scheduler.prefix:
@@ -342,6 +402,11 @@ class Simulation:
         assert counts.cached_tokens == sum(delta.cached_tokens for delta in first)
         assert (counts.images_kv, counts.images_embedding) == (levels["kv"], levels["embedding"])
         assert counts.images_encoded == self.worker.encoded.total() >= levels["none"]
+        lookups = [self.embeddings.hits[tier] + self.embeddings.misses[tier] for tier in self.embeddings.tiers]
+        assert (
+            lookups[0] >= levels["none"] + levels["embedding"]
+            and lookups[1:] == [self.embeddings.misses[t] for t in self.embeddings.tiers][:-1]
+        )
         assert counts.generated_tokens == sum(len(self.output(id)) for id in self.deltas)
 
 

@@ -25,7 +25,12 @@ def simulation(rng: random.Random) -> tuple[Simulation, int]:
         worthwhile=rng.choice([1, 8, 32, 256]),
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
-    return Simulation(limits, pages, page_size, prefix=rng.random() < 0.7, embedding_tokens=rng.choice([1, 40, 90, 1000])), longest
+    budgets = {
+        "embedding_tokens": rng.choice([1, 40, 90, 1000]),
+        "host_tokens": rng.choice([0, 40, 90]),
+        "disk_tokens": rng.choice([0, 60, 300]),
+    }
+    return Simulation(limits, pages, page_size, rng.random() < 0.7, **budgets), longest
 
 
 class Chaos:
@@ -38,6 +43,8 @@ class Chaos:
         self.names = rng.choice([0, 2, 6])
         self.patience = rng.choice([0.1, 0.5, 1.0])
         self.harm = rng.choice([0.0, 0.02, 0.1])
+        self.simulation.worker.rng = rng
+        self.simulation.worker.harm = self.harm
         self.arena = rng.choice([1, 2, 100])  # pictures
 
     def happen(self) -> None:

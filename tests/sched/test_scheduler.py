@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from saccade.core.plan import Plan
-from saccade.core.types import Image, ImageOutcome, Request, Span
+from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.types import Image, ImageKey, ImageOutcome, Request, Span
 from saccade.sched.scheduler import SchedulerLimits
 from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, reference
 
@@ -282,14 +282,85 @@ def test_earlier_chunks_go_on_while_a_later_picture_is_missing() -> None:
     sim.run()
 
 
-def test_a_picture_is_encoded_when_its_chunk_comes_and_only_once() -> None:
-    sim = simulation(limits(chunk_tokens=16))
-    images = [picture(n, 20) for n in (1, 2)]
+@pytest.mark.parametrize(("patches", "by_step"), [(80, [[1], [2], [3], []]), (160, [[1, 2], [3], [], []]), (1000, [[1, 2], [3], [], []])])
+def test_a_picture_is_encoded_for_its_chunk_or_the_one_before_and_only_once(patches: int, by_step: list[list[int]]) -> None:
+    sim = simulation(limits(chunk_tokens=16, encode_patches=patches))
+    images = [picture(n, 20) for n in (1, 2, 3)]  # 80 patches each
     sim.add(gallery(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
     encoded = [[encode.key for encode in plan.encode] for plan in steps(sim) if plan.rows[:1] and not plan.rows[0].sample]
-    assert encoded == [[images[0].key], [images[1].key], []]
+    assert encoded == [[images[n - 1].key for n in step] for step in by_step]
+
+
+def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pixels() -> None:
+    images = [picture(n, 60 * 34) for n in range(64)]  # as 1920 x 1080 in Qwen3-VL: 8160 patches each
+    sim = simulation(limits(chunk_tokens=4096, context_length=140_000, encode_patches=16_384), pages=8750, page_size=16)
+    scheduler = sim.scheduler
+    scheduler.add(gallery(sim, *images, max_tokens=1))
+    wanted: list[ImageKey] = []
+    arena: set[PixelSlot] = set()
+    encoded: list[int] = []
+    for step in range(1000):
+        plan = scheduler.plan()
+        if not plan.empty:
+            encoded.append(len(plan.encode))
+            tokens = tuple(1 for row in plan.rows if row.sample)
+            scheduler.apply(plan, Sampled(tokens, (None,) * len(tokens)))
+        notices = scheduler.take_notices()
+        arena -= set(notices.done)
+        wanted += notices.want
+        while wanted and len(arena) < 4:
+            arena.add(slot := PixelSlot(3 * step + len(arena) * 3000, 1, 1))
+            assert scheduler.pixels_ready(wanted.pop(0), slot) == []
+    assert scheduler.idle and not arena and not wanted
+    assert max(encoded) == 2 and sum(encoded) == 64, "16384 patches are two pictures"
+
+
+def test_what_is_encoded_ahead_stays_within_the_budget_of_the_device() -> None:
+    sim = simulation(limits(chunk_tokens=16), embedding_tokens=20)
+    images = [picture(n, 20) for n in (1, 2)]
+    sim.add(gallery(sim, *images))
+    for image in images:
+        sim.send_pixels(image.key)
+    encoded = [encode.key for plan in steps(sim) for encode in plan.encode]
+    assert encoded == [images[0].key, images[1].key]
+    assert (sim.embeddings.device.evictions, sim.embeddings.excesses) == (1, 0)
+
+
+def test_a_picture_comes_back_from_the_host() -> None:
+    sim = simulation(prefix=False, embedding_tokens=20, host_tokens=20)
+    for n in (1, 2, 1, 2):
+        sim.add(gallery(sim, picture(n, 20)))
+        sim.run()
+    assert sim.worker.encoded == {picture(1, 20).key: 1, picture(2, 20).key: 1}
+    assert sim.asked == sim.worker.encoded
+    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == ["none", "none", "embedding", "embedding"]
+    assert (sim.embeddings.hits, sim.embeddings.misses) == ({"host": 2}, {"device": 4, "host": 2})
+
+
+def test_a_picture_comes_back_from_the_disk_and_a_damaged_file_costs_only_encoding() -> None:
+    sim = simulation(prefix=False, embedding_tokens=20, disk_tokens=60)
+    for harm, n in ((0, 1), (0, 2), (0, 1), (1, 2), (0, 2)):
+        sim.worker.harm = harm
+        sim.add(gallery(sim, picture(n, 20)))
+        sim.run()
+    assert sim.worker.encoded == {picture(1, 20).key: 1, picture(2, 20).key: 2}
+    assert sim.embeddings.hits == {"disk": 1, "device": 1}
+
+
+def test_while_a_picture_is_read_from_disk_the_others_go_on() -> None:
+    sim = simulation(prefix=False, embedding_tokens=20, disk_tokens=60)
+    for n in (1, 2):
+        sim.add(gallery(sim, picture(n, 20)))
+        sim.run()
+    sim.worker.rng.random = lambda: 0.9  # type: ignore[method-assign] - no read ends by itself
+    reader = sim.add(gallery(sim, picture(1, 20)))
+    writer = sim.add(sim.request([1, 2, 3], max_tokens=5, ignore_eos=True))
+    plans = list(steps(sim))
+    assert [move.target for plan in plans for move in plan.moves if move.source in ("disk", "staged")] == ["staged", "device"]
+    assert [plan.wait for plan in plans].index(True) == 6, "waits only when there is nothing else to do"
+    assert len(sim.output(writer)) == 5 and sim.deltas[reader][0].images[0].level == "embedding"
 
 
 def test_a_step_encodes_within_its_budget_and_a_large_picture_alone() -> None:

@@ -1,0 +1,102 @@
+"""Whatever tier an embedding comes from, the answers are transformers', and no picture is encoded again that any tier holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade.core.config import EmbeddingBudgets, embedding_bytes_per_token
+from saccade.core.types import Image
+from saccade.nn.protocol import FamilyNet
+from tests.checkpoints import FAMILIES
+from tests.engine.harness import Harness, set_threads
+from tests.engine.test_parity import CASES, PLACEHOLDER, Model, check, load
+
+PICTURES = 9
+"""Different ones in CASES."""
+ROUNDS = 8
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    set_threads()
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def one_picture(net: FamilyNet, model: Model) -> int:
+    """Bytes of the largest embedding of CASES."""
+    harness = Harness(net)
+    tokens = [image.num_tokens for name in CASES for image in model.request(harness, name).images]
+    return max(tokens) * embedding_bytes_per_token(net.spec, "float32")
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("chunk_tokens", [16, 2048])
+@pytest.mark.parametrize("tiers", ["host", "disk", "host and disk"])
+def test_every_tier_gives_the_same_answers(model: Model, tmp_path: Path, tiers: str, chunk_tokens: int, prefix_cache: bool) -> None:
+    one = one_picture(model.net, model)
+    disk = EmbeddingBudgets(one, one if "host" in tiers else 0, 1 << 30, str(tmp_path))
+    budgets = disk if "disk" in tiers else EmbeddingBudgets(one, one)
+    harness = Harness(model.net, embeddings=budgets, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
+    for _ in range(2):
+        check(model, harness.run([model.request(harness, name) for name in CASES]))
+    for name in CASES:
+        check(model, harness.run([model.request(harness, name)]))
+    embeddings = harness.scheduler.embeddings
+    if "disk" in tiers:
+        assert len(harness.encoded) == len(set(harness.encoded)) == len(embeddings.disk) == PICTURES
+    if not prefix_cache:
+        assert all(embeddings.hits[tier] > 0 for tier in embeddings.tiers)
+    assert embeddings.device.evictions > 0
+    harness.close()
+
+
+def test_a_restart_answers_from_disk_without_encoding(model: Model, tmp_path: Path) -> None:
+    budgets = EmbeddingBudgets(64 << 20, 0, 1 << 30, str(tmp_path))
+    first = Harness(model.net, embeddings=budgets)
+    check(model, first.run([model.request(first, name) for name in CASES]))
+    assert len(first.encoded) == PICTURES
+    first.close()
+    again = Harness(model.net, embeddings=budgets)
+    assert set(again.scheduler.take_notices().confirmed) == set(first.encoded), "the front need not decode them ahead"
+    outcomes = again.run([model.request(again, name) for name in CASES])
+    check(model, outcomes)
+    assert again.encoded == []
+    assert {level for outcome in outcomes.values() for level in outcome.levels} <= {"embedding", "kv"}
+    again.close()
+
+
+def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Model, tmp_path: Path) -> None:
+    budgets = EmbeddingBudgets(64 << 20, 0, 1 << 30, str(tmp_path))
+    first = Harness(model.net, embeddings=budgets)
+    first.run([model.request(first, name) for name in CASES])
+    first.close()
+    again = Harness(model.net, embeddings=budgets)
+    for file in tmp_path.glob("*/*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    check(model, again.run([model.request(again, name) for name in CASES]))
+    assert len(again.encoded) == PICTURES
+    again.close()
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 16, 64, 2048])
+def test_a_chat_of_eight_rounds_encodes_each_picture_once(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
+    harness = Harness(model.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
+    rng = np.random.default_rng(0)
+    factor = model.net.spec.image_rules.factor
+    history: list[int] = []
+    images: list[Image] = []
+    for number in range(ROUNDS):
+        pixels = rng.integers(0, 256, (factor * (2 + number % 3), factor * 3, 3), np.uint8)
+        images.append(harness.image(pixels, f"round {number}"))
+        history += model.tokenizer.encode(f"user {PLACEHOLDER} how many? assistant ").ids
+        outcome = harness.run([harness.request(f"{number}", history, images, max_tokens=4)])[f"{number}"]
+        assert outcome.finish == ["length"] and len(outcome.levels) == number + 1
+        history += outcome.tokens
+    assert Counter(harness.encoded) == {image.key: 1 for image in images}

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.core.types import ImageKey
+from saccade.runtime import disk
+from saccade.runtime.disk import DiskTier
+
+A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range(3))
+WIDTH = 8
+
+
+def open_tier(folder: Path, fingerprint: bytes = b"model", dtype: torch.dtype = torch.bfloat16) -> DiskTier:
+    return DiskTier(folder, fingerprint, WIDTH, dtype)
+
+
+def rows(key: ImageKey, num_tokens: int = 5) -> torch.Tensor:
+    return torch.randn(num_tokens, WIDTH, generator=torch.Generator().manual_seed(key.digest[0])).to(torch.bfloat16)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    tier = open_tier(tmp_path)
+    yield tier
+    tier.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three embeddings that an earlier run has left, in order of age."""
+    tier = open_tier(tmp_path)
+    for key in (A, B, C):
+        tier.write(key, rows(key))
+    tier.close()
+    files = [tier._path(key) for key in (A, B, C)]
+    for age, file in enumerate(files):
+        os.utime(file, (age, age))
+    return files
+
+
+def test_what_was_written_is_read(tier: DiskTier) -> None:
+    for key in (A, B):
+        tier.write(key, rows(key))
+        tier.read(key)
+    events = tier.collect(wait=True)
+    while len(events) < 2:
+        events += tier.collect(wait=True)
+    assert events == ((A, "read"), (B, "read"))
+    assert torch.equal(tier.take(B), rows(B)) and torch.equal(tier.take(A), rows(A))
+
+
+def test_it_survives_a_restart_the_oldest_first(tmp_path: Path, files: list[Path]) -> None:
+    tier = open_tier(tmp_path)
+    assert tier.found == ((A, 5), (B, 5), (C, 5))
+    tier.read(B)
+    assert tier.collect(wait=True) == ((B, "read"),)
+    assert torch.equal(tier.take(B), rows(B))
+    tier.close()
+
+
+def test_what_is_removed_is_gone(tmp_path: Path, files: list[Path]) -> None:
+    tier = open_tier(tmp_path)
+    tier.remove(B)
+    tier.close()
+    assert [file.exists() for file in files] == [True, False, True]
+
+
+def test_another_models_files_are_neither_read_nor_touched(tmp_path: Path, files: list[Path]) -> None:
+    other = open_tier(tmp_path, b"other")
+    assert other.found == ()
+    other.close()
+    assert all(file.exists() for file in files)
+
+
+def damage(file: Path, how: str, other: Path) -> None:
+    data = bytearray(file.read_bytes())
+    match how:
+        case "cut short":
+            data = data[:-3]
+        case "longer":
+            data += b"x"
+        case "empty":
+            data = bytearray()
+        case "no header":
+            data[8:12] = b"\xff\xff\xff\xff"
+        case "huge header":
+            data[:8] = (1 << 60).to_bytes(8, "little")
+        case "another picture's":
+            data = bytearray(other.read_bytes())
+        case "another model's":
+            data = data.replace(b"model".hex().encode(), b"modal".hex().encode())
+        case "another format's":
+            data = data.replace(disk.FORMAT.encode(), b"saccade-embedding-0")
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "how", ["cut short", "longer", "empty", "no header", "huge header", "another picture's", "another model's", "another format's"]
+)
+def test_a_damaged_or_foreign_file_is_removed_at_the_start(tmp_path: Path, files: list[Path], how: str) -> None:
+    damage(files[0], how, files[1])
+    tier = open_tier(tmp_path)
+    assert tier.found == ((B, 5), (C, 5))
+    assert not files[0].exists()
+    tier.close()
+
+
+@pytest.mark.parametrize("how", ["cut short", "empty", "no header", "another picture's", "a value", "missing"])
+def test_a_file_damaged_later_is_removed_when_it_is_read(tmp_path: Path, files: list[Path], how: str) -> None:
+    tier = open_tier(tmp_path)
+    damage(files[0], how, files[1])
+    if how == "a value":
+        data = bytearray(files[0].read_bytes())
+        data[-1] ^= 1
+        files[0].write_bytes(data)
+    elif how == "missing":
+        files[0].unlink()
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "damaged"),)
+    assert not files[0].exists()
+    tier.close()
+
+
+def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) -> None:
+    draft = files[0].with_suffix(".1234.tmp")
+    draft.write_bytes(files[0].read_bytes()[:50])
+    stray = files[0].parent / "notes.txt"
+    stray.write_text("hello")
+    tier = open_tier(tmp_path)
+    assert len(tier.found) == 3 and not draft.exists() and not stray.exists()
+    tier.close()
+
+
+def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch; from pathlib import Path; from saccade.runtime.disk import DiskTier; from saccade.core.types import ImageKey\n"
+        "tier = DiskTier(Path(sys.argv[1]), b'model', 8, torch.bfloat16)\n"
+        "for n in range(200):\n"
+        "    tier.write(ImageKey(bytes([n] * 32), bytes(16)), torch.ones(20000, 8, dtype=torch.bfloat16))\n"
+        "print('writing', flush=True); tier.close()\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    tier = open_tier(tmp_path)
+    assert len(tier.found) < 200
+    for key, num_tokens in tier.found:
+        tier.read(key)
+        assert tier.collect(wait=True) == ((key, "read"),)
+        assert num_tokens == 20000 and bool((tier.take(key) == 1).all())
+    assert len(list((tmp_path / b"model".hex()).iterdir())) == len(tier.found)
+    tier.close()
+
+
+def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk.os, "fsync", full)
+    tier.write(A, rows(A))
+    assert tier.collect(wait=True) == ((A, "not saved"),)
+    assert not list((tmp_path / b"model".hex()).iterdir())
+
+
+def test_what_would_wait_too_long_is_not_written(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "PENDING_BYTES", 0)
+    tier.write(A, rows(A))
+    assert tier.collect(wait=False) == ((A, "not saved"),)
+
+
+def test_only_the_owner_may_read_the_files(files: list[Path]) -> None:
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert files[0].parent.stat().st_mode & 0o777 == 0o700
