@@ -76,7 +76,7 @@ PRESETS: dict[str, Preset] = {
     "small-qwen2.5-vl": Preset(
         "qwen2_5_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
-        _tower(8, 384, 6, 1024, 512, fullatt_block_indexes=[3, 7], window_size=112),
+        _tower(6, 256, 4, 704, 512, fullatt_block_indexes=[2, 5], window_size=112),
         tied=False,
         real_tokens=False,
         weights=True,
@@ -84,7 +84,7 @@ PRESETS: dict[str, Preset] = {
     "small-qwen3-vl": Preset(
         "qwen3_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, head_dim=64, **_rope((12, 10, 10))),
-        _tower(8, 384, 6, 1536, 512, deepstack_visual_indexes=[1, 3, 5]),
+        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
         tied=False,
         real_tokens=False,
         weights=True,

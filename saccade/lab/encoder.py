@@ -1,0 +1,231 @@
+"""`saccade bench encoder`: pictures per second of the vision tower, by picture size and mix, beside transformers' tower.
+
+Both towers have the same random weights. Ours begins with uint8 pixels, theirs with patches already normalised: its times are the
+tower's alone. Runs take turns; figures are medians.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from saccade.core.config import VIT_GRAPH_SIZES, Dtype, EncoderAttention, EncoderConfig
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.families.registry import load_spec, net_module
+from saccade.lab.checkpoint import make_checkpoint
+from saccade.lab.presets import PRESETS
+from saccade.parallel import WHOLE
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.graphs import CudaCapture
+from saccade.runtime.positions import PositionCache
+from saccade.runtime.weights import DummyWeights
+from saccade.runtime.worker import DTYPES
+
+Way = Callable[[], Sequence[torch.Tensor]]
+Mode = Literal["one by one", "packed", "graph", "transformers"]
+MIXED = ((112, 112), (168, 224), (224, 168), (224, 224), (160, 320), (256, 192), (128, 128), (320, 240))
+"""Heights and widths of the mix of 16 pictures, each taken twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBenchOptions:
+    """What to encode, and where the figures go."""
+
+    models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
+    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random in any case."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Number formats to measure."""
+    resolutions: tuple[str, ...] = ()
+    """Picture sizes, WIDTHxHEIGHT, measured one picture at a time and `batch` at a time. Derived: a mix of 16 sizes only."""
+    batch: int = 4
+    """Pictures of one size encoded together."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where. auto: cuda if there is one."""
+    repeats: int = 5
+    """Runs of each measurement, in turns; figures are medians."""
+    threads: int | None = None
+    """CPU threads. Derived: torch's own choice."""
+    without_transformers: bool = False
+    """Measure Saccade alone."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.batch < 1:
+            raise ConfigError(f"--repeats {self.repeats}, --batch {self.batch}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFigure:
+    """One way to encode one list of pictures. `ms`: each run's. `error`: largest difference from transformers, in its deviations."""
+
+    model: str
+    dtype: str
+    pictures: str
+    mode: Mode
+    count: int
+    tokens: int
+    ms: list[float]
+    error: float | None = None
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.ms)
+
+
+def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
+    """Measure, print a table, and write the JSON."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if options.device == "cuda" and device.type == "cpu":
+        raise ConfigError("--device cuda: torch sees no CUDA device")
+    figures: list[EncoderFigure] = []
+    for model in options.models:
+        for dtype in options.dtypes:
+            with ExitStack() as stack:
+                folder = Path(model)
+                if model in PRESETS:
+                    folder = make_checkpoint(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+                figures += _measure(model, folder, dtype, device, options)
+    Console().print(table(figures, device))
+    if options.output_file:
+        options.output_file.write_text(json.dumps(as_json(figures, device), indent=1) + "\n")
+    return figures
+
+
+def _measure(model: str, folder: Path, dtype: Dtype, device: torch.device, options: EncoderBenchOptions) -> list[EncoderFigure]:
+    spec = load_spec(folder)
+    weights = DummyWeights(DTYPES[dtype], device)
+    net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
+    like = torch.empty(0, dtype=DTYPES[dtype], device=device)
+    attention: EncoderAttention = "flash" if device.type == "cuda" and dtype != "float32" else "sdpa"
+    positions = PositionCache(spec, net.vision, Metrics())
+    eager = PackedEncoder(net, positions, EncoderConfig(attention), like)
+    graphs = None
+    if attention == "flash":
+        graphs = PackedEncoder(net, positions, EncoderConfig(attention, VIT_GRAPH_SIZES), like, CudaCapture())
+    theirs = None
+    if not options.without_transformers and find_spec("transformers"):
+        from saccade.lab.peer import TransformersTower
+
+        theirs = TransformersTower(folder, weights, spec.image_rules)
+    figures = []
+    for name, pixels in _cases(spec, options, device):
+        ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels)}
+        if len(pixels) > 1:
+            ways["one by one"] = partial(_one_by_one, eager, pixels)
+        if graphs is not None:
+            ways["graph"] = partial(graphs.encode, pixels)
+        if theirs is not None:
+            ways["transformers"] = partial(theirs.encode, *theirs.prepare(pixels))
+        blank = EncoderFigure(model, dtype, name, "packed", len(pixels), sum(spec.num_tokens(spec.grid(*p.shape[:2])) for p in pixels), [])
+        figures += _time(ways, blank, options.repeats, device)
+    return figures
+
+
+def _one_by_one(encoder: PackedEncoder, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [encoder.encode([each])[0] for each in pixels]
+
+
+def _cases(spec: FamilySpec, options: EncoderBenchOptions, device: torch.device) -> list[tuple[str, list[torch.Tensor]]]:
+    rng = np.random.default_rng(1)
+
+    def picture(height: int, width: int) -> torch.Tensor:
+        size = spec.image_size(height, width, spec.image_rules)
+        return torch.from_numpy(rng.integers(0, 256, (*size, 3), np.uint8)).to(device)
+
+    if not options.resolutions:
+        return [("16 mixed", [picture(*size) for size in MIXED * 2])]
+    cases = []
+    for resolution in options.resolutions:
+        width, _, height = resolution.partition("x")
+        if not (width.isdecimal() and height.isdecimal()):
+            raise ConfigError(f"--resolutions {resolution}: must be WIDTHxHEIGHT")
+        one = picture(int(height), int(width))
+        cases.append((resolution, [one]))
+        if options.batch > 1:
+            cases.append((f"{options.batch} x {resolution}", [one] * options.batch))
+    return cases
+
+
+def _time(ways: dict[Mode, Way], blank: EncoderFigure, repeats: int, device: torch.device) -> list[EncoderFigure]:
+    """Each way in turns, after a run that warms up and is compared."""
+    times: dict[Mode, list[float]] = {mode: [] for mode in ways}
+    found = {mode: torch.cat(list(way())).float() for mode, way in ways.items()}
+    for _ in range(repeats):
+        for mode, way in ways.items():
+            _wait(device)
+            begun = time.perf_counter()
+            way()
+            _wait(device)
+            times[mode].append(1e3 * (time.perf_counter() - begun))
+    wanted = found.get("transformers")
+    figures = []
+    for mode, ms in times.items():
+        error = None
+        if wanted is not None and mode != "transformers":
+            error = float((found[mode][:, : wanted.shape[1]] - wanted).abs().max() / wanted.std())
+        figures.append(replace(blank, mode=mode, ms=ms, error=error))
+    return figures
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | None:
+    """How many times faster than transformers on the same pictures; None where that was not measured."""
+    for other in figures:
+        same = (other.model, other.dtype, other.pictures) == (figure.model, figure.dtype, figure.pictures)
+        if same and other.mode == "transformers" and figure.mode != "transformers":
+            return other.median_ms / figure.median_ms
+    return None
+
+
+def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
+    """For people."""
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    shown = Table("model", "dtype", "pictures", "how", title=f"Vision tower on {where}", title_justify="left")
+    for name in ("ms", "ms per picture", "pictures/s", "tokens/s", "times transformers", "max error"):
+        shown.add_column(name, justify="right")
+    for figure in figures:
+        ms, gain = figure.median_ms, speedup(figure, figures)
+        shown.add_row(
+            figure.model,
+            figure.dtype,
+            figure.pictures,
+            figure.mode,
+            f"{ms:.1f}",
+            f"{ms / figure.count:.2f}",
+            f"{1e3 * figure.count / ms:.1f}",
+            f"{1e3 * figure.tokens / ms:.0f}",
+            "" if gain is None else f"{gain:.2f}",
+            "" if figure.error is None else f"{figure.error:.1e}",
+        )
+    return shown
+
+
+def as_json(figures: Sequence[EncoderFigure], device: torch.device) -> dict[str, Any]:
+    """Every run of every figure, and what they depend on."""
+    rows = [asdict(figure) | {"median_ms": figure.median_ms, "times_transformers": speedup(figure, figures)} for figure in figures]
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
+    return {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "figures": rows}

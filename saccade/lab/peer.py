@@ -1,0 +1,47 @@
+"""transformers' vision tower with our weights in it, to measure beside ours. Imported only where transformers is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from saccade.core.family import ImageRules
+from saccade.kernels.patchify import patchify
+from saccade.nn.weights import Part, Weights
+
+
+class TransformersTower:
+    """The tower of the checkpoint configuration in `folder`, filled from `weights`, which our own was built from."""
+
+    def __init__(self, folder: Path, weights: Weights, rules: ImageRules) -> None:
+        config = AutoConfig.from_pretrained(folder)
+        config.text_config.num_hidden_layers = 0  # only the tower is wanted
+        config.text_config.vocab_size = 1 + config.video_token_id
+        with torch.device(weights.device):
+            whole: Any = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=weights.dtype, attn_implementation="sdpa"
+            )
+        self._tower = whole.model.visual.eval()
+        with torch.no_grad():
+            for name, value in self._tower.state_dict().items():
+                value.copy_(weights.load(Part(f"visual.{name}", tuple(value.shape))))
+        self._rules = rules
+        self._dtype = weights.dtype
+        self._device = weights.device
+
+    def prepare(self, pixels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normalised patches, grids): what the image processor makes of pictures uint8 [H, W, 3]. Not part of any time."""
+        rules = self._rules
+        mean, std = (torch.tensor(values, device=self._device) * 255.0 for values in (rules.mean, rules.std))
+        patches = [patchify(each, rules.patch, rules.merge, rules.temporal_patch, mean, std, self._dtype) for each in pixels]
+        grids = [(1, each.shape[0] // rules.patch, each.shape[1] // rules.patch) for each in pixels]
+        return torch.cat(patches), torch.tensor(grids, device=self._device)
+
+    @torch.inference_mode()
+    def encode(self, patches: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
+        """Embeddings [tokens of all pictures, width], without deepstack levels, in a list of one."""
+        return [self._tower(patches, grid_thw=grids).pooler_output]
