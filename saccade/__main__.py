@@ -1,6 +1,6 @@
-"""The command line: `saccade serve`, `chat`, `demo`, `version`, and the tools' `bench`, `probe`, `eval`.
+"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`, `eval`; the lab's `make-checkpoint`.
 
-Options come from the dataclasses of `core/config.py` and of the tools.
+Options come from the dataclasses of `core/config.py`, of the tools and of the lab.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.console import Console
 from saccade import __version__
 from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import SaccadeError
+from saccade.lab.cli import checkpoint
 from saccade.tools.cli import bench, evaluation, probe
 
 app = App(
@@ -24,7 +25,7 @@ app = App(
     version=__version__,
     default_parameter=Parameter(negative=""),
 )
-for tool in (bench, probe, evaluation):
+for tool in (bench, probe, evaluation, checkpoint):
     app.command(tool)
 
 

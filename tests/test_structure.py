@@ -172,5 +172,6 @@ def test_house_rules_of_style(path: Path) -> None:
 @pytest.mark.parametrize("room", ["core", "intake", "cache", "sched", "server"])
 def test_the_front_half_imports_without_torch(room: str) -> None:
     modules = [module_name(path) for path in sorted((PACKAGE / room).rglob("*.py")) if path.stem != "decode_worker"]
-    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert not {{'torch', 'transformers'}} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    load = f"import importlib, sys\nfor module in {modules!r}: importlib.import_module(module)"
+    check = "assert not {'torch', 'transformers'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", f"{load}\n{check}"], check=True, cwd=ROOT)

@@ -30,6 +30,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.families.registry import load_spec, net_module
 from saccade.lab.checkpoint import make_checkpoint
+from saccade.lab.options import EncoderBenchOptions
 from saccade.lab.presets import PRESETS
 from saccade.parallel import WHOLE
 from saccade.runtime.encoder import PackedEncoder
@@ -42,34 +43,6 @@ Way = Callable[[], Sequence[torch.Tensor]]
 Mode = Literal["one by one", "packed", "graph", "transformers"]
 MIXED = ((112, 112), (168, 224), (224, 168), (224, 224), (160, 320), (256, 192), (128, 128), (320, 240))
 """Heights and widths of the mix of 16 pictures, each taken twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderBenchOptions:
-    """What to encode, and where the figures go."""
-
-    models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
-    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random in any case."""
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    """Number formats to measure."""
-    resolutions: tuple[str, ...] = ()
-    """Picture sizes, WIDTHxHEIGHT, measured one picture at a time and `batch` at a time. Derived: a mix of 16 sizes only."""
-    batch: int = 4
-    """Pictures of one size encoded together."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where. auto: cuda if there is one."""
-    repeats: int = 5
-    """Runs of each measurement, in turns; figures are medians."""
-    threads: int | None = None
-    """CPU threads. Derived: torch's own choice."""
-    without_transformers: bool = False
-    """Measure Saccade alone."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1 or self.batch < 1:
-            raise ConfigError(f"--repeats {self.repeats}, --batch {self.batch}: must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -48,10 +48,9 @@ from saccade.intake.decode import Pixels, decode, decode_into, resize_into
 from saccade.intake.media import ImageSource, Media
 from saccade.kernels.patchify import patchify
 from saccade.lab.clock import CpuClock
+from saccade.lab.options import MediaBenchOptions
 from saccade.tools.bench.pictures import Picture, data_url, encode, parse_resolution
-
-Content = Literal["photo", "random", "document", "blank"]
-Format = Literal["jpeg", "png", "webp"]
+from saccade.tools.options import Content, Format
 
 OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
 USUAL_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
@@ -61,34 +60,6 @@ ARENA_PICTURES = 2
 """Pictures of the largest size that the arena holds: few, so that memory is used again soon, as in a server that has run for a while."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt's names
 DEMO = Path(__file__).parent.parent / "demo" / "model"
-
-
-@dataclass(frozen=True, slots=True)
-class MediaBenchOptions:
-    """Which pictures, and where the figures go."""
-
-    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
-    """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
-    image_formats: tuple[Format, ...] = ("jpeg", "png")
-    """File formats (jpeg and webp at quality 85)."""
-    image_contents: tuple[Content, ...] = ("photo", "random")
-    """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank: one flat colour."""
-    model: Path | None = None
-    """Folder of a Qwen-VL checkpoint, for its image processor's settings. Derived: the demo model's (those of Qwen3-VL)."""
-    repeats: int = 5
-    """Runs of each measurement, in turns; figures are medians."""
-    seed: int = 1
-    """Decides the pictures."""
-    output_file: Path | None = None
-    """Write every figure here, as JSON."""
-    plot: Path | None = None
-    """Write a bar chart here, as PNG."""
-    quiet: bool = False
-    """Print no progress and no tables."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats {self.repeats}: must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -11,11 +12,16 @@ from tokenizers import Tokenizer
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from saccade.lab.checkpoint import make_checkpoint
+from saccade.lab.options import PresetName
 from saccade.lab.presets import PRESETS
 from tests.checkpoints import picture, reference
 from tests.families.forwarding import Session, encode, load
 
 REAL = [name for name, preset in PRESETS.items() if preset.real_tokens]
+
+
+def test_the_command_line_knows_every_preset() -> None:
+    assert get_args(PresetName) == tuple(PRESETS)
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent.parent
 CODE = """
 import sys
 from pathlib import Path
-from saccade.lab.media import MediaBenchOptions, bench_media
+from saccade.lab.media import bench_media
+from saccade.lab.options import MediaBenchOptions
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     files = {"output_file": folder / "media.json", "plot": folder / "media.png"}

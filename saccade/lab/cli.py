@@ -1,0 +1,54 @@
+"""The command lines of the lab: `bench media`, `bench encoder`, `make-checkpoint`, for the main program to mount.
+
+Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
+"""
+
+# ruff: noqa: B008 (the defaults are frozen)
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App
+
+from saccade.lab.options import EncoderBenchOptions, MediaBenchOptions, PresetName
+from saccade.tools.cli import PLAIN, Flat, bench
+
+checkpoint = App(name="make-checkpoint", help="Make a model folder to measure with.", default_parameter=PLAIN)
+
+
+@bench.command
+def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) -> None:
+    """What a new and a seen picture cost in CPU time and bytes, stage by stage, beside the usual way."""
+    from saccade.lab.media import bench_media
+
+    bench_media(options)
+
+
+@bench.command
+def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptions()) -> None:
+    """How many pictures a second the vision tower encodes, beside transformers' tower on the same weights."""
+    from saccade.lab.encoder import bench_encoder
+
+    bench_encoder(options)
+
+
+@checkpoint.default
+def make(*, preset: PresetName, out: Path, seed: int = 0) -> None:
+    """Write a folder with the configuration of a real architecture and a synthetic tokenizer.
+
+    Large presets come without weights: serve them with --load-format dummy. Small and tiny ones come with random weights.
+
+    Parameters
+    ----------
+    preset
+        The architecture and its size.
+    out
+        The folder to write.
+    seed
+        Decides the weights.
+    """
+    from saccade.lab.checkpoint import make_checkpoint
+
+    print(make_checkpoint(preset, out, seed=seed))
