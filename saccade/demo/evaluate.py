@@ -1,7 +1,7 @@
 """Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m saccade.demo.evaluate --base-url URL -n 200`.
 
 Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or model answers.
-Pictures are sent as PNG data URLs of any size (sides of 96 to 320 px, seldom multiples of 32). In a chat the model's own answers
+Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom multiples of 32). In a chat the model's own answers
 stay in the history.
 """
 

@@ -10,6 +10,7 @@ Stages (see `STAGES`):
     relate   harder and longer ones; after two layers a picture token must also know the number of its picture
     polish   the same at full difficulty
     point    the same, and one attention head is told where to look for each word of an answer; to a learning rate of zero
+    read     the same with more and denser text, from a middling learning rate to zero again
 Every stage ends in a checkpoint `DIR/<stage>.pt`; a run continues after the last one it finds.
 """
 
@@ -67,6 +68,7 @@ STAGES = (
     Stage("relate", 500, 2, 3600, 28, (2.25e-3, 2.02e-3), (0.25, 0.196), 0.96, 0.5, (4, 4, 1.5, 1), (3, 7), 0.55, 600),
     Stage("polish", 500, 2, 3600, 28, (2.0e-3, 1.2e-3), (0.3, 0.24), 0.0, 1.0, (4, 4, 1.5, 1), (2, 5), 0.55, 1200),
     Stage("point", 620, 2, 3600, 28, (1.6e-3, 0.0), (0.24, 0.12), 0.0, 1.0, (4, 4, 1.5, 1), (2, 4), 0.6, 1200, pointing=0.3),
+    Stage("read", 1100, 1, 2800, 28, (1.8e-3, 0.0), (0.6, 0.4), 0.0, 1.0, (5, 4, 1.5, 1), (2, 4), 0.7, 3000, pointing=0.3),
 )
 
 
