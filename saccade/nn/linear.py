@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
+from saccade.kernels.linear import Activation, linear, pack
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -35,22 +35,23 @@ class Column:
 
 
 class Linear:
-    """x @ weight.T + bias; `weight` [out, in]."""
+    """activation(x @ weight.T + bias); `weight` [out, in] is packed (`kernels/linear.py`)."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("activation", "bias", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation = "none") -> None:
+        self.weight = pack(weight)
         self.bias = bias
+        self.activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.activation)
 
     @classmethod
-    def columns(cls, weights: Weights, columns: Sequence[Column], inputs: int, *, bias: bool) -> Linear:
+    def columns(cls, weights: Weights, columns: Sequence[Column], inputs: int, *, bias: bool, activation: Activation = "none") -> Linear:
         """Several projections of one input in one multiplication; a rank holds its slice of each one's outputs."""
         matrix = weights.load(*(column.part("weight", inputs) for column in columns))
-        return cls(matrix, weights.load(*(column.part("bias") for column in columns)) if bias else None)
+        return cls(matrix, weights.load(*(column.part("bias") for column in columns)) if bias else None, activation)
 
     @classmethod
     def fused_columns(cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard) -> Linear:
@@ -69,12 +70,12 @@ class RowLinear:
 
     def __init__(self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool) -> None:
         mine = share(shard, 0, inputs, f"inputs of {name}")
-        self.weight = weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
+        self.weight = pack(weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))))
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        y = self.shard.all_reduce(F.linear(x, self.weight))
+            return linear(x, self.weight, self.bias)
+        y = self.shard.all_reduce(linear(x, self.weight))
         return y if self.bias is None else y + self.bias

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch.nn import functional as F
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.activation import gelu_tanh
+from saccade.kernels.linear import Activation, activate
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": F.silu,
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
 }
 
 
 def activation(name: str) -> Activation:
-    """Raises CheckpointError that lists what is known."""
+    """The kernel for what a checkpoint calls `name`. Raises CheckpointError that lists what is known."""
     if name not in ACTIVATIONS:
         raise CheckpointError(f"config.json: hidden_act {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -33,16 +28,15 @@ def activation(name: str) -> Activation:
 class MLP:
     """down(act(up(x))), both with biases. `names` are (up, down)."""
 
-    __slots__ = ("act", "down", "up")
+    __slots__ = ("down", "up")
 
     def __init__(self, weights: Weights, names: tuple[str, str], sizes: tuple[int, int], act: str, shard: Shard) -> None:
         hidden, intermediate = sizes
-        self.up = Linear.columns(weights, [Column(names[0], intermediate, shard)], hidden, bias=True)
+        self.up = Linear.columns(weights, [Column(names[0], intermediate, shard)], hidden, bias=True, activation=activation(act))
         self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True)
-        self.act = activation(act)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
+        return self.down(self.up(x))
 
 
 class GatedMLP:
@@ -59,4 +53,4 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+        return self.down(activate(gate, self.act) * up)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.family import ImageRules
 from saccade.core.types import Grid
@@ -66,14 +65,14 @@ class PatchMerger:
         third = config.variant == "qwen3_vl"
         norm, up, down = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
         self.norm = _norm(weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden)
-        self.up = Linear.columns(weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True)
+        self.up = Linear.columns(weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True, activation="gelu")
         self.down = RowLinear(weights, f"{name}.{down}", merged, config.out_hidden, shard, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [M, out_hidden]"""
         tokens = x.shape[0] // self.unit
         x = self.norm(x.view(tokens, -1)) if self.late_norm else self.norm(x).view(tokens, -1)
-        return self.down(F.gelu(self.up(x)))
+        return self.down(self.up(x))
 
 
 class VisionTower:

@@ -1,0 +1,68 @@
+"""Products with weight matrices, and the activation after them.
+
+On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the product is made: nothing is reordered at each
+call, which counts most for few rows (LOG.md). Owns nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.activation import gelu_tanh
+
+Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
+
+ROWS_FORESEEN = 1024
+"""oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
+FUSED: dict[Activation, tuple[str, str]] = {
+    "none": ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+}
+"""What oneDNN calls them: (operation, algorithm)."""
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [out, in] in the form in which `linear` is fastest; nothing else can read it."""
+    if not _packs(weight):
+        return weight
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_FORESEEN)
+    return packed
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    if weight.device.type != "cpu" or platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation = "none") -> torch.Tensor:
+    """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
+    if not weight.is_mkldnn:
+        return activate(F.linear(x, weight, bias), activation)
+    fused = FUSED.get(activation)
+    operation, algorithm = fused or FUSED["none"]
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, operation, [], algorithm)
+    return y if fused else activate(y, activation)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation alone."""
+    match activation:
+        case "none":
+            return x
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return gelu_tanh(x)
+        case "silu":
+            return F.silu(x)
+        case "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
