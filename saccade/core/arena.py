@@ -81,6 +81,10 @@ class Arena:
         flat = np.frombuffer(self._memory, dtype=np.uint8, count=slot.nbytes, offset=slot.offset)
         return flat.reshape(slot.height, slot.width, 3)
 
+    def whole(self) -> npt.NDArray[np.uint8]:
+        """All of it, for who registers the memory with a device."""
+        return np.frombuffer(self._memory, dtype=np.uint8)
+
     def close(self) -> None:
         """Let go of this process's mapping; views that still live keep the memory until they are gone."""
         with contextlib.suppress(BufferError):

@@ -92,10 +92,11 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: close, open, moves, encode, save, then one forward over `rows`.
+    """One step, executed in this order: close, open, moves, encode, one forward over `rows`, save.
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill chunks.
     save: embeddings on the device to be written to disk, in the background. wait: there is nothing to do before a read from disk ends.
+    adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has nothing else in it.
     """
 
     step: int
@@ -107,6 +108,7 @@ class Plan:
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
     wait: bool = False
+    adapt: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -125,10 +127,12 @@ DiskEvent = tuple[ImageKey, Literal["read", "damaged", "not saved"]]
 class Sampled:
     """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for.
 
-    `encode_ms` is what the vision tower took. `disk` is what the background has finished since the last step.
+    `encoded`: what the vision tower took for pictures that it has finished since the last step (their pack's ms, shared by patches).
+    `disk` is what the background has finished since the last step. `unfinished`: there is more to adapt.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    encode_ms: float = 0.0
+    encoded: tuple[tuple[ImageKey, float], ...] = ()
     disk: tuple[DiskEvent, ...] = ()
+    unfinished: bool = False

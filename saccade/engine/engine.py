@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Protocol
 
@@ -34,6 +33,7 @@ class Engine:
         self._returned: list[PixelSlot] = []
         self._encoded: list[tuple[ImageKey, float]] = []
         self._deadline: float | None = None
+        self._unadapted = False  # pictures were encoded since the graphs were last fitted to them
 
     def run(self) -> None:
         """Serve until a `Stop` has been carried out."""
@@ -46,7 +46,12 @@ class Engine:
             if not plan.empty:
                 sampled = self._workers.execute(plan)
                 self._deltas += self._scheduler.apply(plan, sampled)
-                self._encoded += share_encode_ms(plan, sampled)
+                self._encoded += sampled.encoded
+                self._unadapted = self._unadapted or bool(plan.encode)
+            elif self._unadapted and self._scheduler.idle:
+                # One graph at a time: whatever comes in meanwhile goes first.
+                self._unadapted = self._workers.execute(Plan(plan.step, adapt=True)).unfinished
+                stuck = False
             self._report()
 
     def _finished(self) -> bool:
@@ -85,12 +90,6 @@ class Engine:
         self._deltas, self._returned, self._encoded = [], [], []
         if news != News():
             self._link.send(news)
-
-
-def share_encode_ms(plan: Plan, sampled: Sampled) -> list[tuple[ImageKey, float]]:
-    """What the vision tower took for each picture of a step, by patches."""
-    patches = [math.prod(encode.grid) for encode in plan.encode]
-    return [(encode.key, sampled.encode_ms * n / sum(patches)) for encode, n in zip(plan.encode, patches, strict=True)]
 
 
 def measure(scheduler: Scheduler, metrics: Metrics) -> None:

@@ -78,9 +78,11 @@ def serve(boot: Boot, link: EngineLink) -> None:
     hardware = share_hardware(wanted, ranks.wait_loaded() if ranks else [])
     config = resolve(boot.model, boot.engine, spec, wanted.dtype, hardware, size)
     metrics = Metrics()
+    if ranks:
+        ranks.begin(config)
     worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
-        ranks.begin(config, worker)
+        ranks.follow(worker)
     engine = Engine(build_scheduler(config, spec, worker.saved), ranks or worker, link, metrics)
     link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
     engine.run()

@@ -96,9 +96,12 @@ class Ranks:
         """Until every rank has loaded; what each has."""
         return [self._loaded.get() for _ in self._ranks]
 
-    def begin(self, config: EngineConfig, first: Executor) -> None:
-        """Every rank makes its memory; then `execute` may be called. `first` is the rank of this process."""
+    def begin(self, config: EngineConfig) -> None:
+        """Every rank makes its memory. The first must do so now too: they may have sums to make together."""
         self._send(_ENCODER.encode(config))
+
+    def follow(self, first: Executor) -> None:
+        """From now on `execute` may be called. `first` is the rank of this process."""
         self._first = first
 
     def execute(self, plan: Plan) -> Sampled:

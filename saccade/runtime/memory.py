@@ -39,14 +39,17 @@ class EmbeddingMemory:
         self._shard = shard
         self._disk = disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
+        self._ready: dict[ImageKey, torch.cuda.Event] = {}  # of rows that are still being computed on another stream, or were
         self._host: dict[ImageKey, torch.Tensor] = {}
         self._none = torch.empty((0, width), dtype=dtype, device=device)
 
-    def put(self, key: ImageKey, embedding: torch.Tensor) -> None:
-        """Make an embedding resident on the device."""
+    def put(self, key: ImageKey, embedding: torch.Tensor, ready: torch.cuda.Event | None = None) -> None:
+        """Make an embedding, which owns its memory, resident on the device. `ready`: when another stream has computed it."""
         # A view would keep all of its buffer alive, or change when the buffer is used again.
-        owned = embedding.untyped_storage().nbytes() == embedding.nbytes
-        self._rows[key] = embedding if owned else embedding.clone()
+        assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its memory"
+        self._rows[key] = embedding
+        if ready is not None:
+            self._ready[key] = ready
 
     def move(self, move: Move) -> None:
         """Carry out one move. Copies between host and device are in stream order."""
@@ -54,8 +57,10 @@ class EmbeddingMemory:
         match move.source, move.target:
             case "device", None:
                 del self._rows[key]
+                self._ready.pop(key, None)
             case "device", "host":
-                self._host[key] = self._to_host(self._rows.pop(key))
+                self._host[key] = self._to_host(self._use(key))
+                del self._rows[key]
             case "host", None:
                 del self._host[key]
             case "host", "device":
@@ -69,14 +74,23 @@ class EmbeddingMemory:
     def save(self, key: ImageKey) -> None:
         """Begin to write an embedding that is on the device to disk."""
         if self._disk is not None:
-            self._disk.write(key, self._rows[key].cpu())
+            self._disk.write(key, self._use(key).cpu())
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
         """Rows [offset, offset + length) of each (key, offset, length), back to back: [sum of lengths, width]."""
         if not parts:
             return self._none
-        rows = [self._rows[key][offset : offset + length] for key, offset, length in parts]
+        rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _use(self, key: ImageKey) -> torch.Tensor:
+        """The rows of an embedding on the device, for work on the current stream, which waits for them."""
+        rows = self._rows[key]
+        if (ready := self._ready.pop(key, None)) is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(ready)
+            rows.record_stream(stream)  # their memory is the other stream's, and must not be used again before this one has done
+        return rows
 
     def _to_host(self, rows: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cpu":

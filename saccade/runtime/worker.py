@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from saccade.parallel import WHOLE, Shard
 from saccade.runtime.batch import Slot, build_batch
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import CudaCapture
+from saccade.runtime.graphs import CudaCapture, eager
 from saccade.runtime.memory import EmbeddingMemory, KVMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import sample
@@ -50,9 +49,9 @@ class Worker:
         self._kv = KVMemory(net.spec.kv_layout.on_rank(shard.size), config.kv_pages, config.page_size, dtype, self._device)
         like = self._kv.layers[0][0]
         self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-        self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else None)
+        self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else eager)
         self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
-        self._disk = open_disk(net.spec, config, shard, self._encoder) if config.embeddings.disk_bytes else None
+        self._disk = open_disk(net.spec, config, shard, self._vision) if config.embeddings.disk_bytes else None
         self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device, shard, self._disk)
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids
@@ -69,7 +68,9 @@ class Worker:
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Sampled:
-        """Do one step: close, open, moves, encode, save, forward, sample."""
+        """Do one step: close, open, moves, encode, forward, sample, save."""
+        if plan.adapt:
+            return Sampled(unfinished=self._vision.adapt())
         for index in plan.close:
             self._slots[index] = None
         for opened in plan.open:
@@ -77,25 +78,18 @@ class Worker:
             self._slots[opened.slot] = Slot(opened, self._positions, self._kv.page_size, self._device)
         for move in plan.moves:
             self._embeddings.move(move)
-        encode_ms = self._encode(plan) if plan.encode else 0.0
+        if plan.encode:
+            for encoded in self._vision.encode(plan.encode):
+                self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
+        sampled = self._forward(plan) if plan.rows else Sampled()
         for key in plan.save:
             self._embeddings.save(key)
-        sampled = self._forward(plan) if plan.rows else Sampled()
         disk = self._disk.collect(plan.wait) if self._disk else ()
-        return replace(sampled, encode_ms=encode_ms, disk=disk)
+        return replace(sampled, encoded=self._vision.finish(), disk=disk)
 
     def _forward(self, plan: Plan) -> Sampled:
         batch = build_batch(plan, self._slots, self._embeddings, self._device)
         return self._sample(plan, self._net.forward(batch, self._kv.layers))  # logits: [R, V] float32
-
-    def _encode(self, plan: Plan) -> float:
-        """Returns ms taken."""
-        begun = time.perf_counter()
-        for key, embedding in self._vision.encode(plan.encode):
-            self._embeddings.put(key, embedding)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # for the time's sake; a step that encodes is too long for this to matter
-        return (time.perf_counter() - begun) * 1e3
 
     def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
         slots = [slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None]
@@ -107,10 +101,10 @@ class Worker:
         return Sampled(tokens, logprobs)
 
 
-def open_disk(spec: FamilySpec, config: EngineConfig, shard: Shard, encoder: PackedEncoder) -> DiskTier | None:
+def open_disk(spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder) -> DiskTier | None:
     """The first rank's files; None on the others, which only take part in finding out what model this is. Raises StartupError."""
     assert config.embeddings.folder is not None
-    fingerprint = fingerprint_encoder(spec, torch.device(config.device), encoder.encode)
+    fingerprint = fingerprint_encoder(spec, torch.device(config.device), vision.encode_now)
     if shard.rank:
         return None
     try:

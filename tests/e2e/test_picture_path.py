@@ -117,7 +117,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def bare(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """No prefix cache, room for one embedding, and the default policy for addresses. The last test kills it."""
     work = tmp_path_factory.mktemp("bare")
-    options = ("--disable-radix-cache", "--embedding-cache-mb", "0", "--log-slow-seconds", "0")
+    options = ("--disable-radix-cache", "--embedding-cache-device-mb", "0", "--log-slow-seconds", "0")
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
 

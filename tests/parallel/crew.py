@@ -55,7 +55,8 @@ class ThreadCrew:
         ]
 
     def hire(self, config: EngineConfig, arena: Arena) -> Workers:
-        return ThreadWorkers([Worker(net, config, arena, shard, self.encoder) for net, shard in zip(self.nets, self.shards)])
+        # Side by side, as in processes of their own: where they encode to begin with, they have sums to make together.
+        return ThreadWorkers(together(lambda net, shard: Worker(net, config, arena, shard, self.encoder), self.nets, self.shards))
 
 
 class ThreadWorkers:

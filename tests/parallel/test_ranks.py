@@ -14,7 +14,7 @@ import torch
 
 from saccade import LLM, SamplingParams
 from saccade.core.arena import Arena
-from saccade.core.config import EngineConfig, ParallelConfig
+from saccade.core.config import EmbeddingBudgets, EngineConfig, ParallelConfig
 from saccade.engine.ranks import Ranks
 from saccade.families.registry import load_spec
 from saccade.parallel import meeting_place
@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed_while_it_loads_is_reported(tmp_path: Path) -> Non
         assert reasons.get(timeout=10) == f"rank 1 (process {processes[0].pid}) was killed by signal 9"
 
 
-def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Callable[..., Path]) -> None:
+def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     set_threads()
     wanted = plan_load(checkpoint("qwen3_vl"))
     whole = load_net(load_spec(Path(wanted.folder)), Path(wanted.folder), dtype=torch.float32, device=torch.device("cpu"), progress=False)
@@ -76,10 +76,13 @@ def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Ca
 
         class Hired:
             def hire(self, config: EngineConfig, arena: Arena) -> Ranks:
-                ranks.begin(config, Worker(net, config, arena, shard, wanted.parallel.encoder))
+                ranks.begin(config)
+                ranks.follow(Worker(net, config, arena, shard, wanted.parallel.encoder))
                 return ranks
 
-        assert answer(Harness(net, Hired(), arena, kv_pages=64)) == answer(Harness(whole, kv_pages=64))
+        # With a disk, the ranks encode a picture together before they begin.
+        budgets = EmbeddingBudgets(1 << 20, 0, 1 << 20, str(tmp_path))
+        assert answer(Harness(net, Hired(), arena, kv_pages=64, embeddings=budgets)) == answer(Harness(whole, kv_pages=64))
         assert reasons.empty()
         processes[0].send_signal(signal.SIGSTOP)
         assert reasons.get(timeout=20) == f"rank 1 (process {processes[0].pid}) has not been heard of for 5 s"
