@@ -1,4 +1,4 @@
-"""The command lines of the lab: `bench media`, `bench encoder`, `make-checkpoint`, for the main program to mount.
+"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `make-checkpoint`, for the main program to mount.
 
 Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import App
 
-from saccade.lab.options import EncoderBenchOptions, MediaBenchOptions, PresetName
+from saccade.lab.options import EncoderBenchOptions, KernelBenchOptions, MediaBenchOptions, PresetName
 from saccade.tools.cli import PLAIN, Flat, bench
 
 checkpoint = App(name="make-checkpoint", help="Make a model folder to measure with.", default_parameter=PLAIN)
@@ -32,6 +32,14 @@ def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptio
     from saccade.lab.encoder import bench_encoder
 
     bench_encoder(options)
+
+
+@bench.command
+def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions()) -> None:
+    """Memory speed of the rotary embedding, and what a picture's positions cost, beside transformers' ways."""
+    from saccade.lab.kernels import bench_kernels
+
+    bench_kernels(options)
 
 
 @checkpoint.default

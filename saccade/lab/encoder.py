@@ -7,10 +7,8 @@ tower's alone. Runs take turns; figures are medians.
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +28,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.families.registry import load_spec, net_module
 from saccade.lab.checkpoint import make_checkpoint
+from saccade.lab.machine import describe, pick_device, run_ms, where
 from saccade.lab.options import EncoderBenchOptions
 from saccade.lab.presets import PRESETS
 from saccade.parallel import WHOLE
@@ -65,11 +64,7 @@ class EncoderFigure:
 
 def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
     """Measure, print a table, and write the JSON."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
-    if options.device == "cuda" and device.type == "cpu":
-        raise ConfigError("--device cuda: torch sees no CUDA device")
+    device = pick_device(options.device, options.threads)
     figures: list[EncoderFigure] = []
     for model in options.models:
         for dtype in options.dtypes:
@@ -145,11 +140,7 @@ def _time(ways: dict[Mode, Way], blank: EncoderFigure, repeats: int, device: tor
     found = {mode: torch.cat(list(way())).float() for mode, way in ways.items()}
     for _ in range(repeats):
         for mode, way in ways.items():
-            _wait(device)
-            begun = time.perf_counter()
-            way()
-            _wait(device)
-            times[mode].append(1e3 * (time.perf_counter() - begun))
+            times[mode].append(run_ms(way, device))
     wanted = found.get("transformers")
     figures = []
     for mode, ms in times.items():
@@ -158,11 +149,6 @@ def _time(ways: dict[Mode, Way], blank: EncoderFigure, repeats: int, device: tor
             error = float((found[mode][:, : wanted.shape[1]] - wanted).abs().max() / wanted.std())
         figures.append(replace(blank, mode=mode, ms=ms, error=error))
     return figures
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | None:
@@ -176,8 +162,7 @@ def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | 
 
 def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
     """For people."""
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    shown = Table("model", "dtype", "pictures", "how", title=f"Vision tower on {where}", title_justify="left")
+    shown = Table("model", "dtype", "pictures", "how", title=f"Vision tower on {where(device)}", title_justify="left")
     for name in ("ms", "ms per picture", "pictures/s", "tokens/s", "times transformers", "max error"):
         shown.add_column(name, justify="right")
     for figure in figures:
@@ -200,5 +185,4 @@ def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
 def as_json(figures: Sequence[EncoderFigure], device: torch.device) -> dict[str, Any]:
     """Every run of every figure, and what they depend on."""
     rows = [asdict(figure) | {"median_ms": figure.median_ms, "times_transformers": speedup(figure, figures)} for figure in figures]
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
-    return {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "figures": rows}
+    return describe(device) | {"figures": rows}

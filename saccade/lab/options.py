@@ -78,3 +78,31 @@ class EncoderBenchOptions:
     def __post_init__(self) -> None:
         if self.repeats < 1 or self.batch < 1:
             raise ConfigError(f"--repeats {self.repeats}, --batch {self.batch}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBenchOptions:
+    """What to measure, and where the figures go."""
+
+    models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
+    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of positions is made of weights."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Number formats of queries and keys."""
+    tokens: int | None = None
+    """Tokens turned by the rotary embedding at a time. Derived: 4096 on cpu, 65536 on cuda."""
+    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
+    """Picture sizes, WIDTHxHEIGHT, whose positions are computed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where. auto: cuda if there is one."""
+    repeats: int = 10
+    """Runs of each measurement, in turns; figures are medians."""
+    threads: int | None = None
+    """CPU threads. Derived: torch's own choice."""
+    without_transformers: bool = False
+    """Measure Saccade alone."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or (self.tokens is not None and self.tokens < 1):
+            raise ConfigError(f"--repeats {self.repeats}, --tokens {self.tokens}: must be at least 1")

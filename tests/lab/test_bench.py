@@ -1,0 +1,53 @@
+"""`saccade bench encoder` and `saccade bench kernels` measure the real path, beside transformers on the same numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.lab.encoder import bench_encoder
+from saccade.lab.kernels import bench_kernels
+from saccade.lab.options import EncoderBenchOptions, KernelBenchOptions
+
+TINY = ("tiny-qwen2.5-vl", "tiny-qwen3-vl")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kernels.json"
+    options = KernelBenchOptions(("tiny-qwen2-vl", *TINY), tokens=100, resolutions=("160x96",), repeats=2, device="cpu", output_file=path)
+    figures = bench_kernels(options)
+    assert "Rotary embedding on 1 CPU threads" in capsys.readouterr().out
+    assert figures.notes == [], "the same positions"
+    report = json.loads(path.read_text())
+    assert len(report["rotary"]) == 3 * 2 * 2 * 3 and len(report["positions"]) == 3 * 3
+    for figure in report["rotary"]:
+        size = 4 if figure["dtype"] == "float32" else 2
+        assert figure["nbytes"] == figure["tokens"] * figure["heads"] * figure["head_dim"] * size
+        assert len(figure["ms"]) == 2 and figure["gb_per_s"] > 0
+        if figure["how"] == "saccade":
+            assert figure["error"] < (1e-5 if size == 4 else 0.1)
+    assert {figure["how"] for figure in report["positions"]} == {"new grid", "seen grid", "transformers"}
+
+
+def test_bench_encoder_has_transformers_embeddings(tmp_path: Path) -> None:
+    path = tmp_path / "encoder.json"
+    bench_encoder(EncoderBenchOptions(TINY, ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path))
+    figures = json.loads(path.read_text())["figures"]
+    assert {(figure["model"], figure["pictures"], figure["mode"]) for figure in figures} == {
+        (model, pictures, mode)
+        for model in TINY
+        for pictures, modes in (
+            ("160x96", ("packed", "transformers")),
+            ("2 x 160x96", ("packed", "one by one", "transformers")),
+        )
+        for mode in modes
+    }
+    assert all(figure["error"] < 1e-3 for figure in figures if figure["mode"] != "transformers")
