@@ -23,6 +23,7 @@ GIB = 1 << 30
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["flash", "sdpa"]
+PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 LARGEST_TP = 64
@@ -82,6 +83,9 @@ class EngineOptions:
     mm_attention_backend: EncoderAttention | Literal["auto"] = "auto"
     """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16 bits). sdpa: a call per picture size.
     auto: flash where it works."""
+    patch_embed: PatchEmbedding = "exact"
+    """exact: pixels are normalised as the model's own processor does it. folded: that, and the second frame of a still picture, are part of
+    the first layer's weights: less work, as exact on average, not the same bits."""
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
     vit_graph_buckets: tuple[int, ...] = ()
@@ -349,6 +353,9 @@ def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cu
     if attention == "flash" and not flash:
         raise ConfigError("--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits")
     if attention != "flash" or engine.disable_vit_graph:
+        if engine.vit_graph_buckets:
+            why = "--disable-vit-graph is set" if engine.disable_vit_graph else "graphs need --device cuda and flash attention"
+            raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
     merged = spec.image_rules.merge**2
     wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]

@@ -33,6 +33,7 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_image_bytes_shipped_total", "counter", "Bytes of resized pixels handed to the engine"),
     Metric("saccade_images_encoded_total", "counter", "Pictures run through the vision tower"),
     Metric("saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"),
+    Metric("saccade_step_patches_largest", "gauge", "Most patches run through the vision tower in one step so far"),
     Metric("saccade_image_hits_total", "counter", "Pictures of requests found at a level of cache", ("level",)),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
     Metric("saccade_decode_worker_restarts_total", "counter", "Decode workers replaced after a crash, a hang or a memory blow-up"),

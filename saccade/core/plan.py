@@ -6,6 +6,7 @@ sampled itself, so a plan names positions, not token values, and the plan of ste
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,6 +114,11 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         return sum(row.length for row in self.rows)
+
+    @property
+    def patches(self) -> int:
+        """To be run through the vision tower."""
+        return sum(math.prod(encode.grid) for encode in self.encode)
 
     @property
     def empty(self) -> bool:

@@ -47,7 +47,10 @@ class Engine:
                 sampled = self._workers.execute(plan)
                 self._deltas += self._scheduler.apply(plan, sampled)
                 self._encoded += sampled.encoded
-                self._unadapted = self._unadapted or bool(plan.encode)
+                if plan.encode:
+                    self._unadapted = True
+                    most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
+                    self._metrics.set("saccade_step_patches_largest", most)
             elif self._unadapted and self._scheduler.idle:
                 # One graph at a time: whatever comes in meanwhile goes first.
                 self._unadapted = self._workers.execute(Plan(plan.step, adapt=True)).unfinished

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard, encoder_shard) -> FamilyNet`,
+    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard, encoder_shard, patch_embed) -> FamilyNet`,
     `canonical_name(name)` and `harmless(name, spec)`.
     """
 

@@ -16,9 +16,15 @@ def patchify(
     Merged order: the merge x merge patches that become one token stand together, row by row. A still picture fills all frames of a patch.
     mean, std: [3] float32, of the 0..255 scale.
     """
-    height, width, channels = image.shape
-    cut = image.view(height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels)
+    channels = image.shape[2]
     # Bytes are moved before they become four times as large.
-    pixels = cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels, 1, patch * patch).float()
+    pixels = cut_patches(image, patch, merge).view(-1, channels, 1, patch * patch).float()
     normal = pixels.sub_(mean.view(channels, 1, 1)).div_(std.view(channels, 1, 1)).to(dtype)
     return normal.expand(-1, -1, frames, -1).reshape(normal.shape[0], -1)
+
+
+def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
+    """The bytes of each patch [N, 3 * patch * patch] of a picture, uint8 [H, W, 3], in merged order."""
+    height, width, channels = image.shape
+    cut = image.view(height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels)
+    return cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels * patch * patch)

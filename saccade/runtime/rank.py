@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig
+from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig, PatchEmbedding
 from saccade.core.errors import StartupError
 from saccade.core.plan import Plan
 from saccade.families.registry import load_spec
@@ -53,6 +53,7 @@ class Load:
     threads: int
     parallel: ParallelConfig
     group_fd: int
+    patch_embed: PatchEmbedding = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def load(wanted: Load) -> tuple[FamilyNet, Shard]:
         device=torch.device(wanted.device),
         shard=shard,
         encoder=wanted.parallel.encoder,
+        patch_embed=wanted.patch_embed,
         load_format=wanted.format,
         progress=wanted.rank == 0,
     )

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from saccade.core.config import EncoderMode
+from saccade.core.config import EncoderMode, PatchEmbedding
 from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
@@ -40,6 +40,7 @@ def load_net(
     device: torch.device,
     shard: Shard = WHOLE,
     encoder: EncoderMode = "weights",
+    patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
     progress: bool = True,
 ) -> FamilyNet:
@@ -54,10 +55,10 @@ def load_net(
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     if load_format == "dummy":
-        net = module.build(spec, DummyWeights(dtype, device), shard, encoder_shard)
+        net = module.build(spec, DummyWeights(dtype, device), shard, encoder_shard, patch_embed)
         return net
     with CheckpointWeights(folder, module.canonical_name, dtype, device, progress=progress) as weights:
-        net = module.build(spec, weights, shard, encoder_shard)
+        net = module.build(spec, weights, shard, encoder_shard, patch_embed)
         if unused := [name for name in weights.unused() if not module.harmless(name, spec)]:
             shown = ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else "")
             logger.warning("%s: %d tensors belong to no layer of %s and are ignored: %s", folder, len(unused), spec.family, shown)

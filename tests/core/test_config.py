@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from saccade.core.config import GIB, EngineConfig, EngineOptions, Hardware, ModelOptions, kv_page_bytes, resolve
+from saccade.core.config import (
+    GIB,
+    VIT_GRAPH_SIZES,
+    EncoderConfig,
+    EngineConfig,
+    EngineOptions,
+    Hardware,
+    ModelOptions,
+    kv_page_bytes,
+    resolve,
+)
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import DEMO
@@ -65,11 +75,30 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"chunked_prefill_size": -4}, "--chunked-prefill-size"),
         ({"context_length": 10**9}, "--context-length"),
         ({"max_running_requests": -1}, "--max-running-requests"),
+        ({"max_encode_patches": 0}, "--max-encode-patches"),
+        ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
+        ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(spec: FamilySpec, options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         decide(spec, **options)
+
+
+def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
+    derived = decide(spec, gpu)
+    assert derived.encoder == EncoderConfig("flash", VIT_GRAPH_SIZES) and derived.encode_patches == 65536
+    assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig("flash", (128, 512))
+    assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
+    assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
+    assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
+    for options, word in (
+        ({"vit_graph_buckets": (130,)}, "multiple of 4"),
+        ({"vit_graph_buckets": (128,), "disable_vit_graph": True}, "set"),
+    ):
+        with pytest.raises(ConfigError, match=rf"--vit-graph-buckets .*{word}"):
+            decide(spec, gpu, **options)
 
 
 def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:

@@ -91,6 +91,21 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(family: FamilyName, che
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its storage"
 
 
+def test_a_folded_patch_embedding_is_as_exact(family: FamilyName, reference: Callable[..., Reference]) -> None:
+    """In float32 it is the reference's but for rounding; in bfloat16 it is no further from it than the exact way."""
+    judge = reference(family)
+    pixels = [judge.resize(picture(100, 140, seed=1)), judge.resize(picture(64, 64, seed=2))]
+    wanted = torch.cat(judge.embeddings(pixels)).double()
+    errors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for way in ("exact", "folded"):
+            net = load_net(load_spec(judge.folder), judge.folder, dtype=dtype, device=CPU, patch_embed=way, progress=False)  # type: ignore[arg-type]
+            found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()
+            errors[dtype, way] = float((found - wanted).abs().mean())
+    assert errors[torch.float32, "folded"] < 1e-5
+    assert errors[torch.bfloat16, "folded"] < 1.2 * errors[torch.bfloat16, "exact"]
+
+
 def test_windows_of_equal_size_stand_together() -> None:
     order, lengths = window_order((1, 10, 6), merge=2, window=2)
     assert lengths == (16, 16, 8, 8, 8, 4), "two full windows, three half ones, the corner"

@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from saccade.core.config import PatchEmbedding
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
@@ -20,9 +21,9 @@ HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 class QwenVLNet:
     """Implements `FamilyNet`."""
 
-    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> None:
+    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard, patch_embed: PatchEmbedding) -> None:
         self.spec = spec
-        self.vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard)
+        self.vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard, patch_embed)
         self.text = TextModel(weights, spec.text, shard)
 
     @torch.inference_mode()
@@ -30,9 +31,9 @@ class QwenVLNet:
         return self.text(batch, kv)
 
 
-def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> QwenVLNet:
+def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard, patch_embed: PatchEmbedding = "exact") -> QwenVLNet:
     """`encoder_shard` is the vision tower's. Raises CheckpointError where a tensor is missing or misshapen."""
-    return QwenVLNet(spec, weights, shard, encoder_shard)
+    return QwenVLNet(spec, weights, shard, encoder_shard, patch_embed)
 
 
 def canonical_name(name: str) -> str:

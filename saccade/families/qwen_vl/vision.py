@@ -12,11 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from saccade.core.config import PatchEmbedding
 from saccade.core.family import ImageRules
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import LONGEST_SIDE, VisionConfig
 from saccade.kernels.attention import Backend, Segments, varlen_attention
-from saccade.kernels.patchify import patchify
+from saccade.kernels.patchify import cut_patches, patchify
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
@@ -75,6 +76,50 @@ class PatchMerger:
         return self.down(self.up(x))
 
 
+class PatchEmbed:
+    """Pixels to rows: the checkpoint's 3-d convolution, whose stride is its kernel, as the matrix that it is."""
+
+    __slots__ = ("config", "dtype", "linear", "mean", "std")
+
+    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
+        self.config = config
+        self.dtype = weights.dtype
+        self.mean, self.std = (torch.tensor(values, device=weights.device) * 255.0 for values in (rules.mean, rules.std))
+        self.linear = Linear(*_convolution(weights, config))
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 [H, W, 3] -> [N, hidden]"""
+        config = self.config
+        return self.linear(patchify(pixels, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype))
+
+
+class FoldedPatchEmbed:
+    """The same with the norm, and the frames of a still picture, which are alike, folded into the matrix.
+
+    Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept, and added, in float32.
+    """
+
+    __slots__ = ("bias", "config", "dtype", "linear")
+
+    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
+        matrix, bias = _convolution(weights, config)
+        mean, std = (torch.tensor(values, device=weights.device).view(1, 3, 1) * 255.0 for values in (rules.mean, rules.std))
+        # [D, 3, frames, P * P] -> [D, 3, P * P]
+        folded = matrix.float().view(config.hidden, 3, config.temporal_patch, -1).sum(dim=2) / std
+        self.bias = (folded * (128.0 - mean)).sum(dim=(1, 2)) + (0.0 if bias is None else bias.float())
+        self.config = config
+        self.dtype = weights.dtype
+        self.linear = Linear(folded.view(config.hidden, -1).to(self.dtype))
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 [H, W, 3] -> [N, hidden]"""
+        centred = cut_patches(pixels, self.config.patch, self.config.merge).to(self.dtype).sub_(128)
+        return (self.linear(centred) + self.bias).to(self.dtype)
+
+
+PATCH_EMBEDS: dict[PatchEmbedding, Callable[[Weights, VisionConfig, ImageRules], Layer]] = {"exact": PatchEmbed, "folded": FoldedPatchEmbed}
+
+
 class VisionTower:
     """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`."""
 
@@ -83,24 +128,18 @@ class VisionTower:
         "config",
         "cos",
         "deepstack",
-        "dtype",
         "layers",
-        "mean",
         "merger",
         "patch_embed",
         "position_table",
         "sin",
-        "std",
     )
     axes = 2
 
-    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard) -> None:
+    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard, patch_embed: PatchEmbedding) -> None:
         device = weights.device
         self.config = config
-        self.dtype = weights.dtype
-        self.mean = torch.tensor(rules.mean, device=device) * 255.0
-        self.std = torch.tensor(rules.std, device=device) * 255.0
-        self.patch_embed = _patch_embed(weights, config)
+        self.patch_embed = PATCH_EMBEDS[patch_embed](weights, config, rules)
         self.position_table = None
         if config.position_side:
             self.position_table = weights.load(Part("visual.pos_embed.weight", (config.position_side**2, config.hidden)))
@@ -144,9 +183,7 @@ class VisionTower:
         return torch.cat([self.merger(x), *levels], dim=1) if levels else self.merger(x)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        config = self.config
-        patches = patchify(pixels, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype)
-        x = self.patch_embed(patches)
+        x = self.patch_embed(pixels)
         if facts.position_embedding is not None:
             x = x + facts.position_embedding
         if facts.order is not None:
@@ -156,7 +193,7 @@ class VisionTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         frames, height, width = grid
         assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer picture in"
-        device, merge = self.mean.device, self.config.merge
+        device, merge = self.cos.device, self.config.merge
         row, column = merged_order(height, width, merge)
         places = np.tile(np.stack((row, column)), frames)  # [2, N]
         segments = [(height * width,) * frames]
@@ -234,9 +271,9 @@ def _mlp(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> Lay
     return MLP(weights, (f"{name}.{up}", f"{name}.{down}"), sizes, config.activation, shard)
 
 
-def _patch_embed(weights: Weights, config: VisionConfig) -> Linear:
-    """The checkpoint's 3-d convolution, whose stride is its kernel, as the matrix that it is."""
+def _convolution(weights: Weights, config: VisionConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrix [hidden, 3 * frames * patch * patch] and bias."""
     kernel = (3, config.temporal_patch, config.patch, config.patch)
     matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(config.hidden, -1)
     bias = weights.load(Part("visual.patch_embed.proj.bias", (config.hidden,))) if config.variant == "qwen3_vl" else None
-    return Linear(matrix, bias)
+    return matrix, bias
