@@ -51,6 +51,9 @@ class ModelOptions:
     """A file with a chat template to use instead of the checkpoint's."""
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
+    patch_embed: PatchEmbedding = "exact"
+    """exact: pixels are normalised as the model's own processor does it. folded: that, and the second frame of a still picture, are part of
+    the first layer's weights: less work, as exact on average, not the same bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,6 @@ class EngineOptions:
     mm_attention_backend: EncoderAttention | Literal["auto"] = "auto"
     """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16 bits). sdpa: a call per picture size.
     auto: flash where it works."""
-    patch_embed: PatchEmbedding = "exact"
-    """exact: pixels are normalised as the model's own processor does it. folded: that, and the second frame of a still picture, are part of
-    the first layer's weights: less work, as exact on average, not the same bits."""
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
     vit_graph_buckets: tuple[int, ...] = ()

@@ -104,7 +104,7 @@ def plan_load(boot: Boot, spec: FamilySpec) -> Load:
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
         parallel=parallel,
         group_fd=meeting_place(),
-        patch_embed=boot.engine.patch_embed,
+        patch_embed=boot.model.patch_embed,
     )
 
 
