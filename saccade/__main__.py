@@ -1,4 +1,5 @@
-"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`, `eval`; the lab's `make-checkpoint`.
+"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`, `eval`; the lab's `make-checkpoint`,
+`simulate`.
 
 Options come from the dataclasses of `core/config.py`, of the tools and of the lab.
 """
@@ -16,7 +17,7 @@ from rich.console import Console
 from saccade import __version__
 from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import SaccadeError
-from saccade.lab.cli import checkpoint
+from saccade.lab.cli import checkpoint, simulation
 from saccade.tools.cli import bench, evaluation, probe
 
 app = App(
@@ -25,7 +26,7 @@ app = App(
     version=__version__,
     default_parameter=Parameter(negative=""),
 )
-for tool in (bench, probe, evaluation, checkpoint):
+for tool in (bench, probe, evaluation, checkpoint, simulation):
     app.command(tool)
 
 

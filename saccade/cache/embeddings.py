@@ -182,9 +182,13 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
+    def worth(self, uses: int, num_tokens: int, /) -> float:
+        """What an embedding's place is worth: what it has saved so far, per token, which is per byte."""
+        return max(uses, 1) * encode_cost(num_tokens) / num_tokens
+
     def _worth(self, key: ImageKey) -> float:
         known = self._known[key]
-        return max(known.uses, 1) * encode_cost(known.num_tokens) / known.num_tokens
+        return self.worth(known.uses, known.num_tokens)
 
     def _to_device(self, key: ImageKey, spare: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)

@@ -1,4 +1,5 @@
-"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `make-checkpoint`, for the main program to mount.
+"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `bench eviction`, `make-checkpoint`, `simulate`, for the
+main program to mount.
 
 Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
 """
@@ -12,10 +13,20 @@ from typing import Annotated
 
 from cyclopts import App
 
-from saccade.lab.options import EncoderBenchOptions, KernelBenchOptions, MediaBenchOptions, PresetName
+from saccade.lab.options import (
+    EncoderBenchOptions,
+    EvictionOptions,
+    KernelBenchOptions,
+    MachineOptions,
+    MediaBenchOptions,
+    PresetName,
+    SimulateOutput,
+    TraceOptions,
+)
 from saccade.tools.cli import PLAIN, Flat, bench
 
 checkpoint = App(name="make-checkpoint", help="Make a model folder to measure with.", default_parameter=PLAIN)
+simulation = App(name="simulate", help="Estimate hits, bytes and times without a model.", default_parameter=PLAIN)
 
 
 @bench.command
@@ -40,6 +51,35 @@ def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions
     from saccade.lab.kernels import bench_kernels
 
     bench_kernels(options)
+
+
+@bench.command
+def eviction(*, options: Annotated[EvictionOptions, Flat] = EvictionOptions()) -> None:
+    """Which eviction policy of embeddings finds the most pictures, and saves the most encoding, on drawn traces."""
+    from saccade.lab.eviction import bench_eviction
+
+    bench_eviction(options)
+
+
+@simulation.default
+def simulate(
+    result: Path | None = None,
+    /,
+    *,
+    trace: Annotated[TraceOptions, Flat] = TraceOptions(),
+    machine: Annotated[MachineOptions, Flat] = MachineOptions(),
+    output: Annotated[SimulateOutput, Flat] = SimulateOutput(),
+) -> int:
+    """Send a trace through the real caches and scheduler, without tensors, and estimate what it would take.
+
+    Parameters
+    ----------
+    result
+        A file that `saccade bench serve --save-text --output-file` wrote: its last run is replayed. Derived: a drawn trace.
+    """
+    from saccade.lab.simulate import simulate as run
+
+    return run(result, trace, machine, output)
 
 
 @checkpoint.default

@@ -80,6 +80,150 @@ class EncoderBenchOptions:
             raise ConfigError(f"--repeats {self.repeats}, --batch {self.batch}: must be at least 1")
 
 
+ProfileName = Literal["cpu", "h200"]
+TraceName = Literal["zipf", "chat", "agent"]
+Routing = Literal["random", "round-robin", "affinity", "bounded"]
+Level = Literal["steps", "caches"]
+Policy = Literal["gdsf", "gds", "lru", "lfu", "size"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What is asked, where no measured run is replayed."""
+
+    trace: TraceName = "zipf"
+    """zipf: single questions about popular pictures. chat: rounds with the whole history resent. agent: a trail of screenshots."""
+    num_prompts: int = 10_000
+    """Requests; of chats and trails all rounds count."""
+    pictures: int = 1000
+    """Different popular pictures, for each tenant."""
+    zipf: float = 1.0
+    """The n-th most popular picture is shown n ** -this as often as the first."""
+    repeat_ratio: float = 0.9
+    """Share of pictures that are popular ones (agent: that show the same screen again); the others are shown for the first time."""
+    image_count: int = 1
+    """Pictures per request; per round of a chat."""
+    image_resolution: str = "random:224x224-2560x1440"
+    """WIDTHxHEIGHT, random:AxB-CxD (each picture its own), or 720p, 1080p, 1440p, 4k."""
+    rounds: int = 8
+    """chat, agent: questions per chat."""
+    keep_images: int = 5
+    """agent: pictures of so many last rounds are sent again. 0: all."""
+    tenants: int = 1
+    """Share nothing with each other."""
+    rate: float = 5.0
+    """Requests per second that come in, over all replicas (chats at this divided by their rounds). inf: all at once."""
+    think_time: float = 2.0
+    """chat, agent: seconds between an answer and the next question, on average."""
+    input_len: int = 100
+    """Tokens of each question."""
+    output_len: int = 64
+    """Tokens of each answer."""
+    seed: int = 1
+    """Decides everything that is drawn."""
+
+    def __post_init__(self) -> None:
+        least = {"num_prompts": 1, "pictures": 1, "image_count": 0, "rounds": 1, "keep_images": 0, "tenants": 1}
+        least |= {"input_len": 1, "output_len": 1, "zipf": 0, "repeat_ratio": 0, "think_time": 0}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {lowest}")
+        if self.repeat_ratio > 1:
+            raise ConfigError(f"--repeat-ratio {self.repeat_ratio}: must be at most 1")
+        if not self.rate > 0:
+            raise ConfigError(f"--rate {self.rate}: must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOptions:
+    """On what."""
+
+    profile: ProfileName = "cpu"
+    """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
+    model: str | None = None
+    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo". Derived: the profile's sizes; demo."""
+    constants: Path | None = None
+    """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
+    replicas: int = 1
+    """Servers side by side."""
+    routing: tuple[Routing, ...] = ()
+    """How requests find a replica; several are compared. affinity: by their first picture. bounded: the same, but not to one that has
+    much more to do than others. Derived: all four for several replicas."""
+    level: Level | None = None
+    """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for the time. Derived: steps up to 5000
+    requests."""
+    policy: Policy = "gdsf"
+    """Which embeddings go first: gdsf is what Saccade does; the others are here to compare."""
+    kv_tokens: int | None = None
+    """Tokens that the KV cache holds. Derived: by the profile."""
+    page_size: int = 16
+    """Tokens per KV page; level caches may count in larger ones, and says so."""
+    chunked_prefill_size: int | None = None
+    """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
+    embedding_device_mb: int | None = None
+    """Device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
+    embedding_host_mb: int | None = None
+    """Host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
+    embedding_disk_mb: int = 0
+    """Disk space for embeddings."""
+    disable_radix_cache: bool = False
+    """Do not reuse the KV of prompts seen before."""
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "page_size", "kv_tokens", "chunked_prefill_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        for name in ("embedding_device_mb", "embedding_host_mb", "embedding_disk_mb"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOutput:
+    """What is done with it."""
+
+    check: bool = False
+    """Measured run: show hits and TTFT beside the measured ones, round by round; fail if a count of cached tokens differs."""
+    calibrate: Path | None = None
+    """Measured run: fit the profile's costs to its TTFT and TPOT, and write them here for --constants."""
+    output_file: Path | None = None
+    """Write everything here, as JSON."""
+    quiet: bool = False
+    """Print no progress and no tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionOptions:
+    """Which traces the eviction policies are compared on."""
+
+    accesses: int = 100_000
+    """Pictures shown per trace; the first fifth only fills the caches."""
+    pictures: int = 2000
+    """Different pictures, for each tenant."""
+    zipf: tuple[float, ...] = (0.6, 0.8, 1.0, 1.2)
+    """Exponents of popularity."""
+    budgets: tuple[int, ...] = (5, 10, 25, 50)
+    """Percent of all embeddings' bytes that the cache has room for."""
+    image_resolution: str = "random:224x224-2560x2560"
+    """Sizes of the pictures."""
+    tenants: int = 1
+    """Each with pictures of its own."""
+    drift: int = 0
+    """Accesses after which the most popular picture becomes the least popular, so that all move up by one. 0: popularity stays."""
+    seed: int = 1
+    """Decides everything that is drawn."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        if min(self.accesses, self.pictures, self.tenants) < 1 or self.drift < 0:
+            raise ConfigError("--accesses, --pictures and --tenants must be at least 1, --drift at least 0")
+        if any(not 0 < budget <= 100 for budget in self.budgets):
+            raise ConfigError(f"--budgets {self.budgets}: must be above 0 and at most 100")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelBenchOptions:
     """What to measure, and where the figures go."""

@@ -154,7 +154,7 @@ class OutputOptions:
     trace: bool = False
     """Ask a Saccade server where each picture was found (other servers refuse the field)."""
     save_text: bool = False
-    """Keep every answer's text in the output file."""
+    """Keep every question (pictures by digest and size) and answer in the output file; `saccade simulate` replays such files."""
     quiet: bool = False
     """Print no progress and no tables."""
 

@@ -20,6 +20,7 @@ from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration
 from saccade.tools.bench.load import Record, Run
 from saccade.tools.bench.measure import Summary, e2e, itls, output_tokens, tpot, ttft, vision_tokens
+from saccade.tools.bench.workload import outline
 from saccade.tools.eval.contract import Result
 
 Json = dict[str, Any]
@@ -148,6 +149,8 @@ def _request(record: Record, run: Run, calibration: Calibration, save_text: bool
         line["expected"] = turn.expected
     if save_text or turn.expected is not None:
         line["text"] = reply.text
+    if save_text:
+        line["messages"] = outline(turn)
     return line
 
 

@@ -6,6 +6,9 @@ without the interpreter's lock). Does not know which data set a session came fro
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import PIL.Image
+
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.pictures import Picture, data_url, encode
 
 Json = dict[str, Any]
+
+ORIENTATION, LYING = 0x0112, 5
+"""EXIF's tag, and its first value for a picture stored on its side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,26 @@ def picture_url(part: Picture | File) -> str:
     if isinstance(part, File):
         return data_url(part.encoded, part.kind)
     return data_url(encode(part), part.format)
+
+
+def outline(turn: Prepared) -> list[Json]:
+    """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture: what a replay needs, and no pixels."""
+    messages: list[Json] = json.loads(b"[" + turn.full + b"]")
+    for message in messages:
+        if isinstance(message.get("content"), list):
+            message["content"] = [_outlined(part) for part in message["content"]]
+    return messages
+
+
+def _outlined(part: Json) -> Json:
+    if part.get("type") != "image_url":
+        return part
+    data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        width, height = image.size
+        if image.getexif().get(ORIENTATION, 1) >= LYING:
+            width, height = height, width
+    return {"type": "image", "digest": hashlib.sha256(data).hexdigest(), "width": width, "height": height, "bytes": len(data)}
 
 
 def prepare(sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None) -> tuple[Chat, ...]:
