@@ -32,5 +32,8 @@ check: .venv/.installed  ## format, lint, types, house plan
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python benchmarks/generate.py $(ARGS)
 
+gpu-check:  ## GPU tests and benchmarks on a CUDA machine, with what PYTHON has installed (ARGS="--out DIR")
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu_check.py $(ARGS)
+
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ Owns streams and events; knows nothing of what runs on them.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
@@ -66,11 +67,20 @@ class Lane:
         self._stream.synchronize()
 
 
-def register(memory: npt.NDArray[np.uint8], device: torch.device) -> None:
-    """Pin `memory`, so that copies from it need no help of the processor. Without, they are slower, and nothing else."""
-    with torch.cuda.device(device):
-        error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
-        if error:
-            logger.warning("the pixel arena could not be pinned (CUDA error %d): pictures are copied to the GPU more slowly", error)
-            with suppress(RuntimeError):  # CUDA would report the same error again, for the next kernel
-                torch.zeros(1, device=device).add_(1)
+class Pinned:
+    """Host memory that copies to the GPU need no help of the processor for, as long as this lives. Without, they are slower, nothing else."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8], device: torch.device) -> None:
+        with torch.cuda.device(device):
+            error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+            if error:
+                logger.warning("the pixel arena could not be pinned (CUDA error %d): pictures are copied to the GPU more slowly", error)
+                with suppress(RuntimeError):  # CUDA would report the same error again, for the next kernel
+                    torch.zeros(1, device=device).add_(1)
+                return
+        # The memory must not be unmapped before: the next mapping at its place could not be pinned.
+        weakref.finalize(self, _unpin, memory).atexit = False
+
+
+def _unpin(memory: npt.NDArray[np.uint8]) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)

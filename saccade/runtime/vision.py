@@ -21,7 +21,7 @@ from saccade.core.plan import Encode
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.streams import Lane, register
+from saccade.runtime.streams import Lane, Pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class VisionEncoder:
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
         self._finished: list[tuple[ImageKey, float]] = []
         self._running: list[tuple[Sequence[Encode], torch.cuda.Event, torch.cuda.Event]] = []
-        if like.is_cuda:
-            register(arena.whole(), like.device)
+        self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def encode(self, encodes: Sequence[Encode]) -> list[Encoded]:
         """The embedding of each. Its pixels are read before `finish` returns, on every rank."""

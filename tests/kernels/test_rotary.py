@@ -17,7 +17,7 @@ HEAD_SIZES = [32, 40, 64, 72, 80, 96, 128, 256]
 Rotate = Callable[..., None]
 
 
-@pytest.fixture(scope="module", params=["torch", "triton"])
+@pytest.fixture(scope="module", params=["torch", pytest.param("triton", marks=[pytest.mark.gpu] if DEVICE == "cuda" else [])])
 def rotate(request: pytest.FixtureRequest) -> Rotate:
     """Each implementation in turn."""
     if request.param == "torch":
