@@ -68,7 +68,7 @@ class Lane:
 
 
 class Pinned:
-    """Host memory that copies to the GPU need no help of the processor for, as long as this lives. Without, they are slower, nothing else."""
+    """Host memory that a GPU reads by itself, as long as this lives. What could not be pinned is read more slowly; nothing else changes."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], device: torch.device) -> None:
         with torch.cuda.device(device):

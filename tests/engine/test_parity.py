@@ -134,6 +134,25 @@ def test_answers_survive_preemption(model: Model, chunk_tokens: int, prefix_cach
     harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=2, kv_pages=pages, prefix_cache=prefix_cache)
     check(model, harness.run([model.request(harness, name) for name in CASES]))
     assert harness.scheduler.counts.preemptions > 0
+    assert len(harness.encoded) == len(set(harness.encoded)), "whatever was interrupted, in the middle of a picture too"
+
+
+@pytest.mark.parametrize("chunk_tokens", [7, 2048])
+def test_a_prefix_that_ends_within_a_picture_is_taken_up_there(model: Model, chunk_tokens: int) -> None:
+    """The picture ends the first prompt, so the last whole page ends within it; its other half is shown from its embedding."""
+    case = CASES["one picture"]
+    tokens, pixels = model.tokens(case), model.pixels(case)[0]
+    harness = Harness(model.net, chunk_tokens=chunk_tokens)
+    image = harness.image(pixels, "A")
+    begin = tokens.index(model.net.spec.image_token_id) + 1  # type: ignore[attr-defined]
+    first = harness.request("first", tokens[:begin], [image], max_tokens=1)
+    harness.run([first])
+    whole = harness.request("whole", tokens, [image], max_tokens=NEW_TOKENS)
+    outcome = harness.run([whole])["whole"]
+    span = whole.spans[0]
+    assert span.start < outcome.cached_tokens < span.end
+    assert outcome.tokens == model.answers["one picture"]
+    assert harness.encoded == [image.key]
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
