@@ -44,6 +44,11 @@ class PixelsFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ArenaFull:
+    """A picture that the engine wants finds no room, and all room is the engine's: only what it names in `News.done` can help."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Finish what runs, then exit. Requests still unfinished after `grace` seconds end with an error."""
 
@@ -88,5 +93,5 @@ class News:
     metrics: tuple[tuple[str, tuple[str, ...], float], ...] = ()
 
 
-ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Stop
+ToEngine = Submit | Abort | PixelsReady | PixelsFailed | ArenaFull | Stop
 ToFront = Ready | Failed | News

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from saccade.core.messages import Abort, News, PixelsFailed, PixelsReady, Stop, Submit, ToEngine
+from saccade.core.messages import Abort, ArenaFull, News, PixelsFailed, PixelsReady, Stop, Submit, ToEngine
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot, Plan, Sampled
 from saccade.core.types import Delta, ImageKey
@@ -33,6 +33,7 @@ class Engine:
         self._returned: list[PixelSlot] = []
         self._encoded: list[tuple[ImageKey, float]] = []
         self._deadline: float | None = None
+        self._arena_full = False
         self._unadapted = False  # pictures were encoded since the graphs were last fitted to them
 
     def run(self) -> None:
@@ -43,6 +44,8 @@ class Engine:
                 self._handle(message)
             plan = self._scheduler.plan()
             stuck = plan.empty
+            if self._arena_full and not plan.encode and all(row.length == 1 for row in plan.rows):
+                stuck = not self._scheduler.yield_pixels() and stuck
             if not plan.empty:
                 sampled = self._workers.execute(plan)
                 self._deltas += self._scheduler.apply(plan, sampled)
@@ -81,6 +84,8 @@ class Engine:
                 self._returned += scheduler.pixels_ready(key, slot)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
+            case ArenaFull():
+                self._arena_full = True
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
 
@@ -91,6 +96,7 @@ class Engine:
         measure(self._scheduler, self._metrics)
         news = News(tuple(self._deltas), notices.want, done, notices.confirmed, tuple(self._encoded), self._metrics.changed())
         self._deltas, self._returned, self._encoded = [], [], []
+        self._arena_full = self._arena_full and not done  # else the front says so again
         if news != News():
             self._link.send(news)
 

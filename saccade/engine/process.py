@@ -83,7 +83,7 @@ def serve(boot: Boot, link: EngineLink) -> None:
     worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
         ranks.follow(worker)
-    engine = Engine(build_scheduler(config, spec, worker.saved), ranks or worker, link, metrics)
+    engine = Engine(build_scheduler(config, spec, worker.saved, boot.arena_bytes), ranks or worker, link, metrics)
     link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
     engine.run()
     worker.close()
@@ -124,7 +124,9 @@ def give_up(words_fd: int, why: str) -> None:
     os._exit(1)
 
 
-def build_scheduler(config: EngineConfig, spec: FamilySpec, saved: Iterable[tuple[ImageKey, int]] = ()) -> Scheduler:
+def build_scheduler(
+    config: EngineConfig, spec: FamilySpec, saved: Iterable[tuple[ImageKey, int]] = (), arena_bytes: int = 1 << 40
+) -> Scheduler:
     """The deciding half of the engine: page pool, caches, scheduler. `saved`: embeddings on disk (`Worker.saved`)."""
     pool = PagePool(config.kv_pages, config.page_size)
     limits = SchedulerLimits(
@@ -132,6 +134,7 @@ def build_scheduler(config: EngineConfig, spec: FamilySpec, saved: Iterable[tupl
         chunk_tokens=config.chunk_tokens,
         context_length=config.context_length,
         encode_patches=config.encode_patches,
+        arena_patches=arena_bytes // (3 * spec.image_rules.patch**2),
     )
     embeddings = EmbeddingCache(config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved)
     prefix = PrefixCache(pool) if config.prefix_cache else None

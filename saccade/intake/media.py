@@ -220,6 +220,10 @@ class Media:
         spent.decode_ms = 0.0 if spent.reused else self._decoders.decode_ms.get(key) or 0.0
         return slot
 
+    async def wait_full(self) -> None:
+        """Until the engine holds so much of the arena that a picture it asked for finds no room."""
+        await self._slots.wait_full()
+
     def free(self, slot: PixelSlot) -> None:
         """The engine has finished with a slot."""
         self._slots.done(slot)

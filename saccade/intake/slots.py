@@ -5,6 +5,7 @@ done) -> cached (nobody's; serves the next who asks, and makes room when room is
 
 Nothing here can deadlock. Decoding ahead may fill half of the arena only; what the engine asked for ("urgent") may take all of it,
 dropping cached slots first and slots decoded ahead next, so it waits for nothing but running decodes and the engine's own slots.
+When it is the latter, `wait_full` says so, for the engine to give back what it has no use for yet.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Slots:
         self._keys: dict[int, ImageKey] = {}  # by offset
         self._writing: dict[int, Job] = {}  # by offset
         self._waiting: dict[Job, asyncio.Future[int]] = {}
+        self._full = asyncio.Event()
 
     def __contains__(self, key: ImageKey) -> bool:
         return key in self._busy or key in self._cached
@@ -74,15 +76,23 @@ class Slots:
 
     def admit(self) -> None:
         """Give room to those who wait, in order, until one does not fit. To be called whenever room or the order may have changed."""
+        self._full.clear()
         for job in sorted(self._waiting, key=lambda job: job.turn):
             if self._waiting[job].cancelled():
                 continue
             offset = self._place(job)
             if offset is None:
+                if job.urgent and not self._writing:
+                    self._full.set()
                 break
             self._writing[offset] = job
             self._waiting.pop(job).set_result(offset)
         self._metrics.set("saccade_arena_bytes_in_use", self.bytes_in_use)
+
+    async def wait_full(self) -> None:
+        """Until a picture that the engine asked for finds no room, and only the engine can make some. Says so once for each picture."""
+        await self._full.wait()
+        self._full.clear()
 
     def cancel(self, offset: int) -> None:
         """A reserved slot will not be filled."""

@@ -13,6 +13,9 @@ from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Sequence, State
 
+ROUNDING = 7
+"""Patches that a slot may cost more than its picture has: slots begin on a page of memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Notices:
@@ -26,12 +29,15 @@ class Notices:
 class Pictures:
     """Single flight: a picture is asked for once until it arrives, fails, or nobody needs it any more.
 
+    Never more is asked for than the arena has room for (one picture always may be); what is `refused` is to be asked for again later.
     A read from disk cannot be called off: what nobody needs when it ends is let go of then.
     """
 
-    def __init__(self, look_ahead: int, on_disk: Callable[[ImageKey], bool], confirmed: Iterable[ImageKey]) -> None:
-        """`confirmed`: known from an earlier run, so that the front need not decode them ahead."""
+    def __init__(self, look_ahead: int, room: int, on_disk: Callable[[ImageKey], bool], confirmed: Iterable[ImageKey]) -> None:
+        """`room`: patches in the arena. `confirmed`: known from an earlier run, so that the front need not decode them ahead."""
+        self.refused = False  # since this was last set to False
         self._look_ahead = look_ahead
+        self._room = room
         self._on_disk = on_disk
         self._users: dict[ImageKey, list[Sequence]] = {}
         self._arrived: dict[ImageKey, PixelSlot] = {}
@@ -92,6 +98,9 @@ class Pictures:
     def has_arrived(self, key: ImageKey) -> bool:
         return key in self._arrived
 
+    def on_the_way(self, key: ImageKey) -> bool:
+        return key in self._asked
+
     def arrive(self, key: ImageKey, slot: PixelSlot, resident: bool) -> list[PixelSlot]:
         """Pixels are there. Returns the slots to give back at once: already there, already encoded, or needed by nobody."""
         self._asked.discard(key)
@@ -104,11 +113,13 @@ class Pictures:
         """Pixels will not come."""
         self._asked.discard(key)
 
-    def yield_all(self) -> list[PixelSlot]:
-        """All pixels that have arrived, as if they never had."""
-        slots = list(self._arrived.values())
+    def yield_for(self, key: ImageKey) -> bool:
+        """Give back all pixels that have arrived, as if they never had, and ask for `key` first. Whether anything was given back."""
+        slots = list(self._arrived.values())[::-1]  # the front drops the first of them first
         self._arrived.clear()
-        return slots
+        self._done += slots
+        self.ask(key)
+        return bool(slots)
 
     def take(self, key: ImageKey) -> PixelSlot:
         """The pixels, for an `Encode`; `encoded` ends the hold."""
@@ -118,15 +129,26 @@ class Pictures:
         self._done.append(encode.pixels)
         self._confirmed.append(encode.key)
 
-    def ask(self, key: ImageKey) -> None:
+    def ask(self, key: ImageKey) -> bool:
+        """Whether the picture is on its way; False when it has to wait for room in the arena."""
         if key in self._arrived or key in self._asked or key in self._fetching or key in self._staged:
-            return
+            return True
         if self._on_disk(key):
             self._fetching.add(key)
             self._fetch.append(key)
-        else:
-            self._asked.add(key)
-            self._want.append(key)
+            return True
+        under_way = (*self._asked, *self._arrived)
+        if under_way and sum(map(self._patches, (key, *under_way))) > self._room:
+            self.refused = True
+            return False
+        self._asked.add(key)
+        self._want.append(key)
+        return True
+
+    def _patches(self, key: ImageKey) -> int:
+        """What a picture that is needed takes of the arena."""
+        images = self._users[key][0].request.images
+        return ROUNDING + next(image.num_patches for image in images if image.key == key)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
         """A read from disk has ended; if it is not `whole`, the picture must be asked for again."""
@@ -155,10 +177,11 @@ class Pictures:
                 computed = cached(sequence) if sequence.state is State.WAITING else sequence.computed
                 keys = [key for key, end in sequence.last_use.items() if end > computed][::-1]
             if keys:
-                key = keys.pop()
-                if sequence.needs(key) and not ready(key):
-                    self.ask(key)
                 self._ahead.appendleft((sequence, keys))
+                key = keys[-1]
+                if sequence.needs(key) and not ready(key) and not self.ask(key):
+                    return
+                keys.pop()
 
     def _under_way(self) -> int:
         return len(self._asked) + len(self._arrived) + len(self._fetching) + len(self._staged)

@@ -36,6 +36,7 @@ class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which are never held back).
 
     context_length: prompt and answer. encode_patches: per step; one picture always may. look_ahead: pictures asked for before their turn.
+    arena_patches: what there is room for on the way from the front.
     worthwhile: tokens. A new sequence whose pictures are not all there takes a slot only if it can compute this many at once; and it
     waits for a running one that is just computing this many tokens of the same prompt, to share them.
     """
@@ -46,6 +47,7 @@ class SchedulerLimits:
     encode_patches: int
     look_ahead: int = 32
     worthwhile: int = 256
+    arena_patches: int = 1 << 30
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by order
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._pictures = Pictures(limits.look_ahead, embeddings.on_disk, embeddings.saved())
+        self._pictures = Pictures(limits.look_ahead, limits.arena_patches, embeddings.on_disk, embeddings.saved())
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
         self._starved = False  # the arena was too small for all that was asked for: take any step that pixels allow
@@ -144,15 +146,29 @@ class Scheduler:
         needy = [s for s in self._pictures.needed_by(key) if s.state is State.RUNNING or s.last_use[key] > self._cached(s)]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
-    def yield_pixels(self) -> list[PixelSlot]:
-        """Give back all pixels that are held, to be asked for again; legal at any time.
+    def yield_pixels(self) -> bool:
+        """Make room in the arena for what is needed first. Whether there is more to plan for now than there was.
 
-        For when the arena is full, a picture that was asked for finds no room, and `plan` is empty: then what is held is of no use yet.
+        For when the arena is full, and the last plan neither encoded nor computed a prompt: then what is held is of no use yet. It
+        is given back in `Notices.done`, to be asked for again, unless what is needed first is among it. Legal at any time.
         """
-        self._starved = True
+        changed, self._starved = not self._starved, True
         for sequence in self.waiting:
             sequence.blocked = None
-        return self._pictures.yield_all()
+        key = self._needed_first()
+        if key is not None and not self._pictures.has_arrived(key):
+            changed = self._pictures.yield_for(key) or changed
+        return changed
+
+    def _needed_first(self) -> ImageKey | None:
+        """The picture that the oldest sequence to lack one lacks first, but for those that come from disk."""
+        for sequence in (*self.running, *self.waiting):
+            computed = sequence.computed if sequence.state is State.RUNNING else self._cached(sequence)
+            shown = (sequence.request.images[span.image].key for span in sequence.request.spans if span.end > computed)
+            key = next((key for key in shown if not self.embeddings.ready(key)), None)
+            if key is not None and not self.embeddings.on_disk(key):
+                return key
+        return None
 
     def take_notices(self) -> Notices:
         """What the front should hear, once."""
@@ -165,9 +181,12 @@ class Scheduler:
         assert self._flight is None, "plan before the last plan was applied"
         decoding = sum(sequence.decoding for sequence in self.running)
         draft = Draft(max(0, self.limits.chunk_tokens - decoding), self.limits.encode_patches)
+        self._pictures.refused = False
         self._continue_running(draft)
         if self.waiting:
             self._admit_waiting(draft)
+        if self._pictures.refused and not (draft.prefilled or draft.encode):
+            self._make_room(draft)
         self._encode_ahead(draft)
         self._pictures.ask_ahead(self.embeddings.ready, self._cached)
         self._use_disk(draft)
@@ -178,6 +197,12 @@ class Scheduler:
             self._starved = self._starved and not plan.rows
             self._flight = (plan.step, draft)
         return plan
+
+    def _make_room(self, draft: Draft) -> None:
+        """Nothing can be prefilled, and there was no room to ask for all that would help: do with what is there, or give it back."""
+        key = self._needed_first()
+        if key is not None and not self._pictures.on_the_way(key) and self.yield_pixels():
+            self._admit_waiting(draft)
 
     def _continue_running(self, draft: Draft) -> None:
         """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before them.

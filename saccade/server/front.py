@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from saccade.core.errors import EngineUnavailable, ImageError, InternalError, Overloaded, RequestError, StartupError
-from saccade.core.messages import Abort, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
+from saccade.core.messages import Abort, ArenaFull, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
 from saccade.core.metrics import Metrics
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, TokenLogprobs
 from saccade.intake.intake import Ask, Intake, Prepared
@@ -147,6 +147,7 @@ class Front:
             self._fail(str(error))
             raise
         self._spawn(self._listen())
+        self._spawn(self._watch_arena())
         if self.state == "starting":
             self.state, self.reason = "ready", ""
         return self._ready
@@ -334,6 +335,11 @@ class Front:
         except Exception:  # the request must end all the same
             log.exception("a picture could not be brought to the engine")
             self._lack(key, InternalError())
+
+    async def _watch_arena(self) -> None:
+        while True:
+            await self.intake.media.wait_full()
+            self._tell(ArenaFull())
 
     def _lack(self, key: ImageKey, error: RequestError) -> None:
         for answer in self._answers.values():

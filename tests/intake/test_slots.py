@@ -150,3 +150,27 @@ def test_whatever_happens_everyone_is_served_and_nothing_leaks(seed: int) -> Non
 
     asyncio.run(scenario())
     arena.close()
+
+
+def test_it_says_when_only_the_engine_can_make_room() -> None:
+    async def scenario() -> None:
+        slots = Slots(Arena.create(PAGES * ALIGNMENT), Metrics())
+        full = asyncio.create_task(slots.wait_full())
+        ahead = await slots.reserve(job(8))
+        held = slots.fill(key(0), await slots.reserve(job(8, urgent=True)), leases=1)
+        waiting = asyncio.create_task(slots.reserve(job(12, urgent=True)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not full.done(), "something is still being decoded"
+        slots.fill(key(1), ahead, leases=0, ahead=True)
+        await full
+        assert not waiting.done() and key(1) not in slots, "what was decoded ahead was not enough"
+        slots.done(held)
+        await waiting
+        again = asyncio.create_task(slots.wait_full())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not again.done(), "said once"
+        again.cancel()
+
+    asyncio.run(scenario())

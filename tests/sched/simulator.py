@@ -277,7 +277,8 @@ class Simulation:
         self._free(self.scheduler.pixels_ready(key, slot))
 
     def yield_pixels(self) -> None:
-        self._free(self.scheduler.yield_pixels())
+        self.scheduler.yield_pixels()
+        self._notice()
 
     def fail_pixels(self, key: ImageKey) -> None:
         self.wanted.pop(key, None)
@@ -359,6 +360,8 @@ class Simulation:
             self.asked[key] += 1
         for key in [key for key in self.wanted if key not in needed]:
             del self.wanted[key]
+        patches = {image.key: image.num_patches for request in self.alive.values() for image in request.images}
+        assert len(self.wanted) <= 1 or sum(patches[key] for key in self.wanted) <= self.scheduler.limits.arena_patches
 
     def _needed(self) -> set[ImageKey]:
         sequences = (*self.scheduler.running, *self.scheduler.waiting)

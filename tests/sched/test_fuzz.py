@@ -23,6 +23,7 @@ def simulation(rng: random.Random) -> tuple[Simulation, int]:
         encode_patches=rng.choice([1, 64, 1000]),
         look_ahead=rng.choice([0, 1, 4, 32]),
         worthwhile=rng.choice([1, 8, 32, 256]),
+        arena_patches=rng.choice([1, 150, 10_000]),
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
     budgets = {
@@ -76,7 +77,8 @@ class Chaos:
             if self.rng.random() < 0.3:
                 self.happen()
             sim.finish(plan)
-            if plan.empty and sim.wanted and len(sim.worker.pixels) == self.arena:
+            decodes = not plan.encode and all(row.length == 1 for row in plan.rows)
+            if decodes and sim.wanted and len(sim.worker.pixels) >= self.arena:
                 sim.yield_pixels()
             silent = silent + 1 if plan.empty and not self.left else 0
             assert silent < 500, "deadlock: requests are alive, and no plan comes"

@@ -19,8 +19,9 @@ def limits(
     encode_patches: int = 10_000,
     look_ahead: int = 32,
     worthwhile: int = 256,
+    arena_patches: int = 1 << 30,
 ) -> SchedulerLimits:
-    return SchedulerLimits(max_running, chunk_tokens, context_length, encode_patches, look_ahead, worthwhile)
+    return SchedulerLimits(max_running, chunk_tokens, context_length, encode_patches, look_ahead, worthwhile, arena_patches)
 
 
 def simulation(settings: SchedulerLimits | None = None, pages: int = 256, page_size: int = 4, **more: object) -> Simulation:
@@ -460,6 +461,28 @@ def test_pixels_are_given_back_for_a_picture_that_finds_no_room() -> None:
     sim.finish(plan)
     sim.run()
     assert sim.deltas[id][-1].finish == "length" and sim.asked == {first.key: 1, second.key: 2}
+
+
+def test_no_more_pixels_are_asked_for_than_the_arena_holds() -> None:
+    sim = simulation(limits(arena_patches=200))
+    ids = [sim.add(gallery(sim, *(picture(10 * n + i, 20) for i in range(3)))) for n in range(4)]
+    sim.plan()
+    assert len(sim.wanted) == 2, "80 patches each, and some more to begin on a page"
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in ids] == ["length"] * 4
+    assert sim.asked.total() == 12, "none was given back unused"
+
+
+def test_with_room_for_one_a_picture_of_a_later_request_gives_way() -> None:
+    sim = simulation(limits(max_running=1, chunk_tokens=24, arena_patches=1), prefix=False, embedding_tokens=20)
+    seen, early = picture(1, 20), picture(9, 20)
+    sim.add(gallery(sim, seen))
+    sim.run()
+    first = sim.add(gallery(sim, picture(2, 20), seen))
+    second = sim.add(gallery(sim, early))
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in (first, second)] == ["length", "length"]
+    assert sim.asked[early.key] == 2 and sim.asked[seen.key] == 2, "it came while the embedding of the one seen was still there"
 
 
 def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:
