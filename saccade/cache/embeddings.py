@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from saccade.cache.popularity import Popularity
 from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
 from saccade.core.config import EmbeddingBudgets
@@ -36,10 +37,9 @@ def encode_cost(num_tokens: int) -> float:
 
 @dataclass(slots=True)
 class _Known:
-    """An embedding that lies in some tier. `uses`: how many sequences have shown it."""
+    """An embedding that lies in some tier."""
 
     num_tokens: int
-    uses: int = 0
 
 
 class EmbeddingCache:
@@ -54,12 +54,13 @@ class EmbeddingCache:
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
         self._seen = Seen()
+        self._popularity = Popularity()
         self._known: dict[ImageKey, _Known] = {}
         self._staged: set[ImageKey] = set()
         for key, num_tokens in on_disk:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
-            self.disk.put(key, num_tokens * bytes_per_token, self._worth(key))
+            self.disk.put(key, num_tokens * bytes_per_token, self.worth(key))
         self.surplus = [Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)]
 
     @property
@@ -110,8 +111,8 @@ class EmbeddingCache:
 
     def pin(self, key: ImageKey) -> None:
         """A sequence shows `key`, which is on the device: it stays until as many `unpin`s."""
-        self._known[key].uses += 1
-        self.device.use(key, self._worth(key))
+        self._popularity.use(key, len(self._known))
+        self.device.use(key, self.worth(key))
         self.device.hold(key)
 
     def unpin(self, key: ImageKey) -> None:
@@ -151,7 +152,7 @@ class EmbeddingCache:
     def fetch(self, key: ImageKey) -> Move:
         """Begin to read `key`; `fetched` ends it."""
         assert self.on_disk(key)
-        self.disk.use(key, self._worth(key))
+        self.disk.use(key, self.worth(key))
         self.disk.hold(key)
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
@@ -182,20 +183,17 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def worth(self, uses: int, num_tokens: int, /) -> float:
-        """What an embedding's place is worth: what it has saved so far, per token, which is per byte."""
-        return max(uses, 1) * encode_cost(num_tokens) / num_tokens
-
-    def _worth(self, key: ImageKey) -> float:
-        known = self._known[key]
-        return self.worth(known.uses, known.num_tokens)
+    def worth(self, key: ImageKey, /) -> float:
+        """What the place of `key` is worth: milliseconds saved per token, which is per byte, times how often it is shown."""
+        num_tokens = self._known[key].num_tokens
+        return self._popularity.of(key) * encode_cost(num_tokens) / num_tokens
 
     def _to_device(self, key: ImageKey, spare: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)
         moves: list[Move] = []
         for victim in self.device.make_room(nbytes, spare):
             moves += self._demote(victim)
-        self.device.put(key, nbytes, self._worth(key))
+        self.device.put(key, nbytes, self.worth(key))
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
@@ -208,7 +206,7 @@ class EmbeddingCache:
 
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
-        shelf.put(key, self._bytes(key), self._worth(key))
+        shelf.put(key, self._bytes(key), self.worth(key))
         return shelf.make_room(0)
 
     def _forget(self, key: ImageKey) -> int:

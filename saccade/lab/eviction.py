@@ -8,7 +8,6 @@ are the same on every machine. Owns the traces.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -34,6 +33,7 @@ class Rates:
     """Of one policy: pictures found, and ms of encoding saved, each as a share of all that were asked for."""
 
     policy: Policy
+    drift: int
     zipf: float
     budget: int
     found: float
@@ -51,21 +51,26 @@ class Traffic:
 
 def bench_eviction(options: EvictionOptions) -> tuple[Rates, ...]:
     """All policies on all traces; prints a table each for pictures and for milliseconds."""
-    todo = [(zipf, budget) for zipf in options.zipf for budget in options.budgets]
-    traffic = {zipf: draw(options, zipf) for zipf in options.zipf}
+    traffic = {(drift, zipf): draw(options, drift, zipf) for drift in options.drift for zipf in options.zipf}
+    todo = [(*which, budget) for which in traffic for budget in options.budgets]
     console = Console(highlight=False)
     rates: list[Rates] = []
-    for zipf, budget in track(todo, "showing pictures", console=Console(stderr=True), transient=True):
-        rates += compare(traffic[zipf], zipf, budget)
-    console.print(_table(rates, "Pictures found", "found"))
-    console.print(_table(rates, "Encoding saved, by milliseconds on an H200 (published)", "saved"))
+    for drift, zipf, budget in track(todo, "showing pictures", console=Console(stderr=True), transient=True):
+        for policy in POLICIES:
+            found, saved = show_all(traffic[drift, zipf], policy, budget)
+            rates.append(Rates(policy, drift, zipf, budget, found, saved))
+    for drift in options.drift:
+        said = f"one picture falls every {drift} accesses" if drift else "popularity stays"
+        lines = [line for line in rates if line.drift == drift]
+        console.print(_table(f"Pictures found; {said}", lines, {id(line): line.found for line in lines}))
+        console.print(_table(f"Milliseconds of encoding saved (H200); {said}", lines, {id(line): line.saved for line in lines}))
     if options.output_file:
         data = {"options": asdict(options) | {"output_file": None}, "rates": [asdict(line) for line in rates]}
         options.output_file.write_text(json.dumps(data, indent=2) + "\n")
     return tuple(rates)
 
 
-def draw(options: EvictionOptions, zipf: float) -> Traffic:
+def draw(options: EvictionOptions, drift: int, zipf: float) -> Traffic:
     """Every tenant has pictures of its own, of sizes that have nothing to do with how popular they are."""
     dice = np.random.Generator(np.random.PCG64(options.seed))
     total = options.pictures * options.tenants
@@ -81,41 +86,36 @@ def draw(options: EvictionOptions, zipf: float) -> Traffic:
     weights = np.arange(1, options.pictures + 1, dtype=np.float64) ** -zipf
     upto = np.cumsum(weights) / weights.sum()
     ranks = np.minimum(np.searchsorted(upto, dice.random(options.accesses)), options.pictures - 1)
-    if options.drift:
-        ranks = (ranks + np.arange(options.accesses) // options.drift) % options.pictures
+    if drift:
+        ranks = (ranks + np.arange(options.accesses) // drift) % options.pictures
     tenants = dice.integers(options.tenants, size=options.accesses)
     return Traffic(images, costs, tenants * options.pictures + ranks)
 
 
-def compare(traffic: Traffic, zipf: float, budget: int) -> Iterator[Rates]:
-    """Every policy, with room for `budget` percent of all embeddings."""
+def show_all(traffic: Traffic, policy: Policy, budget: int) -> tuple[float, float]:
+    """Shares of pictures found, and of milliseconds saved, with room for `budget` percent of all embeddings."""
     per_token = H200.machine.embedding_bytes
     room = sum(image.num_tokens for image in traffic.images) * per_token * budget // 100
-    begin = len(traffic.shown) // WARM
-    asked = traffic.costs[traffic.shown[begin:]]
-    for policy, make in POLICIES.items():
-        cache = make(EmbeddingBudgets(room), per_token)
-        found = np.empty(len(traffic.shown), dtype=bool)
-        for place, number in enumerate(traffic.shown.tolist()):
-            image = traffic.images[number]
-            found[place] = cache.locate(image.key) is not None
-            if not found[place]:
-                cache.admit(image.key, image.num_tokens)
-            cache.pin(image.key)
-            cache.unpin(image.key)
-        counted = found[begin:]
-        yield Rates(policy, zipf, budget, float(counted.mean()), float(asked[counted].sum() / asked.sum()))
+    cache = POLICIES[policy](EmbeddingBudgets(room), per_token)
+    found = np.empty(len(traffic.shown), dtype=bool)
+    for place, number in enumerate(traffic.shown.tolist()):
+        image = traffic.images[number]
+        found[place] = cache.locate(image.key) is not None
+        if not found[place]:
+            cache.admit(image.key, image.num_tokens)
+        cache.pin(image.key)
+        cache.unpin(image.key)
+    begin = len(found) // WARM
+    asked, counted = traffic.costs[traffic.shown[begin:]], found[begin:]
+    return float(counted.mean()), float(asked[counted].sum() / asked.sum())
 
 
-def _table(rates: list[Rates], title: str, what: str) -> Table:
+def _table(title: str, rates: list[Rates], shares: dict[int, float]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("Zipf", "room", *POLICIES):
         table.add_column(name, justify="right")
     for zipf, budget in dict.fromkeys((line.zipf, line.budget) for line in rates):
-        shares = {
-            line.policy: line.found if what == "found" else line.saved for line in rates if (line.zipf, line.budget) == (zipf, budget)
-        }
-        best = max(shares.values())
-        cells = [f"[bold]{share:.1%}[/bold]" if share == best else f"{share:.1%}" for share in shares.values()]
+        row = [shares[id(line)] for line in rates if (line.zipf, line.budget) == (zipf, budget)]
+        cells = [f"[bold]{share:.1%}[/bold]" if share == max(row) else f"{share:.1%}" for share in row]
         table.add_row(f"{zipf:g}", f"{budget} %", *cells)
     return table

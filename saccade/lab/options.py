@@ -84,7 +84,7 @@ ProfileName = Literal["cpu", "h200"]
 TraceName = Literal["zipf", "chat", "agent"]
 Routing = Literal["random", "round-robin", "affinity", "bounded"]
 Level = Literal["steps", "caches"]
-Policy = Literal["gdsf", "gds", "lru", "lfu", "size"]
+Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class MachineOptions:
     level: Level | None = None
     """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for the time. Derived: steps up to 5000
     requests."""
-    policy: Policy = "gdsf"
-    """Which embeddings go first: gdsf is what Saccade does; the others are here to compare."""
+    policy: Policy = "saccade"
+    """Which embeddings go first; others than saccade are here to compare."""
     kv_tokens: int | None = None
     """Tokens that the KV cache holds. Derived: by the profile."""
     page_size: int = 16
@@ -210,7 +210,7 @@ class EvictionOptions:
     """Sizes of the pictures."""
     tenants: int = 1
     """Each with pictures of its own."""
-    drift: int = 0
+    drift: tuple[int, ...] = (0, 200)
     """Accesses after which the most popular picture becomes the least popular, so that all move up by one. 0: popularity stays."""
     seed: int = 1
     """Decides everything that is drawn."""
@@ -218,7 +218,7 @@ class EvictionOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
-        if min(self.accesses, self.pictures, self.tenants) < 1 or self.drift < 0:
+        if min(self.accesses, self.pictures, self.tenants) < 1 or any(drift < 0 for drift in self.drift):
             raise ConfigError("--accesses, --pictures and --tenants must be at least 1, --drift at least 0")
         if any(not 0 < budget <= 100 for budget in self.budgets):
             raise ConfigError(f"--budgets {self.budgets}: must be above 0 and at most 100")

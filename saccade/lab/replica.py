@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
@@ -103,7 +103,8 @@ class Replica:
         pages = max(2, 1 + machine.kv_tokens // machine.page_size)
         pool = PagePool(pages, machine.page_size)
         self.embeddings = cache(machine.budgets, machine.embedding_bytes)
-        self.scheduler = Scheduler(machine.limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ())
+        limits = replace(machine.limits, arena_patches=machine.arena_bytes // (3 * machine.rules.patch**2))
+        self.scheduler = Scheduler(limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ())
         self.pixels = Pixels(costs, machine.arena_bytes)
         self.busy = 0.0
         self.stepping = False

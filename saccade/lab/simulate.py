@@ -140,10 +140,10 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     counts, ttft = outcome.counts, outcome.ttft
     yield "Requests / refused", f"{counts.requests} / {counts.refused}"
     yield "Prompt tokens", f"{counts.prompt_tokens}"
-    yield "  in the prefix cache", f"{outcome.kv_rate:.1%}"
+    yield "  found in the prefix cache", f"{outcome.kv_rate:.1%}"
     yield "Pictures sent", f"{counts.images}"
     for name, value in (("prefix", counts.images_kv), ("embedding", counts.images_embedding), ("pixel", counts.pixels_reused)):
-        yield f"  in the {name} cache", f"{value / max(1, counts.images):.1%}"
+        yield f"  wholly in the {name} cache", f"{value / max(1, counts.images):.1%}"
     yield "Pictures encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
     for tier, found in outcome.tiers.items():
         asked = found.hits + found.misses

@@ -57,6 +57,20 @@ def test_what_was_used_often_long_ago_goes_in_the_end() -> None:
     assert embeddings.locate(A) is None
 
 
+def test_what_was_shown_often_is_worth_more_when_it_comes_back() -> None:
+    embeddings = cache()
+    embeddings.admit(A, 50)
+    for _ in range(3):
+        use(embeddings, A)
+    assert embeddings.admit(B, 100) == gone(A)
+    assert embeddings.admit(A, 50) == gone(B, tokens=100)
+    use(embeddings, A)
+    embeddings.admit(C, 50)
+    for _ in range(2):
+        use(embeddings, C)
+    assert embeddings.admit(D, 50) == gone(C)
+
+
 def test_a_large_picture_is_worth_more_per_byte_than_a_small_one() -> None:
     embeddings = cache(5000)
     embeddings.admit(A, 4000)

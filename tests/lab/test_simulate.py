@@ -18,6 +18,7 @@ from saccade.lab.costs import PROFILES, Costs, Machine, load_profile, read_costs
 from saccade.lab.eviction import bench_eviction
 from saccade.lab.options import EvictionOptions, MachineOptions, SimulateOutput, TraceName, TraceOptions
 from saccade.lab.outcome import Outcome
+from saccade.lab.policies import POLICIES
 from saccade.lab.replay import Replay
 from saccade.lab.router import Router, ranking
 from saccade.lab.simulate import simulate
@@ -275,10 +276,14 @@ def test_the_command_prints_an_estimate_and_writes_it(tmp_path: Path, capsys: py
 
 
 def test_eviction_by_cost_saves_more_than_recency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = EvictionOptions(accesses=6000, pictures=300, zipf=(0.8,), budgets=(10, 100), output_file=tmp_path / "rates.json")
-    rates = {(line.policy, line.budget): line for line in bench_eviction(wanted)}
-    assert "Encoding saved" in capsys.readouterr().out
-    assert rates["gdsf", 10].saved > rates["lru", 10].saved
-    assert rates["gdsf", 10].saved > rates["size", 10].saved
-    assert len({round(rates[policy, 100].found, 6) for policy in ("gdsf", "lru", "lfu")}) == 1, "with room for all, all are alike"
-    assert len(json.loads((tmp_path / "rates.json").read_text())["rates"]) == 10
+    wanted = EvictionOptions(
+        accesses=6000, pictures=300, zipf=(0.8,), budgets=(10, 100), drift=(0, 100), output_file=tmp_path / "rates.json"
+    )
+    rates = {(line.policy, line.drift, line.budget): line for line in bench_eviction(wanted)}
+    assert "encoding saved" in capsys.readouterr().out
+    for drift in (0, 100):
+        saved = {policy: rates[policy, drift, 10].saved for policy in POLICIES}
+        assert saved["saccade"] > max(saved["lru"], saved["gds"])
+    assert rates["saccade", 100, 10].saved > rates["gdsf", 100, 10].saved, "old fame fades"
+    assert len({round(rates[policy, 0, 100].found, 6) for policy in POLICIES}) == 1, "with room for all, all are alike"
+    assert len(json.loads((tmp_path / "rates.json").read_text())["rates"]) == 4 * len(POLICIES)
