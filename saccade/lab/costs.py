@@ -105,9 +105,11 @@ DEMO_RULES = ImageRules(16, 2, 4096, 3686400, (0.5,) * 3, (0.5,) * 3)
 H200 = Profile(
     Costs(
         request=3.0,  # assumed: a few ms of CPU work in the front
-        seen=0.4,  # SPEC.md S4: 0.04-0.9 ms to hash the bytes of 3.7 Mpx; as much again for base64
-        decode=9.0,  # as measured for JPEG by `saccade bench media` on a CPU core; an H200's host is taken to be alike
-        resize=4.0,  # the same
+        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of LOG.md's small
+        # machine; this host is taken to be alike.
+        seen=0.15,
+        decode=2.7,
+        resize=2.4,  # with the way to the engine
         step=4.3,  # 16.4 GB of weights in bf16 at 80 % of 4.8 TB/s (NVIDIA's data sheet)
         token=0.028,  # 15.2 GFLOP a token (7.6 G parameters without embeddings) at 55 % of 989 TFLOPS (the same sheet)
         pair=1.2e-6,  # 590 kFLOP a pair (36 layers, 32 heads of 128, 4 a value) at half of that peak
@@ -135,19 +137,21 @@ H200 = Profile(
 
 CPU = Profile(
     Costs(
-        # All fitted by `saccade simulate RESULT --calibrate`, or below what that can tell; see LOG.md, 2026-11-21.
-        request=5.0,
-        seen=1.0,
-        decode=9.0,
-        resize=4.0,
+        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of LOG.md's small machine.
+        seen=0.15,
+        decode=2.7,
+        resize=2.4,
+        # Fitted by --calibrate to 40 requests while other work held the machine's cores: to be fitted again on a quiet one.
+        request=20.0,
         step=2.0,
-        token=0.05,
-        pair=1.0e-5,
+        token=0.064,
+        pair=3.6e-5,
         row=0.2,
-        context=1.0e-4,
-        encode=2.0,
-        patch=0.02,
-        patch_pair=1.0e-6,
+        context=5e-3,
+        encode=1.8,
+        patch=0.014,
+        patch_pair=1.7e-4,
+        # Assumed: a memory copy, a plain disk.
         host_gbs=5.0,
         disk_gbs=1.0,
     ),

@@ -11,8 +11,8 @@ from itertools import count
 from saccade.lab.options import Routing
 from saccade.lab.trace import Call
 
-SLACK = 1.25
-"""`bounded` passes a replica over that has more than so many times the mean to do, and more than one call."""
+SLACK, FEW = 1.25, 4.0
+"""`bounded` passes a replica over that has more than so many times the mean to do, and more than a few calls."""
 
 
 class Router:
@@ -40,7 +40,7 @@ class Router:
         order = ranking(name, self._replicas)
         if self._routing == "affinity":
             return order[0]
-        bound = max(1.0, SLACK * sum(loads) / self._replicas)
+        bound = max(FEW, SLACK * sum(loads) / self._replicas)
         return next((replica for replica in order if loads[replica] <= bound), order[0])
 
 

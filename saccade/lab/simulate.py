@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -126,8 +127,10 @@ def _table(simulated: Simulated) -> Table:
         title_justify="left",
         caption_justify="left",
         title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    table.add_column("")
+    table.add_column("", min_width=28)
     for outcome in simulated.outcomes:
         table.add_column(outcome.routing or "one replica", justify="right", no_wrap=True)
     columns = [dict(_rows(outcome)) for outcome in simulated.outcomes]
@@ -143,16 +146,18 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "  found in the prefix cache", f"{outcome.kv_rate:.1%}"
     yield "Pictures sent", f"{counts.images}"
     for name, value in (("prefix", counts.images_kv), ("embedding", counts.images_embedding), ("pixel", counts.pixels_reused)):
-        yield f"  wholly in the {name} cache", f"{value / max(1, counts.images):.1%}"
-    yield "Pictures encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
+        yield f"  whole in {name} cache", f"{value / max(1, counts.images):.1%}"
+    yield "  encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
     for tier, found in outcome.tiers.items():
         asked = found.hits + found.misses
-        yield f"Embeddings on {tier}, hits", f"{found.hits / max(1, asked):.1%} of {asked}"
+        yield f"Embeddings asked of {tier}", f"{asked}"
+        yield f"  found on {tier}", f"{found.hits / max(1, asked):.1%}"
         yield f"  evicted from {tier}", f"{found.evictions}"
     yield "KV pages evicted / preempted", f"{counts.pages_evicted} / {counts.preemptions}"
     for way, nbytes in sorted(counts.moved.items()):
-        yield f"Moved, {way} (MiB)", f"{nbytes / MIB:.0f}"
-    yield "TTFT mean/P50/P99 (ms, estimate)", f"{ttft.mean:.0f} / {ttft.median:.0f} / {ttft.p99:.0f}"
+        yield f"Moved, {way}, MiB", f"{nbytes / MIB:.0f}"
+    for which, ms in (("mean", ttft.mean), ("P50", ttft.median), ("P99", ttft.p99)):
+        yield f"TTFT {which} (ms, estimate)", f"{ms:.0f}"
     mean = sum(outcome.busy) / len(outcome.busy)
     yield "Busy, mean / most (estimate)", f"{mean:.0%} / {max(outcome.busy):.0%}"
     yield "Duration (s, estimate)", f"{outcome.duration / 1e3:.1f}"
