@@ -291,6 +291,20 @@ def test_a_prompt_is_counted_without_decoding(server: Server) -> None:
     assert counted["max_model_len"] == 4096
 
 
+def test_the_metrics_of_the_picture_path_have_their_names_from_the_start(bare: Server) -> None:
+    samples = {line.split()[0] for line in httpx.get(f"{bare.url}/metrics").text.splitlines() if not line.startswith("#")}
+    assert samples >= {
+        "saccade_images_received_total",
+        "saccade_images_fetched_total",
+        "saccade_images_decoded_total",
+        "saccade_image_bytes_shipped_total",
+        "saccade_images_encoded_total",
+        *(f'saccade_image_hits_total{{level="{level}"}}' for level in LEVELS),
+        "saccade_arena_bytes_in_use",
+        "saccade_decode_worker_restarts_total",
+    }
+
+
 # ---- hostile
 
 
@@ -364,6 +378,21 @@ def test_hostile_pictures_are_refused_at_their_place(server: Server, name: str) 
     good = image(png(seed=2))
     error = refused(server, user(text("first"), good), user(image(source), text("what?")), place="messages[1].content[0]")
     assert reason in error["message"]
+
+
+def test_a_picture_that_cannot_be_decoded_fails_all_who_wait_for_it_each_at_its_place_and_nobody_else(server: Server) -> None:
+    bad, good = image(HOSTILE["truncated"][0]), image(png())
+    messages = [user(*[text("so")] * i, bad, good) for i in range(8)] + [user(good, text("and?"))]
+    for _ in range(2):  # a failure is not remembered, and not tried again for the same request
+        with ThreadPoolExecutor(9) as pool:
+            answers = list(pool.map(lambda m: _http.post(f"{server.url}/v1/chat/completions", json=body([m])), messages))
+        errors = [answer.json()["error"] for answer in answers[:8]]
+        assert [answer.status_code for answer in answers] == [400] * 8 + [200]
+        assert [error["param"] for error in errors] == [f"messages[0].content[{i}]" for i in range(8)]
+        assert all("cannot be decoded" in error["message"] for error in errors)
+    server.wait_for_metric("saccade_requests_running", 0)
+    server.wait_for_metric("saccade_requests_waiting", 0)
+    server.wait_for_metric("saccade_arena_bytes_in_use", 0)
 
 
 def test_a_bomb_behind_a_modest_header_costs_no_more_than_its_header_says(server: Server) -> None:

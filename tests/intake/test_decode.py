@@ -17,8 +17,8 @@ from saccade.intake.content import encode_image, probe, sniff
 from saccade.intake.decode import _decode_png, decode, decode_into, turn
 from tests.intake.pictures import chunk, decoded, encode, noise, photo, png, resized, with_orientation
 
-RULES = ImageRules(patch=16, merge=2, min_pixels=64 * 64, max_pixels=512 * 512, mean=(0.5,) * 3, std=(0.5,) * 3)
-SIZES = [(224, 320), (97, 131), (33, 410), (640, 480), (700, 901), (31, 17)]
+RULES = ImageRules(patch=16, merge=2, min_pixels=64 * 64, max_pixels=256 * 256, mean=(0.5,) * 3, std=(0.5,) * 3)
+SIZES = [(112, 160), (97, 131), (33, 410), (320, 240), (350, 451), (31, 17)]
 
 
 def palette(pixels: np.ndarray, transparent: bool = False) -> PIL.Image.Image:

@@ -13,6 +13,7 @@ import pytest
 from saccade.core.errors import ImageError, InvalidRequest, TooLarge
 from saccade.intake.content import Budget
 from saccade.intake.media import ImageSource, Media, Picture, source_from_object
+from saccade.intake.pool import DecodePool
 from tests.intake.conftest import MakePath
 from tests.intake.pictures import decoded, encode, noise, photo, resized
 
@@ -167,6 +168,24 @@ def test_a_failure_is_told_and_not_remembered(media_path: MakePath) -> None:
             assert path.metrics.value("saccade_arena_bytes_in_use") == 0
             assert path.metrics.value("saccade_decode_worker_restarts_total") == 0
             await path.media.pixels((await ready(path.media, data)).image.key)
+
+    asyncio.run(scenario())
+
+
+def test_all_who_wait_hear_of_one_failure_and_who_asks_later_starts_anew(media_path: MakePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    decodes = []
+    decode = DecodePool.decode
+    monkeypatch.setattr(DecodePool, "decode", lambda self, job, offset: (decodes.append(job), decode(self, job, offset))[1])
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            picture = await ready(path.media, encode(noise(200, 200), "JPEG")[:3000])
+            path.media.decode_ahead(picture)
+            for expected in (1, 2):
+                waiting = [path.media.pixels(picture.image.key) for _ in range(5)]
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+                assert all(isinstance(error, ImageError) and "is truncated" in error.message for error in errors)
+                assert len(decodes) == expected
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +48,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def arena() -> Arena:
-    return Arena.create(128 << 20)
+def arena() -> Iterator[Arena]:
+    """Each test's own; and no worker of a test before it is left, so that `worker_process` finds the right one."""
+    assert not [child for child in psutil.Process().children() if "saccade.intake.decode_worker" in child.cmdline()]
+    arena = Arena.create(128 << 20)
+    yield arena
+    arena.close()
 
 
 def test_a_worker_killed_in_the_middle_is_replaced_and_the_picture_decoded(arena: Arena) -> None:
