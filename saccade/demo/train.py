@@ -9,8 +9,9 @@ Stages (see `STAGES`):
     answer   the whole model on easy conversations; loss on answers only; the dense loss fades
     relate   harder and longer ones; after two layers a picture token must also know the number of its picture
     polish   the same at full difficulty
-    point    the same, and one attention head is told where to look for each word of an answer; to a learning rate of zero
-    read     the same with more and denser text, from a middling learning rate to zero again
+    point    the same, and one attention head is told where to look for each word of an answer
+    read     the same with more and denser text, to a learning rate of zero
+    drill    the same, asking more for what is still weak (reading, counting, describing), to zero once more
 Every stage ends in a checkpoint `DIR/<stage>.pt`; a run continues after the last one it finds.
 """
 
@@ -67,9 +68,18 @@ STAGES = (
     Stage("answer", 500, 2, 3600, 28, (2.5e-3, 2.25e-3), (0.3, 0.25), 2.0, 0.0, (5, 3, 1.5, 1), (2, 4), 0.45, 600),
     Stage("relate", 500, 2, 3600, 28, (2.25e-3, 2.02e-3), (0.25, 0.196), 0.96, 0.5, (4, 4, 1.5, 1), (3, 7), 0.55, 600),
     Stage("polish", 500, 2, 3600, 28, (2.0e-3, 1.2e-3), (0.3, 0.24), 0.0, 1.0, (4, 4, 1.5, 1), (2, 5), 0.55, 1200),
-    Stage("point", 620, 2, 3600, 28, (1.6e-3, 0.0), (0.24, 0.12), 0.0, 1.0, (4, 4, 1.5, 1), (2, 4), 0.6, 1200, pointing=0.3),
-    Stage("read", 1100, 1, 2800, 28, (1.8e-3, 0.0), (0.6, 0.4), 0.0, 1.0, (5, 4, 1.5, 1), (2, 4), 0.7, 3000, pointing=0.3),
+    Stage("point", 350, 2, 3600, 28, (1.3e-3, 1.2e-3), (0.24, 0.2), 0.0, 1.0, (4, 4, 1.5, 1), (2, 4), 0.6, 1200, pointing=0.3),
+    Stage("read", 1000, 1, 2800, 28, (1.3e-3, 0.0), (0.6, 0.4), 0.0, 1.0, (5, 4, 1.5, 1), (2, 4), 0.7, 3000, pointing=0.3),
+    Stage("drill", 1000, 1, 2800, 28, (1.2e-3, 0.0), (0.6, 0.4), 0.0, 1.0, (6, 4, 1.5, 1), (2, 4), 0.7, 3000, pointing=0.3),
 )
+FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
+    "polish": ((1.5, 3, 5, 1.5), 0.55),
+    "point": ((1.5, 3, 5, 1.5), 0.55),
+    "read": ((1.5, 3, 5, 1.5), 0.55),
+    "drill": ((3, 4, 1, 1), 0.3),
+}
+"""What is asked at full difficulty: weights of describe, count, colour, shape, and the share of "which picture". To find a thing by its
+shape, and by both its names in several pictures, is learned last but one; then the rest has its turn again."""
 
 
 class DenseHead(nn.Module):
@@ -159,8 +169,9 @@ def mix_at(stage: Stage, progress: float) -> Mix:
         level = Level(random_words=0.6, text=between(24, 240))
         return Mix(level, between(128, 288), stage.patches, stage.rows, page_share=stage.page_share)
     level = Level(between(2, 6), between(3, 7), between(1, 3), between(3, 6), between(2, 4), random_words=0.25)
-    if stage.start == 1.0:  # what is learned last: to find a thing by its shape, and by both its names in several pictures
-        level = replace(level, small=16, asking=(1.5, 3, 5, 1.5), which=0.55)
+    if stage.name in FOCUS:
+        asking, which = FOCUS[stage.name]
+        level = replace(level, small=16, asking=asking, which=which)
     return Mix(
         level, between(160, 256 if stage.start == 1.0 else 320), stage.patches, stage.rows, stage.pictures, stage.turns, stage.reading
     )

@@ -1,0 +1,36 @@
+"""`saccade demo`, as a newcomer runs it: the real server, the trained model, and only what is new is encoded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from saccade.demo.evaluate import Message, user_message
+from saccade.demo.run import SEED, ask, script
+from tests.e2e.server import serving
+
+
+def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "saccade", "demo", "--exit"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    questions = len(script(SEED))
+    assert done.stdout.count("  right\n") == questions and "wrong" not in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out" / "demo").iterdir()) == ["picture-1.png", "picture-2.png", "picture-3.png"]
+
+
+def test_a_turn_of_the_demo_encodes_its_new_picture_only(tmp_path: Path) -> None:
+    messages: list[Message] = []
+    pictures = 0
+    with serving("demo", tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        for turn in script(SEED):
+            messages.append(user_message(turn))
+            answer = ask(client, "demo", messages)
+            assert answer.text == turn.answer
+            assert (answer.encoded, answer.reused) == (len(turn.pictures), pictures)
+            assert bool(answer.cached_tokens) == bool(pictures)
+            pictures += len(turn.pictures)
+            messages.append({"role": "assistant", "content": answer.text})
