@@ -29,6 +29,9 @@ from saccade.demo.tasks import SKILLS, Task, Turn, held_out
 Message = dict[str, Any]
 Ask = Callable[[list[Message]], str]
 """The whole contract of a model: OpenAI chat messages in, text out."""
+READING = ("number", "word")
+LARGE, ANY_SIZE = 28, 10_000
+"""Text of at least so many px is shown apart: a digit then is about as wide as a patch of the vision tower."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,11 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        return self.right / self.count
+        return self.right / self.count if self.count else 0.0
 
     @property
     def error(self) -> float:
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.count)
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / max(1, self.count))
 
 
 def data_url(scene: Scene) -> str:
@@ -111,16 +114,33 @@ def font_sets() -> dict[str, tuple[str, ...]]:
     return sets
 
 
+def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: range) -> Score:
+    """The part of a reading skill's score whose text has one of these sizes (px)."""
+
+    def size(seed: int) -> int:
+        text = held_out(score.skill, seed, fonts).turns[0].pictures[0].text
+        assert text is not None
+        return text.size
+
+    kept = {seed for seed in seeds if size(seed) in sizes}
+    misses = tuple(miss for miss in score.misses if miss.seed in kept)
+    label = f"{score.fonts}, from {sizes.start} px" if sizes.stop >= ANY_SIZE else f"{score.fonts}, below {sizes.stop} px"
+    return Score(score.skill, label, len(kept) - len(misses), len(kept), misses)
+
+
 def evaluate(ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 0, threads: int = 4) -> list[Score]:
-    """Scores of all skills, `count` tasks each from seed `first` on; the reading skills once for each set of fonts."""
+    """Scores of all skills, `count` tasks each from seed `first` on; the reading skills once for each set of fonts, and by text size."""
     seeds = range(first, first + count)
-    scores = []
+    scores: list[Score] = []
     for skill in skills:
         sets = font_sets()
-        if skill not in ("number", "word"):
-            label = "varied" if "varied" in sets else "default"
+        label = "varied" if "varied" in sets else "default"
+        if skill not in READING:
             sets = {label: sets[label]}
-        scores += [score_skill(ask, skill, seeds, fonts, label, threads) for label, fonts in sets.items()]
+        found = {label: score_skill(ask, skill, seeds, fonts, label, threads) for label, fonts in sets.items()}
+        scores += found.values()
+        if skill in READING:
+            scores += [of_size(found[label], seeds, sets[label], sizes) for sizes in (range(LARGE, ANY_SIZE), range(LARGE))]
     return scores
 
 

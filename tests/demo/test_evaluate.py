@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from saccade.demo.draw import DEFAULT_FONT
-from saccade.demo.evaluate import Message, ask_task, evaluate, http_asker, score_skill, user_message
+from saccade.demo.evaluate import ANY_SIZE, LARGE, Message, ask_task, evaluate, http_asker, of_size, score_skill, user_message
 from saccade.demo.tasks import held_out
 
 
@@ -54,6 +54,23 @@ def test_evaluate_scores_the_skills_that_are_named() -> None:
     scores = evaluate(lambda messages: "no", 2, skills=["count", "chat"], threads=1)
     assert [score.skill for score in scores] == ["count", "chat"]
     assert all(score.right == 0 for score in scores)
+
+
+def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
+    expected = [held_out("number", seed, [DEFAULT_FONT]).turns[0] for seed in range(20)]
+    small = {turn.answer for turn in expected if turn.pictures[0].text is not None and turn.pictures[0].text.size < LARGE}
+    assert 0 < len(small) < 20
+    answers = iter(turn.answer for turn in expected)
+
+    def ask(messages: list[Message]) -> str:
+        answer = next(answers)
+        return "no" if answer in small else answer
+
+    score = score_skill(ask, "number", range(20), (DEFAULT_FONT,), "default", 1)
+    large, rest = (of_size(score, range(20), (DEFAULT_FONT,), sizes) for sizes in (range(LARGE, ANY_SIZE), range(LARGE)))
+    assert (large.right, large.count, large.fonts) == (20 - len(small), 20 - len(small), "default, from 28 px")
+    assert (rest.right, rest.count, rest.fonts) == (0, len(small), "default, below 28 px")
+    assert len(rest.misses) == len(small)
 
 
 class Refusing(BaseHTTPRequestHandler):
