@@ -93,23 +93,26 @@ def time_transformers(judge: Any, tokens: list[int], pixels: np.ndarray, count: 
     return Timing(times[0] - start, (len(times) - 1) / (times[-1] - times[0]))
 
 
-def time_saccade(client: httpx.Client, pixels: np.ndarray, count: int) -> Timing:
+def time_saccade(client: httpx.Client, pixels: tuple[np.ndarray, np.ndarray], count: int) -> Timing:
+    """From two requests with new pictures, of one token and of `count`: a stream would hold back what makes only half a character."""
+    first = time_answer(client, pixels[0], 1)
+    return Timing(first, (count - 1) / (time_answer(client, pixels[1], count) - first))
+
+
+def time_answer(client: httpx.Client, pixels: np.ndarray, count: int) -> float:
+    """Seconds until a streamed answer of `count` tokens has ended."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": PROMPT}]
     body = {"model": "small", "messages": [{"role": "user", "content": content}], "max_tokens": count, "ignore_eos": True, "temperature": 0}
-    # With logprobs every token is told at once; without them, bytes that make only half a character wait for the rest.
-    body |= {"stream": True, "logprobs": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     start = time.perf_counter()
-    came: list[tuple[float, int]] = []
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        for event in events(response):
-            if tokens := sum(len(choice["logprobs"]["content"]) for choice in event["choices"] if choice.get("logprobs")):
-                came.append((time.perf_counter(), tokens))
-    (first, at_first), (last, _) = came[0], came[-1]
-    assert sum(tokens for _, tokens in came) == count
-    return Timing(first - start, (count - at_first) / (last - first))
+        usage = [event["usage"] for event in events(response) if event.get("usage")]
+    seconds = time.perf_counter() - start
+    assert usage[-1]["completion_tokens"] == count
+    return seconds
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -127,9 +130,9 @@ def run(folder: Path, args: argparse.Namespace) -> dict[str, list[Timing]]:
     found: dict[str, list[Timing]] = {"saccade": [], "transformers": []}
     with serving(folder, folder, *options, threads=args.threads) as server, httpx.Client(base_url=server.url, timeout=600) as client:
         for index in track(range(args.rounds + 1), description="rounds"):
-            pixels = judge.resize(picture(args.size, args.size, seed=index))
+            pixels, other = (judge.resize(picture(args.size, args.size, seed=2 * index + i)) for i in range(2))
             tokens = expand(folder, judge, pixels)
-            pair = time_saccade(client, pixels, args.tokens), time_transformers(judge, tokens, pixels, args.tokens)
+            pair = time_saccade(client, (pixels, other), args.tokens), time_transformers(judge, tokens, pixels, args.tokens)
             if index:  # the first round warms up
                 found["saccade"].append(pair[0])
                 found["transformers"].append(pair[1])

@@ -251,12 +251,17 @@ def api_key(options: ServerOptions) -> str | None:
     return options.api_key or os.environ.get("SACCADE_API_KEY") or None
 
 
-def engine_environment() -> dict[str, str]:
-    """The environment of the engine process: idle OpenMP threads sleep instead of spinning, unless the user says otherwise.
+OPENMP_SPINS = "4000"
+"""Turns that an OpenMP thread of the engine waits before it sleeps, some tens of microseconds. Without end, as is the library's choice,
+threads that share their cores with anything else wait for each other's time slices: 40 times slower. Not at all, and each operation of a
+small model waits for threads to wake: 1.6 times slower where nothing else runs (LOG.md)."""
 
-    Spinning threads that share their cores with anything else wait for each other's time slices: measured 50 times slower (LOG.md).
-    """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+
+def engine_environment() -> dict[str, str]:
+    """The environment of the engine process: what the user has, and a bound on OpenMP's spinning unless the user has set one."""
+    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        return dict(os.environ)
+    return {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
 
 
 def usable_cores() -> int:

@@ -18,6 +18,8 @@ Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
 ROWS_FORESEEN = 1024
 """oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
+LEAST_VALUES = 160_000
+"""A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer than the product (measured: LOG.md)."""
 FUSED: dict[Activation, tuple[str, str]] = {
     "none": ("none", ""),
     "gelu": ("gelu", "none"),
@@ -40,7 +42,7 @@ def _packs(weight: torch.Tensor) -> bool:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+    return weight.dtype == torch.float32 and weight.numel() >= LEAST_VALUES
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation = "none") -> torch.Tensor:

@@ -94,4 +94,7 @@ def _rotate_rows(rotation: Rotation, x: torch.Tensor) -> None:
         cos, sin = (table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin))
         wide = rows.float()
         partner = wide.roll(size // 2, -1) if halves else wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
-        rows.copy_(torch.addcmul(wide * cos, partner, sin))
+        if wide is rows:
+            rows.mul_(cos).addcmul_(partner, sin)
+        else:
+            rows.copy_(wide.mul_(cos).addcmul_(partner, sin))

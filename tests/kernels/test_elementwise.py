@@ -22,12 +22,13 @@ def noise(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(64,), (4, 64)], ids=["one weight", "a weight per head"])
-def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x, weight = (noise(7, 4, 64) * 3).to(dtype), noise(*shape).to(dtype)
+@pytest.mark.parametrize("rows", [1, 7, 50])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], rows: int) -> None:
+    x, weight = (noise(rows, 4, 64) * 3).to(dtype), noise(*shape).to(dtype)
     wide = x.double()
     wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     out = rms_norm(x, weight, 1e-6)
-    assert out.dtype == dtype
+    assert out.dtype == dtype and out.is_contiguous()
     torch.testing.assert_close(out.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 

@@ -28,7 +28,7 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("shape", [(1, 64, 96), (3, 48, 80), (200, 37, 13), (0, 16, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 64, 96), (3, 48, 80), (200, 37, 13), (0, 16, 8), (2, 512, 400)], ids=str)
 def test_a_product_is_what_float64_says(shape: tuple[int, int, int], dtype: torch.dtype, bias: bool, activation: Activation) -> None:
     rows, inputs, outputs = shape
     x, weight = noise(rows, inputs, seed=1).to(dtype), (noise(outputs, inputs, seed=2) / inputs**0.5).to(dtype)
