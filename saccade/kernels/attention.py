@@ -1,7 +1,7 @@
 """Attention: causal over paged keys and values (language model), and bidirectional over segments (vision tower).
 
-Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, nothing is
-padded, and grouped queries share their keys without copies.
+Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, on a CPU none
+at all; nothing is padded, and grouped queries share their keys without copies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ Backend = Literal["flash", "sdpa"]
 
 MASK_VALUES = 1 << 20
 """Query rows times keys of one masked block: bounds the memory of a prefill that has a cached prefix."""
+MERGING = ("cpu",)
+"""Devices on which a cached prefix is attended to apart from the rest, without any mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,24 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
         out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    elif q.device.type in MERGING:
+        out = _merged(queries, k, v, scale)
     else:
         out = torch.cat([_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2)
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of q [G, Hkv, L, D] in two parts: to the prefix, which every row sees whole, and among the rows themselves.
+
+    Each part's softmax has its own denominator; their logs say how to weigh the two (Milakov & Gimelshein 2018, online softmax).
+    """
+    prefix = k.shape[2] - q.shape[2]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    before, log_before = flash(q, k[:, :, :prefix], v[:, :, :prefix], 0.0, False, scale=scale)
+    among, log_among = flash(q, k[:, :, prefix:], v[:, :, prefix:], 0.0, True, scale=scale)
+    share = torch.sigmoid(log_before - log_among).unsqueeze(-1)  # [G, Hkv, L, 1] float32
+    return torch.lerp(among.float(), before.float(), share).to(q.dtype)
 
 
 def _blocks(length: int, keys: int) -> list[range]:

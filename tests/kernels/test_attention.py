@@ -34,14 +34,16 @@ def make(lengths: list[tuple[int, int]], scattered: bool, dtype: torch.dtype) ->
     return q, *caches, tuple(contexts)
 
 
-@pytest.mark.parametrize("mask_values", [1 << 20, 64], ids=["one block", "many blocks"])
+@pytest.mark.parametrize("mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"])
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [[(1, 33)], [(20, 20)], [(9, 31)], [(1, 1), (1, 40), (7, 7), (5, 30)]])
 def test_queries_see_their_own_past_and_nothing_else(
-    lengths: list[tuple[int, int]], dtype: torch.dtype, scattered: bool, mask_values: int, monkeypatch: pytest.MonkeyPatch
+    lengths: list[tuple[int, int]], dtype: torch.dtype, scattered: bool, mask_values: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "MASK_VALUES", mask_values)
+    if mask_values is not None:
+        monkeypatch.setattr(attention, "MERGING", ())
+        monkeypatch.setattr(attention, "MASK_VALUES", mask_values)
     q, k_cache, v_cache, contexts = make(lengths, scattered, dtype)
     out = paged_attention(q, k_cache, v_cache, contexts, SCALE)
     assert out.dtype == dtype
