@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.demo.draw import DEFAULT_FONT, Scene, render
-from saccade.demo.evaluate import Message, user_message
-from saccade.demo.tasks import HARDEST, Draw, Turn, ask_colour, ask_count, ask_describe, ask_number, count_scene, number_scene, shapes_scene
+from saccade.demo.evaluate import LARGE, Message, user_message
+from saccade.demo.tasks import HARDEST, Draw, Turn, ask_colour, ask_describe, ask_number, ask_which, number_scene, shapes_scene
 
 START_TIMEOUT = 120.0
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
@@ -46,16 +46,19 @@ class Answer:
 
 
 def script(seed: int) -> list[Turn]:
-    """A chat of six turns over three pictures; the later questions go back to earlier pictures."""
-    draw = Draw(random.Random(f"demo/{seed}"), HARDEST, (DEFAULT_FONT,))
-    number, shapes, count = number_scene(draw, (256, 144)), shapes_scene(draw, (280, 200), 2), count_scene(draw, (250, 250))
+    """A chat of six turns over three pictures; the later questions go back to earlier pictures.
+
+    It asks for what the model does well (see its card): text is large, and nothing is counted.
+    """
+    draw = Draw(random.Random(f"demo/{seed}"), replace(HARDEST, small=LARGE), (DEFAULT_FONT,))
+    number, shapes, more = number_scene(draw, (256, 144)), shapes_scene(draw, (250, 200), 2), shapes_scene(draw, (200, 250), 3)
     asked = [
         ((number,), ask_number(draw, number, "")),
         ((shapes,), ask_describe(draw, shapes, " in picture 2")),
-        ((), ask_colour(draw, shapes, " in picture 2")),
-        ((count,), ask_count(draw, count, " in picture 3")),
+        ((more,), ask_colour(draw, more, " in picture 3")),
+        ((), ask_which(draw, (number, shapes, more))),
         ((), ask_number(draw, number, " in picture 1")),
-        ((), ask_describe(draw, shapes, " in picture 2")),
+        ((), ask_describe(draw, more, " in picture 3")),
     ]
     return [Turn(question[0], pictures, question[1], question[2]) for pictures, question in asked if question is not None]
 
@@ -82,7 +85,7 @@ def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/dem
             server.kill()
 
 
-SEED = 0
+SEED = 2
 """Chosen once, so that the show is the same for everyone; how often the model is right on fresh pictures stands in its card."""
 
 
