@@ -83,11 +83,11 @@ def write_request(path: Path) -> None:
 @contextmanager
 def checkpoint(name: str) -> Iterator[Path]:
     if name == "random":
-        from benchmarks.generate import TEXT, VISION
+        from benchmarks.generate import ROPE, TEXT, VISION
         from tests.checkpoints import make_checkpoint
 
         with tempfile.TemporaryDirectory() as folder:
-            yield make_checkpoint(Path(folder), "qwen3_vl", text=TEXT, vision=VISION)
+            yield make_checkpoint(Path(folder), "qwen3_vl", text=TEXT | {"rope_parameters": ROPE}, vision=VISION)
     else:
         yield ROOT / "saccade" / "demo" / "model" if name == "demo" else Path(name)
 
