@@ -69,7 +69,8 @@ def workloads(seed: int, output: OutputOptions, target: Target, again: Path) -> 
 
     yield bench(Load(4, 1, warmup_requests=2, seed=seed), DatasetOptions())
     yield bench(Load(6, 1, warmup_requests=1, seed=seed), DatasetOptions(dataset_name="custom", dataset_path=str(again)))
-    yield bench(Load(2, 1, warmup_requests=0, seed=seed), DatasetOptions(dataset_name="multiturn-image", rounds=8))
+    # Seeds of their own: no workload may find pictures that another has sent.
+    yield bench(Load(2, 1, warmup_requests=0, seed=seed + 500), DatasetOptions(dataset_name="multiturn-image", rounds=8))
     yield bench(Load(16, 4, warmup_requests=0, seed=seed + 1000), DatasetOptions(dataset_name="image"))
 
 
