@@ -137,23 +137,21 @@ H200 = Profile(
 
 CPU = Profile(
     Costs(
-        # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of LOG.md's small machine.
+        # Fitted by `saccade simulate RESULT --calibrate` to four chats of eight rounds on a quiet machine; see LOG.md, 2026-11-21.
+        request=15.4,
         seen=0.15,
-        decode=2.7,
-        resize=2.4,
-        # Fitted by --calibrate to 40 requests while other work held the machine's cores: to be fitted again on a quiet one.
-        request=20.0,
-        step=2.0,
-        token=0.064,
-        pair=3.6e-5,
-        row=0.2,
-        context=5e-3,
-        encode=1.8,
-        patch=0.014,
-        patch_pair=1.7e-4,
-        # Assumed: a memory copy, a plain disk.
-        host_gbs=5.0,
-        disk_gbs=1.0,
+        decode=2.63,
+        resize=2.35,
+        step=1.37,
+        token=0.0363,
+        pair=2.86e-5,
+        row=0.19,
+        context=6.18e-4,
+        encode=1.75,
+        patch=9.81e-3,
+        patch_pair=1.93e-5,
+        host_gbs=5.0,  # assumed
+        disk_gbs=1.0,  # assumed
     ),
     Machine(
         rules=DEMO_RULES,
