@@ -35,7 +35,10 @@ def load(family: FamilyName, kv_heads: int, folder: Path) -> tuple[Path, Model]:
     return folder, Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, CASES[name]) for name in ASKED})
 
 
-@pytest.mark.parametrize(("size", "encoder"), [(1, "weights"), (2, "weights"), (2, "data"), (4, "weights"), (4, "data")])
+SIZES = [(1, "weights"), (2, "weights"), (2, "data"), (4, "weights"), pytest.param(4, "data", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("size", "encoder"), SIZES)
 def test_ranks_answer_as_transformers_cold_warm_and_at_once(case: tuple[Path, Model], size: int, encoder: EncoderMode) -> None:
     folder, model = case
     crew = ThreadCrew(folder, size, encoder)
