@@ -1,7 +1,8 @@
 """`saccade bench encoder`: pictures per second of the vision tower, by picture size and mix, beside transformers' tower.
 
 Both towers have the same random weights. Ours begins with uint8 pixels, theirs with patches already normalised: its times are the
-tower's alone. Runs take turns; figures are medians.
+tower's alone. Runs take turns; figures are medians. Every model and dtype has a process of its own: what one leaves behind in the
+allocator would change the next one's times, transformers' most of all (LOG.md).
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import groupby, product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -65,21 +70,25 @@ class EncoderFigure:
 def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
     """Measure, print a table, and write the JSON."""
     device = pick_device(options.device, options.threads)
-    figures: list[EncoderFigure] = []
-    for model in options.models:
-        for dtype in options.dtypes:
-            with ExitStack() as stack:
-                folder = Path(model)
-                if model in PRESETS:
-                    folder = make_checkpoint(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-                figures += _measure(model, folder, dtype, device, options)
-    Console().print(table(figures, device))
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+        measured = fresh.map(partial(_measure, options), *zip(*product(options.models, options.dtypes)))
+        figures = [figure for each in measured for figure in each]
+    Console().print(*tables(figures, device), sep="\n")
     if options.output_file:
         options.output_file.write_text(json.dumps(as_json(figures, device), indent=1) + "\n")
     return figures
 
 
-def _measure(model: str, folder: Path, dtype: Dtype, device: torch.device, options: EncoderBenchOptions) -> list[EncoderFigure]:
+def _measure(options: EncoderBenchOptions, model: str, dtype: Dtype) -> list[EncoderFigure]:
+    device = pick_device(options.device, options.threads)
+    with ExitStack() as stack:
+        folder = Path(model)
+        if model in PRESETS:
+            folder = make_checkpoint(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        return _measure_folder(options, model, folder, dtype, device)
+
+
+def _measure_folder(options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype, device: torch.device) -> list[EncoderFigure]:
     spec = load_spec(folder)
     weights = DummyWeights(DTYPES[dtype], device)
     net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
@@ -160,26 +169,26 @@ def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | 
     return None
 
 
-def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
-    """For people."""
-    shown = Table("model", "dtype", "pictures", "how", title=f"Vision tower on {where(device)}", title_justify="left")
-    for name in ("ms", "ms per picture", "pictures/s", "tokens/s", "times transformers", "max error"):
-        shown.add_column(name, justify="right")
-    for figure in figures:
-        ms, gain = figure.median_ms, speedup(figure, figures)
-        shown.add_row(
-            figure.model,
-            figure.dtype,
-            figure.pictures,
-            figure.mode,
-            f"{ms:.1f}",
-            f"{ms / figure.count:.2f}",
-            f"{1e3 * figure.count / ms:.1f}",
-            f"{1e3 * figure.tokens / ms:.0f}",
-            "" if gain is None else f"{gain:.2f}",
-            "" if figure.error is None else f"{figure.error:.1e}",
-        )
-    return shown
+def tables(figures: Sequence[EncoderFigure], device: torch.device) -> Iterator[Table]:
+    """For people, one of each model and dtype. gain: times faster than transformers; error: `EncoderFigure.error`."""
+    for (model, dtype), group in groupby(figures, lambda figure: (figure.model, figure.dtype)):
+        title = f"Vision tower of {model} in {dtype} on {where(device)}"
+        shown = Table("pictures", "how", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for name in ("ms", "ms each", "per s", "tokens/s", "gain", "error"):
+            shown.add_column(name, justify="right")
+        for figure in group:
+            ms, gain = figure.median_ms, speedup(figure, figures)
+            shown.add_row(
+                figure.pictures,
+                figure.mode,
+                f"{ms:.1f}",
+                f"{ms / figure.count:.2f}",
+                f"{1e3 * figure.count / ms:.1f}",
+                f"{1e3 * figure.tokens / ms:.0f}",
+                "" if gain is None else f"{gain:.2f}",
+                "" if figure.error is None else f"{figure.error:.1e}",
+            )
+        yield shown
 
 
 def as_json(figures: Sequence[EncoderFigure], device: torch.device) -> dict[str, Any]:
