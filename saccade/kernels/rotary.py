@@ -1,7 +1,7 @@
 """Rotary position embedding: turns pairs of a head's values by angles that depend on the token's place.
 
-Owns nothing; works for any even head size, and for heads of which only the first values are turned. On a GPU all heads of queries and
-keys are one launch of `rotary_gpu.py`; here is what that is tested against, and what CPUs run.
+Owns nothing; works for any even head size, and for heads of which only the first values are turned. On a GPU all heads are one launch of
+`rotary_gpu.py`; here is what that is tested against, and what CPUs run.
 """
 
 from __future__ import annotations
@@ -69,23 +69,18 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
     return axis
 
 
-def rotate_(rotation: Rotation, *heads: torch.Tensor) -> None:
-    """Turn, in place, one or two tensors [T, H, D] (queries, keys; views of a larger one will do); their values lie next to each other.
+def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
+    """Turn, in place, heads [T, H, D] (of queries and keys; a view of a larger tensor will do), whose values lie next to each other.
 
     Computed in float32, rounded once to the dtype of the heads.
     """
-    if heads[0].is_cuda:
+    if x.is_cuda:
         # Imported where there is a GPU: elsewhere Triton need not be installed.
         from saccade.kernels.rotary_gpu import launch
 
-        launch(rotation, *heads)
+        launch(rotation, x)
         return
-    ready = rotation.ready()
-    for each in heads:
-        _rotate_rows(ready, each)
-
-
-def _rotate_rows(rotation: Rotation, x: torch.Tensor) -> None:
+    rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
     x = x[..., :size]
     step = max(1, CPU_VALUES // (x.shape[1] * size))

@@ -15,32 +15,18 @@ BLOCK_VALUES = 2048
 
 
 @triton.jit
-def _turn(x, offsets, mask, cos, sin, step):
-    """Turn the pairs (offsets, offsets + step) of `x` where `mask`; cos and sin belong to the pairs."""
-    low = tl.load(x + offsets, mask=mask, other=0.0)
-    high = tl.load(x + offsets + step, mask=mask, other=0.0)
-    a, b = low.to(tl.float32), high.to(tl.float32)
-    tl.store(x + offsets, (a * cos - b * sin).to(low.dtype), mask=mask)
-    tl.store(x + offsets + step, (b * cos + a * sin).to(low.dtype), mask=mask)
-
-
-@triton.jit
 def _rotate(
-    q,
-    k,
+    x,
     cos_table,
     sin_table,
     index,
     axis,
     tokens,
-    q_heads,
-    k_heads,
-    q_token_stride,
-    q_head_stride,
-    k_token_stride,
-    k_head_stride,
-    half,
+    heads,
+    token_stride,
     index_stride,
+    head_stride: tl.constexpr,
+    half: tl.constexpr,
     has_index: tl.constexpr,
     has_axis: tl.constexpr,
     halves: tl.constexpr,
@@ -48,7 +34,10 @@ def _rotate(
     block_heads: tl.constexpr,
     block_pairs: tl.constexpr,
 ):
-    """Program (i, j): a block of tokens, a block of the heads of queries and then of keys."""
+    """Program (i, j): a block of tokens, a block of heads.
+
+    Sizes of a head are constants: where the compiler knows that they are multiples of 4 or 8, it loads as many values at once.
+    """
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     pair = tl.arange(0, block_pairs)
     known = (token < tokens)[:, None] & (pair < half)[None, :]
@@ -72,23 +61,21 @@ def _rotate(
     sin = tl.load(sin_table + place + step, mask=known, other=0.0)[:, None, :]
 
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
-    known = known[:, None, :]
-    mine = known & (head < q_heads)[None, :, None]
-    offsets = token[:, None, None] * q_token_stride + head[None, :, None] * q_head_stride + at[None, None, :]
-    _turn(q, offsets, mine, cos, sin, step)
-    head -= q_heads
-    mine = known & ((head >= 0) & (head < k_heads))[None, :, None]
-    offsets = token[:, None, None] * k_token_stride + head[None, :, None] * k_head_stride + at[None, None, :]
-    _turn(k, offsets, mine, cos, sin, step)
+    mine = known[:, None, :] & (head < heads)[None, :, None]
+    low_at = x + (token[:, None, None] * token_stride + head[None, :, None] * head_stride + at[None, None, :])
+    high_at = low_at + step
+    low = tl.load(low_at, mask=mine, other=0.0)
+    high = tl.load(high_at, mask=mine, other=0.0)
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    tl.store(low_at, (a * cos - b * sin).to(low.dtype), mask=mine)
+    tl.store(high_at, (b * cos + a * sin).to(low.dtype), mask=mine)
 
 
-def launch(rotation: Rotation, q: torch.Tensor, k: torch.Tensor | None = None) -> None:
+def launch(rotation: Rotation, x: torch.Tensor) -> None:
     """`rotary.rotate_` in one launch."""
-    assert q.stride(-1) == 1 and (k is None or k.stride(-1) == 1), "a head's values lie next to each other"
+    assert x.stride(-1) == 1, "a head's values lie next to each other"
     assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
-    keys = q if k is None else k
-    k_heads = 0 if k is None else k.shape[1]
-    tokens, heads = q.shape[0], q.shape[1] + k_heads
+    tokens, heads, _ = x.shape
     if tokens == 0:
         return
     half = rotation.cos.shape[1] // 2
@@ -98,21 +85,17 @@ def launch(rotation: Rotation, q: torch.Tensor, k: torch.Tensor | None = None) -
     index, axis = rotation.index, rotation.axis
     assert index is None or index.stride(-1) == 1
     _rotate[triton.cdiv(tokens, block_tokens), triton.cdiv(heads, block_heads)](
-        q,
-        keys,
+        x,
         rotation.cos,
         rotation.sin,
         index,
         axis,
         tokens,
-        q.shape[1],
-        k_heads,
-        q.stride(0),
-        q.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        half,
+        heads,
+        x.stride(0),
         0 if index is None else index.stride(0),
+        head_stride=x.stride(1),
+        half=half,
         has_index=index is not None,
         has_axis=axis is not None,
         halves=rotation.pairs == "halves",

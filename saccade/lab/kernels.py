@@ -1,7 +1,8 @@
 """`saccade bench kernels`: the rotary embedding by memory speed, and the positions of pictures, beside the usual ways.
 
 Rotary embedding: queries and keys of a tower turned in place, beside the chain of float32 operations that transformers has for it, and
-beside a plain copy: the bound. All are credited with reading and writing queries and keys once. Positions: what follows from a grid
+beside a plain copy: the bound. All are credited with reading and writing queries and keys once. On a GPU several calls follow each other:
+a single one would be over before the next is launched. Positions: what follows from a grid
 alone (rotary angles, learned positions, window order, mRoPE), for a grid that is new and for one that was seen, beside transformers,
 which computes it at every call. Runs take turns; figures are medians.
 """
@@ -49,6 +50,8 @@ Way = Literal["new grid", "seen grid", "transformers"]
 
 TEXT = 64
 """Tokens before a picture, and after it."""
+CUDA_CALLS = 10
+"""Calls of one measurement of the rotary embedding on a GPU."""
 NARROW = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
 """A language model that is none, for what depends on the vision tower alone."""
 
@@ -135,19 +138,19 @@ def measure_rotary(model: str, spec: FamilySpec, dtype: Dtype, device: torch.dev
     ]
     for tower, q_heads, k_heads, dim in shapes:
         fused = torch.randn(tokens, q_heads + 2 * k_heads, dim, device=device).to(DTYPES[dtype])
-        q, k = fused[:, :q_heads], fused[:, q_heads : q_heads + k_heads]
+        heads = q_heads + k_heads
+        both = fused[:, :heads]
         rotation, chained = rotations(tower, tokens, dim, device)
-        packed = fused[:, : q_heads + k_heads].contiguous()
+        packed = both.contiguous()
         target = torch.empty_like(packed)
-        error = difference(rotation, chained, q[:512].clone(), k[:512].clone())
+        error = difference(rotation, chained, both[:512].clone())
         ways: dict[Literal["saccade", "chain", "copy"], Work] = {
-            "saccade": partial(rotate_, rotation, q, k),
-            "chain": partial(turn_in_chain, *chained, q, k),
+            "saccade": partial(rotate_, rotation, both),
+            "chain": partial(turn_in_chain, *chained, both[:, :q_heads], both[:, q_heads:]),
             "copy": partial(target.copy_, packed),
         }
-        times = take_turns(list(ways.values()), options.repeats, device)
+        times = take_turns(list(ways.values()), options.repeats, device, CUDA_CALLS if device.type == "cuda" else 1)
         for how, ms in zip(ways, times):
-            heads = q_heads + k_heads
             mine = error if how == "saccade" else None
             figures.append(RotaryFigure(model, tower, dtype, how, tokens, heads, dim, packed.nbytes, ms, mine))
     return figures
@@ -171,7 +174,7 @@ def rotations(tower: Tower, tokens: int, dim: int, device: torch.device) -> tupl
     return rotation, (angles.cos().repeat(1, 2), angles.sin().repeat(1, 2))
 
 
-def turn_in_chain(cos: torch.Tensor, sin: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def turn_in_chain(cos: torch.Tensor, sin: torch.Tensor, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As transformers' towers do it: in float32, one operation after another, into new tensors."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
 
@@ -180,19 +183,19 @@ def turn_in_chain(cos: torch.Tensor, sin: torch.Tensor, q: torch.Tensor, k: torc
         low, high = wide.chunk(2, dim=-1)
         return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
-    return turned(q), turned(k)
+    return tuple(map(turned, parts))
 
 
-def difference(rotation: Rotation, chained: tuple[torch.Tensor, torch.Tensor], q: torch.Tensor, k: torch.Tensor) -> float:
-    """Largest difference between the two ways on the first tokens `q`, `k`."""
-    rows = len(q)
+def difference(rotation: Rotation, chained: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> float:
+    """Largest difference between the two ways on heads `x` of the first tokens."""
+    rows = len(x)
     if rotation.index is None:
         first = Rotation(rotation.cos[:rows], rotation.sin[:rows], pairs=rotation.pairs)
     else:
         first = Rotation(rotation.cos, rotation.sin, rotation.index[:, :rows].contiguous(), rotation.axis, rotation.pairs)
-    wanted = turn_in_chain(chained[0][:rows], chained[1][:rows], q, k)
-    rotate_(first, q, k)
-    return max(float((ours - theirs).abs().max()) for ours, theirs in zip((q, k), wanted))
+    (wanted,) = turn_in_chain(chained[0][:rows], chained[1][:rows], x)
+    rotate_(first, x)
+    return float((x - wanted).abs().max())
 
 
 # ---- positions
@@ -258,14 +261,19 @@ def have_their_positions(theirs: TransformersPositions, image: Image) -> torch.T
 # ---- both
 
 
-def take_turns(works: Sequence[Work], repeats: int, device: torch.device) -> list[list[float]]:
-    """Milliseconds of each run of each, after one that warms up."""
+def take_turns(works: Sequence[Work], repeats: int, device: torch.device, calls: int = 1) -> list[list[float]]:
+    """Milliseconds of each run of each, after one that warms up; a run is the mean of `calls`."""
+
+    def run(work: Work) -> None:
+        for _ in range(calls):
+            work()
+
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for ms, work in zip(times, works):
-            ms.append(run_ms(work, device))
+            ms.append(run_ms(partial(run, work), device) / calls)
     return times
 
 
