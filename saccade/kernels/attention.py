@@ -1,7 +1,7 @@
 """Attention: causal over paged keys and values (language model), and bidirectional over segments (vision tower).
 
-Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, on a CPU none
-at all; nothing is padded, and grouped queries share their keys without copies.
+Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, on a CPU or in 16
+bits none at all; grouped queries share their keys without copies.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def _cached(context: Context, cache: torch.Tensor) -> torch.Tensor:
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D]; returns [L, Hq, D]."""
     length, heads, dim = q.shape
+    if q.is_cuda and q.element_size() == 2 and not dim % 8:
+        return _flash_causal(q, k, v, scale)
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     if length == 1:
@@ -87,6 +89,17 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     else:
         out = torch.cat([_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2)
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _flash_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One launch: this kernel's causal mask is the lower right one, and its groups of queries share keys.
+
+    PyTorch's `scaled_dot_product_attention` would give a cached prefix a mask, and on Hopper cuDNN, which plans anew for each length.
+    """
+    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [1, K, Hkv, D]
+    flash = torch.ops.aten._flash_attention_forward
+    out, *_ = flash(q.unsqueeze(0), k, v, None, None, len(q), k.shape[1], 0.0, True, False, scale=scale)
+    return out[0]
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

@@ -70,7 +70,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[in
 
 
 @pytest.mark.parametrize("lengths", [[128], [64, 64, 16], [1, 300, 0, 7, 0], [4] * 40], ids=str)
-@pytest.mark.parametrize("dim", [32, 40, 64, 72, 80, 96, 128])
+@pytest.mark.parametrize("dim", [32, 36, 40, 64, 72, 80, 96, 128])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_variable_length_flash_attention(cuda: torch.device, dtype: torch.dtype, dim: int, lengths: list[int]) -> None:
     fused = noise(sum(lengths), 9, dim).to(dtype)
@@ -92,17 +92,18 @@ def test_segments_by_sdpa(cuda: torch.device, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("run", [True, False], ids=["consecutive", "scattered"])
-@pytest.mark.parametrize("length", [1, 5, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_causal_attention_over_pages(cuda: torch.device, dtype: torch.dtype, length: int, run: bool) -> None:
-    keys, heads, kv_heads, dim = 40, 6, 2, 64
+@pytest.mark.parametrize(("length", "keys"), [(1, 40), (5, 40), (40, 40), (1, 3000), (150, 700)])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_causal_attention_over_pages(cuda: torch.device, dtype: torch.dtype, dim: int, length: int, keys: int, run: bool) -> None:
+    heads, kv_heads = 6, 2
     q, k, v = (
         noise(length, heads, dim).to(dtype),
         noise(keys, kv_heads, dim, seed=1).to(dtype),
         noise(keys, kv_heads, dim, seed=2).to(dtype),
     )
-    slots = torch.arange(5, 5 + keys) if run else torch.randperm(100, generator=torch.Generator().manual_seed(3))[:keys]
-    caches = [torch.full((100, kv_heads, dim), torch.nan, dtype=dtype, device=cuda) for _ in range(2)]
+    slots = torch.arange(5, 5 + keys) if run else torch.randperm(keys + 60, generator=torch.Generator().manual_seed(3))[:keys]
+    caches = [torch.full((keys + 60, kv_heads, dim), torch.nan, dtype=dtype, device=cuda) for _ in range(2)]
     write_kv(k.to(cuda), v.to(cuda), caches[0], caches[1], slots.to(cuda))
     context = Context(start=0, length=length, kv_length=keys, slots=slots.to(cuda), run=5 if run else -1)
     ours = paged_attention(q.to(cuda), caches[0], caches[1], [context], dim**-0.5)

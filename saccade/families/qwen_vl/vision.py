@@ -50,7 +50,7 @@ class VisionBlock:
         qk = qkv[:, : 2 * self.heads]
         rotate_(rotation, qk)
         attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], segments, self.scale, attention)
-        x = x + self.out(attended.view(x.shape[0], -1))
+        x = x + self.out(attended.flatten(1))
         return x + self.mlp(self.norm2(x))
 
 
