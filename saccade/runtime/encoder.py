@@ -22,6 +22,8 @@ CPU_PACK = 1024
 """Patches of one packed forward on a CPU: larger packs only leave its caches. An accelerator takes all pictures at once."""
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have more of them run eagerly."""
+MOST_UNBOUNDED = 32
+"""But for no more segments that may be as long as the graph: for each of them it launches blocks for N rows, most of which find none."""
 
 
 class PackedEncoder:
@@ -103,7 +105,7 @@ class PackBuffers:
 
     def _segments(self, size: int, limit: int | None) -> Segments:
         longest = min(size, limit or size)
-        bounds = segment_bounds([], size, room(size), longest)
+        bounds = segment_bounds([], size, room(size, limit), longest)
         assert bounds is not None
         return Segments(bounds.to(self._rows.device), longest)
 
@@ -115,11 +117,10 @@ class PackBuffers:
 
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
         """Write a pack of pictures and its padding. False where they have more segments than there is room for."""
-        size = len(inputs.rows)
         found = []
         for segments, kind in zip(inputs.segments, zip(*(fact.segments for fact in facts))):
             lengths = [length for each in kind for length in each]
-            bounds = segment_bounds(lengths, size, room(size), segments.longest)
+            bounds = segment_bounds(lengths, len(inputs.rows), len(segments.bounds) - 1, segments.longest)
             if bounds is None:
                 return False
             found.append(bounds)
@@ -136,9 +137,10 @@ class PackBuffers:
         return True
 
 
-def room(size: int) -> int:
-    """Segments that a graph for `size` rows has room for."""
-    return size // ROWS_PER_SEGMENT + 8
+def room(size: int, limit: int | None) -> int:
+    """Segments, of at most `limit` rows each, that a graph for `size` rows has room for."""
+    most = size // ROWS_PER_SEGMENT + 8
+    return most if limit else min(most, MOST_UNBOUNDED)
 
 
 def segment_bounds(lengths: Sequence[int], size: int, room: int, longest: int) -> torch.Tensor | None:

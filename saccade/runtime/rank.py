@@ -144,6 +144,7 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     """What the current device is and what it has left."""
     memory = psutil.virtual_memory()
     if device == "cuda":
+        torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
         return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)

@@ -198,7 +198,7 @@ def test_packs_that_are_too_large_run_without_a_graph(family: FamilyName, checkp
 def test_packs_of_too_many_segments_run_without_a_graph(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl"))
     encoder, replays = graphed(net, (64,))
-    count = room(64) + 1
+    count = room(64, None) + 1
     images = pictures(net, [(1, 1)] * count)
     assert count * 4 <= 64
     encoder.encode(images)
