@@ -154,7 +154,7 @@ def run_tests(check: Check) -> None:
     """Tests that are marked gpu."""
     results = check.out / "tests.xml"
     options = ("-m", "gpu", "-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", f"--junitxml={results}")
-    stage = check.run("tests", 20, [sys.executable, "-m", "pytest", *options, "tests/gpu", "tests/kernels/test_rotary.py"], 200)
+    stage = check.run("tests", 20, [sys.executable, "-m", "pytest", *options, "tests/gpu", "tests/kernels/test_rotary.py"], 260)
     if results.is_file():
         suite = next(ET.parse(results).getroot().iter("testsuite"))
         stage.figures = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}

@@ -25,7 +25,7 @@ ENOUGH = 64
 WORTH = 0.05
 """Share of the rows computed that other sizes must save before graphs are captured anew."""
 STEPS = 64
-"""The histogram counts sizes in this many steps up to the largest."""
+"""The histogram counts sizes in this many steps up to the largest, or fewer."""
 
 
 class Graphed(Protocol[Inputs]):
@@ -137,7 +137,8 @@ class GraphRunner(Generic[Inputs]):
         self._graphs[size] = self._capture(lambda: output.copy_(self._graphed.compute(inputs)))
 
     def _step(self, size: int) -> int:
-        step = -(-self.largest // STEPS)
+        # A power of two: rows that are whole tokens of 4 patches remain so when they are rounded up.
+        step = 1 << (-(-self.largest // STEPS) - 1).bit_length()
         return min(-(-size // step) * step, self.largest)
 
 
