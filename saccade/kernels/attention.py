@@ -99,7 +99,7 @@ def _flash_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [1, K, Hkv, D]
     flash = torch.ops.aten._flash_attention_forward
     out, *_ = flash(q.unsqueeze(0), k, v, None, None, len(q), k.shape[1], 0.0, True, False, scale=scale)
-    return out[0]
+    return out.squeeze(0)
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

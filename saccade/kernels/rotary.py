@@ -62,7 +62,7 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
     sections of the axes 1 and 2 reach, then axis 0.
     """
     if not interleaved:
-        return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
+        return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
     axis = torch.zeros(sum(sections), dtype=torch.int64)
     for dim in range(1, len(sections)):
         axis[dim : len(sections) * sections[dim] : len(sections)] = dim
