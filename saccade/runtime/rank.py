@@ -124,6 +124,8 @@ def load(wanted: Load) -> tuple[FamilyNet, Shard]:
     torch.set_num_threads(wanted.threads)
     if wanted.device == "cuda":
         torch.cuda.set_device(wanted.rank)
+        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is new: so would every picture size.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     shard = join(wanted.parallel.all_reduce, wanted.rank, wanted.parallel.size, wanted.group_fd)
     folder = Path(wanted.folder)
     net = load_net(
