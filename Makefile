@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Tests of one file stay together: they share servers and checkpoints.
+ABREAST := -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help demo test test-all check bench gpu-check clean
 
@@ -18,10 +20,10 @@ demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=
 	$(BIN)/saccade demo $(ARGS)
 
 test: .venv/.installed  ## the default tests
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest $(ABREAST) -m 'not slow and not gpu' $(ARGS)
 
 test-all: .venv/.installed  ## the default tests and the slow ones
-	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
+	$(BIN)/python -m pytest $(ABREAST) -m 'not gpu' $(ARGS)
 
 check: .venv/.installed  ## format, lint, types, house plan
 	$(BIN)/ruff format --check .

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,11 @@ def test_the_command_line_answers_about_a_file(checkpoint: Callable[..., Path], 
     path = tmp_path / "a.jpg"
     path.write_bytes(buffer.getvalue())
     command = [sys.executable, "-m", "saccade", "chat", "what is it?", "--image", str(path), "--model", str(checkpoint("qwen3_vl"))]
-    done = subprocess.run([*command, "--max-tokens", "4"], capture_output=True, text=True, timeout=100, check=False)
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=100, check=False, env=os.environ | {"COLUMNS": "300"})
+    done = run([*command, "--max-tokens", "4"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    missing = subprocess.run([*command, "--image", str(tmp_path / "no.jpg")], capture_output=True, text=True, timeout=100, check=False)
+    missing = run([*command, "--image", str(tmp_path / "no.jpg")])
     assert missing.returncode != 0
     assert "no.jpg" in missing.stdout + missing.stderr
     assert "Traceback" not in missing.stderr

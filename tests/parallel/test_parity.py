@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,27 +22,35 @@ from tests.parallel.crew import ThreadCrew
 ASKED = ("text", "one picture", "three pictures", "three turns", "the same picture twice")
 
 
-@pytest.fixture(scope="module", params=[(family, heads) for family in FAMILIES for heads in (1, 2, 4)], ids=lambda p: f"{p[0]}-kv{p[1]}")
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
+Load = Callable[[FamilyName, int], tuple[Path, Model]]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Checkpoint of a family with so many heads of keys, and what transformers answers with it."""
     set_threads()
-    family, kv_heads = request.param
-    return load(family, kv_heads, tmp_path_factory.mktemp(family))
+
+    @cache
+    def make(family: FamilyName, kv_heads: int) -> tuple[Path, Model]:
+        folder = make_checkpoint(tmp_path_factory.mktemp(family), family, text={"num_key_value_heads": kv_heads})
+        net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
+        bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
+        return folder, Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, CASES[name]) for name in ASKED})
+
+    return make
 
 
-@cache
-def load(family: FamilyName, kv_heads: int, folder: Path) -> tuple[Path, Model]:
-    make_checkpoint(folder, family, text={"num_key_value_heads": kv_heads})
-    net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
-    bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
-    return folder, Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, CASES[name]) for name in ASKED})
+SHARES: list[tuple[int, int, EncoderMode]] = [(1, 4, "weights"), (2, 1, "weights"), (2, 2, "data"), (2, 4, "weights"), (4, 2, "weights")]
+"""Heads of keys, ranks, what ranks share of the tower: fewer heads than ranks, as many, and more."""
+REST = [share for share in product((1, 2, 4), (1, 2, 4), ("weights", "data")) if share not in SHARES and share[1:] != (1, "data")]
 
 
-SIZES = [(1, "weights"), (2, "weights"), (2, "data"), (4, "weights"), pytest.param(4, "data", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize(("size", "encoder"), SIZES)
-def test_ranks_answer_as_transformers_cold_warm_and_at_once(case: tuple[Path, Model], size: int, encoder: EncoderMode) -> None:
-    folder, model = case
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("kv_heads", "size", "encoder"), [*SHARES, *(pytest.param(*share, marks=pytest.mark.slow) for share in REST)])
+def test_ranks_answer_as_transformers_cold_warm_and_at_once(
+    load: Load, family: FamilyName, kv_heads: int, size: int, encoder: EncoderMode
+) -> None:
+    folder, model = load(family, kv_heads)
     crew = ThreadCrew(folder, size, encoder)
     harness = Harness(model.net, crew, chunk_tokens=64)
     check(model, harness.run([model.request(harness, name) for name in ASKED]))

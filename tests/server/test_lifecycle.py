@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPResponse
 
 import httpx
 import openai
@@ -94,7 +95,9 @@ def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> N
 def test_a_client_that_stops_sending_loses_its_permit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.server.body.BODY_PAUSE", 0.2)
     with start_sending(served) as connection:
-        assert b"nothing more of the body has come for 0.2 seconds" in connection.recv(4096)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 400 and b"nothing more of the body has come for 0.2 seconds" in answer.read()
     eventually(lambda: in_flight(served) == 0)
 
 
