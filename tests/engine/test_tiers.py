@@ -12,6 +12,7 @@ from saccade.core.config import EmbeddingBudgets, embedding_bytes_per_token
 from saccade.core.types import Image
 from saccade.nn.protocol import FamilyNet
 from tests.checkpoints import FAMILIES
+from tests.combinations import combinations
 from tests.engine.harness import Harness, set_threads
 from tests.engine.test_parity import CASES, PLACEHOLDER, Model, check, load
 
@@ -33,9 +34,15 @@ def one_picture(net: FamilyNet, model: Model) -> int:
     return max(tokens) * embedding_bytes_per_token(net.spec, "float32")
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize("chunk_tokens", [16, 2048])
-@pytest.mark.parametrize("tiers", ["host", "disk", "host and disk"])
+@pytest.mark.parametrize(
+    ("tiers", "chunk_tokens", "prefix_cache"),
+    combinations(
+        ("host", "disk", "host and disk"),
+        (16, 2048),
+        (True, False),
+        default=[("host", 16, False), ("host", 2048, True), ("disk", 16, True), ("disk", 2048, False), ("host and disk", 16, False)],
+    ),
+)
 def test_every_tier_gives_the_same_answers(model: Model, tmp_path: Path, tiers: str, chunk_tokens: int, prefix_cache: bool) -> None:
     one = one_picture(model.net, model)
     disk = EmbeddingBudgets(one, one if "host" in tiers else 0, 1 << 30, str(tmp_path))
@@ -84,8 +91,13 @@ def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Mo
     again.close()
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 16, 64, 2048])
+CHUNKS = (1, 7, 16, 64, 2048)
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "prefix_cache"),
+    combinations(CHUNKS, (True, False), default=[*((chunk, True) for chunk in CHUNKS), (7, False), (2048, False)]),
+)
 def test_a_chat_of_eight_rounds_encodes_each_picture_once(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
     harness = Harness(model.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
     rng = np.random.default_rng(0)

@@ -39,15 +39,14 @@ def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, cap
 
 def test_bench_encoder_has_transformers_embeddings(tmp_path: Path) -> None:
     path = tmp_path / "encoder.json"
-    bench_encoder(EncoderBenchOptions(TINY, ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path))
+    bench_encoder(EncoderBenchOptions(TINY[1:], ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path))
     figures = json.loads(path.read_text())["figures"]
-    assert {(figure["model"], figure["pictures"], figure["mode"]) for figure in figures} == {
-        (model, pictures, mode)
-        for model in TINY
-        for pictures, modes in (
-            ("160x96", ("packed", "transformers")),
-            ("2 x 160x96", ("packed", "one by one", "transformers")),
-        )
-        for mode in modes
+    assert {(figure["pictures"], figure["mode"]) for figure in figures} == {
+        ("160x96", "packed"),
+        ("160x96", "transformers"),
+        ("2 x 160x96", "packed"),
+        ("2 x 160x96", "one by one"),
+        ("2 x 160x96", "transformers"),
     }
+    assert all(figure["model"] == TINY[1] and len(figure["ms"]) == 2 for figure in figures)
     assert all(figure["error"] < 1e-3 for figure in figures if figure["mode"] != "transformers")

@@ -15,6 +15,7 @@ from saccade.core.config import EncoderMode
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from tests.checkpoints import FAMILIES, FamilyName, make_checkpoint, reference
+from tests.combinations import combinations
 from tests.engine.harness import Harness, set_threads
 from tests.engine.test_parity import CASES, Model, check, reference_answer
 from tests.parallel.crew import ThreadCrew
@@ -40,13 +41,24 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     return make
 
 
-SHARES: list[tuple[int, int, EncoderMode]] = [(1, 4, "weights"), (2, 1, "weights"), (2, 2, "data"), (2, 4, "weights"), (4, 2, "weights")]
-"""Heads of keys, ranks, what ranks share of the tower: fewer heads than ranks, as many, and more."""
-REST = [share for share in product((1, 2, 4), (1, 2, 4), ("weights", "data")) if share not in SHARES and share[1:] != (1, "data")]
+# Fewer heads of keys than ranks, as many, and more.
+SHARES = combinations(
+    FAMILIES,
+    (1, 2, 4),
+    (1, 2, 4),
+    ("weights", "data"),
+    default=[
+        *product(FAMILIES, (1,), (2,), ("weights",)),
+        *product(FAMILIES, (4,), (2,), ("data",)),
+        ("qwen2_vl", 2, 4, "data"),
+        ("qwen2_5_vl", 2, 1, "weights"),
+        ("qwen2_5_vl", 4, 4, "weights"),
+        ("qwen3_vl", 1, 4, "weights"),
+    ],
+)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("kv_heads", "size", "encoder"), [*SHARES, *(pytest.param(*share, marks=pytest.mark.slow) for share in REST)])
+@pytest.mark.parametrize(("family", "kv_heads", "size", "encoder"), SHARES)
 def test_ranks_answer_as_transformers_cold_warm_and_at_once(
     load: Load, family: FamilyName, kv_heads: int, size: int, encoder: EncoderMode
 ) -> None:
