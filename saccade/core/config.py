@@ -122,7 +122,8 @@ class MediaOptions:
     media_workers: int | None = None
     """Processes that decode pictures. Derived: half the cores, at least 1."""
     arena_mb: int = 512
-    """Shared memory for decoded pictures on their way to the engine; when it is full, decoding waits."""
+    """Shared memory for decoded pictures on their way to the engine, with room for one of the model's largest at least;
+    when it is full, decoding waits."""
     fetch_timeout: float = 10.0
     """Seconds to fetch one picture by URL, in all."""
     decode_timeout: float = 20.0
@@ -367,6 +368,20 @@ def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cu
     if wrong:
         raise ConfigError(f"--vit-graph-buckets {wrong[0]}: must be a multiple of {merged}, the patches of a token")
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
+
+
+def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
+    """Bytes of the pixel arena. Raises ConfigError where the model's largest picture, as uint8 RGB, would not fit.
+
+    `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels` enlarges that up to the model's bound.
+    """
+    most = spec.image_rules.max_pixels
+    if media.arena_mb * MIB < 3 * most:
+        raise ConfigError(
+            f"--arena-mb {media.arena_mb}: the model's largest picture takes {3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
+            f"set it to {-(-3 * most // MIB)} or more"
+        )
+    return media.arena_mb * MIB
 
 
 def resolve_embeddings(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int) -> EmbeddingBudgets:

@@ -176,6 +176,7 @@ class Media:
             raise _at(error, param) from error
 
     def _check_fits(self, size: tuple[int, int]) -> None:
+        """Raises ImageError. Pictures within the model's bound do fit; one that is rounded up to whole patches may pass it."""
         height, width = size
         if height * width * 3 > self._arena.size:
             raise ImageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from saccade.core.arena import Arena
-from saccade.core.config import MIB, EngineOptions, MediaOptions, ModelOptions, ParallelOptions
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, arena_bytes
 from saccade.core.metrics import Metrics
 from saccade.engine.link import EngineProcess
 from saccade.families.checkpoint import resolve_model
@@ -19,12 +19,12 @@ from saccade.server.front import Front
 def build_front(
     model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions, max_requests: int = 1024
 ) -> Front:
-    """A front that has yet to be started. Call on a running event loop. Raises StartupError when the model's files will not do."""
+    """A front that has yet to be started. Call on a running event loop. Raises StartupError when files or options will not do."""
     folder = resolve_model(model, options.revision)
     spec = load_spec(folder)
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, Path(options.chat_template) if options.chat_template else None)
     metrics = Metrics()
-    arena = Arena.create(media.arena_mb * MIB)
+    arena = Arena.create(arena_bytes(media, spec))
     intake = Intake(spec, tokenizer, template, Media(spec, media, arena, metrics), load_sampling_defaults(folder))
     return Front(intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests)

@@ -10,12 +10,15 @@ import pytest
 
 from saccade.core.config import (
     GIB,
+    MIB,
     VIT_GRAPH_SIZES,
     EncoderConfig,
     EngineConfig,
     EngineOptions,
     Hardware,
+    MediaOptions,
     ModelOptions,
+    arena_bytes,
     kv_page_bytes,
     resolve,
 )
@@ -99,6 +102,15 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"--vit-graph-buckets .*{word}"):
             decide(spec, gpu, **options)
+
+
+def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
+    nbytes = 3 * spec.image_rules.max_pixels
+    least = -(-nbytes // MIB)
+    assert arena_bytes(MediaOptions(arena_mb=least), spec) == least * MIB
+    for few in (least - 1, 0, -1):
+        with pytest.raises(ConfigError, match=rf"--arena-mb {few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} or more"):
+            arena_bytes(MediaOptions(arena_mb=few), spec)
 
 
 def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Nothing is kept that is not in use, and one request runs at a time: pixels come early, and what was there may be gone again."""
     folder = make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
     rules = folder / "preprocessor_config.json"
-    rules.write_text(json.dumps(json.loads(rules.read_text()) | {"size": {"shortest_edge": 1024, "longest_edge": 1 << 19}}))
+    rules.write_text(json.dumps(json.loads(rules.read_text()) | {"size": {"shortest_edge": 1024, "longest_edge": ARENA // 3}}))
     caches = ("--disable-radix-cache", "--embedding-cache-device-mb", "0", "--embedding-cache-host-mb", "0")
     sizes = ("--arena-mb", "1", "--max-total-tokens", "16384", "--max-running-requests", "1", "--chunked-prefill-size", "128")
     options = ("--dtype", "float32", "--served-model-name", "tiny")
@@ -37,12 +37,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def image(seed: int, scale: int = 8) -> dict[str, Any]:
+def image(seed: int, scale: float = 8) -> dict[str, Any]:
     """A small file that is large once it is resized: 52 x 56 pixels, `scale` times as high and wide."""
     file = io.BytesIO()
     Image.fromarray(picture(52, 56, seed=seed)).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url, "min_pixels": 52 * 56 * scale**2}}
+    return {"type": "image_url", "image_url": {"url": url, "min_pixels": int(52 * 56 * scale**2)}}
 
 
 def ask(server: Server, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
@@ -91,9 +91,10 @@ def test_pixels_that_came_too_early_make_room_for_those_that_are_needed_first(se
     assert 9 <= server.metric(DECODED) - before <= 10, "one came too early at most"
 
 
-def test_a_picture_larger_than_the_arena_is_refused_at_its_place_before_it_is_decoded(server: Server) -> None:
+def test_a_picture_rounded_up_beyond_the_arena_is_refused_at_its_place_before_it_is_decoded(server: Server) -> None:
+    """567 x 610 pixels would fit; whole patches make it 576 x 640."""
     before = server.metric(DECODED)
-    response = ask(server, image(5, scale=1), image(6, scale=12))
+    response = ask(server, image(5, scale=1), image(6, scale=10.9))
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "image_too_large")
