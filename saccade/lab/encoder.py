@@ -75,7 +75,7 @@ def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
         figures = [figure for each in measured for figure in each]
     Console().print(*tables(figures, device), sep="\n")
     if options.output_file:
-        options.output_file.write_text(json.dumps(as_json(figures, device), indent=1) + "\n")
+        options.output_file.write_text(json.dumps(as_json(figures, options, device), indent=1) + "\n")
     return figures
 
 
@@ -91,7 +91,7 @@ def _measure(options: EncoderBenchOptions, model: str, dtype: Dtype) -> list[Enc
 def _measure_folder(options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype, device: torch.device) -> list[EncoderFigure]:
     spec = load_spec(folder)
     weights = DummyWeights(DTYPES[dtype], device)
-    net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
+    net = net_module(spec).build(spec, weights, WHOLE, WHOLE, options.patch_embed)
     like = torch.empty(0, dtype=DTYPES[dtype], device=device)
     attention: EncoderAttention = "flash" if device.type == "cuda" and dtype != "float32" else "sdpa"
     positions = PositionCache(spec, net.vision, Metrics())
@@ -191,7 +191,7 @@ def tables(figures: Sequence[EncoderFigure], device: torch.device) -> Iterator[T
         yield shown
 
 
-def as_json(figures: Sequence[EncoderFigure], device: torch.device) -> dict[str, Any]:
+def as_json(figures: Sequence[EncoderFigure], options: EncoderBenchOptions, device: torch.device) -> dict[str, Any]:
     """Every run of every figure, and what they depend on."""
     rows = [asdict(figure) | {"median_ms": figure.median_ms, "times_transformers": speedup(figure, figures)} for figure in figures]
-    return describe(device) | {"figures": rows}
+    return describe(device) | {"patch_embed": options.patch_embed, "figures": rows}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.config import Dtype
+from saccade.core.config import Dtype, PatchEmbedding
 from saccade.core.errors import ConfigError
 from saccade.tools.options import Content, Format
 
@@ -64,6 +64,9 @@ class EncoderBenchOptions:
     """Picture sizes, WIDTHxHEIGHT, measured one picture at a time and `batch` at a time. Derived: a mix of 16 sizes only."""
     batch: int = 4
     """Pictures of one size encoded together."""
+    patch_embed: PatchEmbedding = "exact"
+    """exact: pixels are normalised as the model's own processor does it. folded: that, and the second frame of a still picture, are part of
+    the first layer's weights: less work, as exact on average, not the same bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where. auto: cuda if there is one."""
     repeats: int = 5

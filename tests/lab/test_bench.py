@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+from saccade.core.config import PatchEmbedding
 from saccade.lab.encoder import bench_encoder
 from saccade.lab.kernels import bench_kernels
 from saccade.lab.options import EncoderBenchOptions, KernelBenchOptions
@@ -37,16 +40,23 @@ def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, cap
     assert {figure["how"] for figure in report["positions"]} == {"new grid", "seen grid", "transformers"}
 
 
-def test_bench_encoder_has_transformers_embeddings(tmp_path: Path) -> None:
+def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(tmp_path: Path) -> None:
     path = tmp_path / "encoder.json"
-    bench_encoder(EncoderBenchOptions(TINY[1:], ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path))
-    figures = json.loads(path.read_text())["figures"]
-    assert {(figure["pictures"], figure["mode"]) for figure in figures} == {
-        ("160x96", "packed"),
-        ("160x96", "transformers"),
-        ("2 x 160x96", "packed"),
-        ("2 x 160x96", "one by one"),
-        ("2 x 160x96", "transformers"),
-    }
-    assert all(figure["model"] == TINY[1] and len(figure["ms"]) == 2 for figure in figures)
-    assert all(figure["error"] < 1e-3 for figure in figures if figure["mode"] != "transformers")
+    sizes = EncoderBenchOptions(TINY[1:], ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path)
+    errors = {}
+    for patch_embed in get_args(PatchEmbedding):
+        bench_encoder(replace(sizes, patch_embed=patch_embed))
+        report = json.loads(path.read_text())
+        assert report["patch_embed"] == patch_embed
+        figures = report["figures"]
+        assert {(figure["pictures"], figure["mode"]) for figure in figures} == {
+            ("160x96", "packed"),
+            ("160x96", "transformers"),
+            ("2 x 160x96", "packed"),
+            ("2 x 160x96", "one by one"),
+            ("2 x 160x96", "transformers"),
+        }
+        assert all(figure["model"] == TINY[1] and len(figure["ms"]) == 2 for figure in figures)
+        errors[patch_embed] = [figure["error"] for figure in figures if figure["mode"] != "transformers"]
+        assert max(errors[patch_embed]) < 1e-3
+    assert errors["folded"] != errors["exact"], "as exact, not the same bits"
