@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from saccade.core.errors import ConfigError
+
+PACKAGES = ("torch", "transformers", "numpy", "pillow", "simplejpeg", "blake3", "pybase64")
+"""Those whose versions figures depend on."""
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"], threads: int | None) -> torch.device:
@@ -23,9 +30,20 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"], threads: int | None) -> 
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """For the head of a result file."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    """For the head of a result file: what its figures depend on."""
+    names = (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    cpu = next(names, platform.machine())  # an ARM's has no name
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def where(device: torch.device) -> str:

@@ -16,13 +16,10 @@ import io
 import json
 import math
 import multiprocessing
-import os
 import pickle
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -48,6 +45,7 @@ from saccade.intake.decode import Pixels, decode, decode_into, resize_into
 from saccade.intake.media import ImageSource, Media
 from saccade.kernels.patchify import patchify
 from saccade.lab.clock import CpuClock
+from saccade.lab.machine import describe
 from saccade.lab.options import MediaBenchOptions
 from saccade.tools.bench.pictures import Picture, data_url, encode, parse_resolution
 from saccade.tools.options import Content, Format
@@ -125,7 +123,8 @@ def bench_media(options: MediaBenchOptions) -> list[Result]:
         usual = Usual(processor, connection, CpuClock(pid))
         results = asyncio.run(measure(options, load_spec(folder), usual, pictures))
     if options.output_file:
-        options.output_file.write_text(json.dumps({"machine": machine(), "repeats": options.repeats} | as_json(results), indent=2) + "\n")
+        head = {"machine": describe(torch.device("cpu")), "repeats": options.repeats}
+        options.output_file.write_text(json.dumps(head | as_json(results), indent=2) + "\n")
     if options.plot:
         options.plot.write_bytes(media_report.chart(results))
     if not options.quiet:
@@ -352,10 +351,3 @@ def _median(samples: list[Sample]) -> Sample:
 def as_json(results: list[Result]) -> dict[str, Any]:
     gains = [{"gain_new": round(result.gain_new, 2), "gain_seen": round(result.gain_seen, 1)} for result in results]
     return {"cases": [asdict(result) | gain for result, gain in zip(results, gains, strict=True)]}
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    names = ("pillow", "numpy", "torch", "transformers", "simplejpeg", "blake3", "pybase64")
-    cpu = next((line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return {"cpu": cpu, "cores": str(os.cpu_count()), "python": platform.python_version()} | {name: version(name) for name in names}

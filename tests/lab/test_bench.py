@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from saccade.core.config import PatchEmbedding
+from saccade.lab import machine
 from saccade.lab.encoder import bench_encoder
 from saccade.lab.kernels import bench_kernels
+from saccade.lab.machine import describe
 from saccade.lab.options import EncoderBenchOptions, KernelBenchOptions
 
+CPU = torch.device("cpu")
 TINY = ("tiny-qwen2.5-vl", "tiny-qwen3-vl")
 
 
@@ -30,6 +33,7 @@ def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, cap
     assert "Rotary embedding on 1 CPU threads" in capsys.readouterr().out
     assert figures.notes == [], "the same positions"
     report = json.loads(path.read_text())
+    assert describe(CPU).items() <= report.items()
     assert len(report["rotary"]) == 3 * 2 * 2 * 3 and len(report["positions"]) == 3 * 3
     for figure in report["rotary"]:
         size = 4 if figure["dtype"] == "float32" else 2
@@ -48,6 +52,7 @@ def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(tmp
         bench_encoder(replace(sizes, patch_embed=patch_embed))
         report = json.loads(path.read_text())
         assert report["patch_embed"] == patch_embed
+        assert describe(CPU).items() <= report.items()
         figures = report["figures"]
         assert {(figure["pictures"], figure["mode"]) for figure in figures} == {
             ("160x96", "packed"),
@@ -60,3 +65,8 @@ def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(tmp
         errors[patch_embed] = [figure["error"] for figure in figures if figure["mode"] != "transformers"]
         assert max(errors[patch_embed]) < 1e-3
     assert errors["folded"] != errors["exact"], "as exact, not the same bits"
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
+    assert describe(CPU)["torch"] == torch.__version__ and "no-such-package" not in describe(CPU)

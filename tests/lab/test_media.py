@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from saccade.lab.clock import CpuClock
+from saccade.lab.machine import describe
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = """
@@ -30,7 +33,7 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
     assert "160x96 JPEG noise" in run.stdout
     assert (tmp_path / "media.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "media.json").read_text())
-    assert report["machine"]["torch"]
+    assert report["machine"] == describe(torch.device("cpu")) | {"threads": 1}
     cases = {(case["case"]["width"], case["case"]["format"]): case for case in report["cases"]}
     assert set(cases) == {(160, "jpeg"), (160, "png"), (200, "jpeg"), (200, "png")}
     assert "resize" not in cases[160, "jpeg"]["stages"], "160 x 96 is a multiple of 32 already"
