@@ -248,6 +248,15 @@ def test_the_page_with_a_pictures_end_is_cached_only_when_it_is_full(server: Ser
     assert (again["found"], again["missed"]) == ("embedding", {"kv": "no full page"})
 
 
+def test_after_evictions_the_trace_says_that_a_prompt_may_have_been_evicted(server: Server) -> None:
+    part = image(png(200, 100))
+    traced(server, part, text("what is it?"))
+    lengths = [ask(server, user(text(f"{first} " * 1800)))["usage"]["prompt_tokens"] for first in "abc"]
+    assert sum(lengths) > 8192, "more than the cache holds: all that was there before has gone"
+    again = traced(server, part, text("what is it?"))[0]
+    assert (again["found"], again["missed"]) == ("embedding", {"kv": "other prompt or evicted"})
+
+
 def test_pixels_that_are_still_there_are_encoded_again_without_decoding(bare: Server) -> None:
     data = png()
     traced(bare, image(data))
