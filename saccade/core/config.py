@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from saccade.core.bounds import above, at_least, at_most
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 
@@ -55,6 +56,9 @@ class ModelOptions:
     """exact: pixels are normalised as the model's own processor does it. folded: that, and the second frame of a still picture, are part of
     the first layer's weights: less work, as exact on average, not the same bits."""
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "context_length")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -93,6 +97,12 @@ class EngineOptions:
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_running_requests", "chunked_prefill_size", "page_size", "max_total_tokens", "max_encode_patches", "threads")
+        at_least(0, self, "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb")
+        above(0, self, "mem_fraction_static")
+        at_most(0.98, self, "mem_fraction_static")
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
@@ -107,6 +117,10 @@ class ParallelOptions:
     """How they add up. auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda."""
     step_timeout: float | None = None
     """With several processes: seconds after which a step is taken to be stuck, and the server ends. Derived: 120 on cuda, 1200 on cpu."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "tp_size")
+        above(0, self, "step_timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,11 @@ class MediaOptions:
     """Folder for files uploaded with /v1/files; it may be shared by servers. Derived: saccade/files in the user's cache folder."""
     files_mb: int = 4096
     """Disk space for uploaded files; when it is used up, uploads are refused until some are deleted or expire."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
+        at_least(0, self, "max_images_per_request", "files_mb")
+        above(0, self, "fetch_timeout", "decode_timeout")
 
     @property
     def files_folder(self) -> Path:
@@ -172,6 +191,11 @@ class ServerOptions:
     """Log a line for every request: tokens, pictures, times."""
     log_slow_seconds: float | None = None
     """Log what became of each picture of requests that take longer than this."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")
+        at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
+        at_most(65535, self, "port")
 
     @property
     def key(self) -> str | None:
@@ -304,7 +328,8 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
     max_running = engine.max_running_requests or (256 if cuda else 32)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
-    _check(engine, context, spec.context_length, fraction)
+    if context > spec.context_length:
+        raise ConfigError(f"--context-length {context}: the model was made for {spec.context_length} tokens at most")
 
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
@@ -335,21 +360,6 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         encoder=resolve_encoder(engine, spec, dtype, cuda=cuda),
     )
-
-
-def _check(engine: EngineOptions, context: int, longest: int, fraction: float) -> None:
-    """Raises ConfigError for an option that cannot be what it is."""
-    given = {name: getattr(engine, name) for name in _AT_LEAST_ONE} | {"context_length": context}
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if context > longest:
-        raise ConfigError(f"--context-length {context}: the model was made for {longest} tokens at most")
-    if not 0.0 < fraction <= 0.98:
-        raise ConfigError(f"--mem-fraction-static {fraction}: must be above 0 and at most 0.98")
-
-
-_AT_LEAST_ONE = ("max_running_requests", "chunked_prefill_size", "page_size", "max_total_tokens", "max_encode_patches", "threads")
 
 
 def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cuda: bool) -> EncoderConfig:

@@ -119,7 +119,7 @@ Missed = Literal[
 
 other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as never seen.)
 no full page: the page with its last tokens is not cached, for it was not full, or went on differently.
-other prompt: something else stood before it.
+other prompt: something else stood before it. From the first eviction on nobody can tell: it may have gone since.
 """
 
 

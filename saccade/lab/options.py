@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from saccade.core.bounds import above, at_least, at_most
 from saccade.core.config import Dtype, PatchEmbedding
 from saccade.core.errors import ConfigError
 from saccade.tools.options import Content, Format
@@ -48,8 +49,7 @@ class MediaBenchOptions:
     """Print no progress and no tables."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats {self.repeats}: must be at least 1")
+        at_least(1, self, "repeats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ class EncoderBenchOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or self.batch < 1:
-            raise ConfigError(f"--repeats {self.repeats}, --batch {self.batch}: must be at least 1")
+        at_least(1, self, "repeats", "batch", "threads")
 
 
 ProfileName = Literal["cpu", "h200"]
@@ -126,15 +125,10 @@ class TraceOptions:
     """Decides everything that is drawn."""
 
     def __post_init__(self) -> None:
-        least = {"num_prompts": 1, "pictures": 1, "image_count": 0, "rounds": 1, "keep_images": 0, "tenants": 1}
-        least |= {"input_len": 1, "output_len": 1, "zipf": 0, "repeat_ratio": 0, "think_time": 0}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {lowest}")
-        if self.repeat_ratio > 1:
-            raise ConfigError(f"--repeat-ratio {self.repeat_ratio}: must be at most 1")
-        if not self.rate > 0:
-            raise ConfigError(f"--rate {self.rate}: must be above 0")
+        at_least(1, self, "num_prompts", "pictures", "rounds", "tenants", "input_len", "output_len")
+        at_least(0, self, "image_count", "keep_images", "zipf", "repeat_ratio", "think_time")
+        at_most(1, self, "repeat_ratio")
+        above(0, self, "rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +167,8 @@ class MachineOptions:
     """Do not reuse the KV of prompts seen before."""
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "page_size", "kv_tokens", "chunked_prefill_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-        for name in ("embedding_device_mb", "embedding_host_mb", "embedding_disk_mb"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 0")
+        at_least(1, self, "replicas", "page_size", "kv_tokens", "chunked_prefill_size")
+        at_least(0, self, "embedding_device_mb", "embedding_host_mb", "embedding_disk_mb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +209,9 @@ class EvictionOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
-        if min(self.accesses, self.pictures, self.tenants) < 1 or any(drift < 0 for drift in self.drift):
-            raise ConfigError("--accesses, --pictures and --tenants must be at least 1, --drift at least 0")
+        at_least(1, self, "accesses", "pictures", "tenants")
+        if any(drift < 0 for drift in self.drift):
+            raise ConfigError(f"--drift {self.drift}: must be at least 0")
         if any(not 0 < budget <= 100 for budget in self.budgets):
             raise ConfigError(f"--budgets {self.budgets}: must be above 0 and at most 100")
 
@@ -251,5 +240,4 @@ class KernelBenchOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or (self.tokens is not None and self.tokens < 1):
-            raise ConfigError(f"--repeats {self.repeats}, --tokens {self.tokens}: must be at least 1")
+        at_least(1, self, "repeats", "tokens", "threads")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.errors import ConfigError
+from saccade.core.bounds import above, at_least, at_most
 
 Content = Literal["random", "photo", "document", "blank"]
 Format = Literal["jpeg", "png", "webp"]
@@ -54,11 +54,9 @@ class Load:
     """Decides every picture, text and arrival."""
 
     def __post_init__(self) -> None:
-        _require(self.num_prompts >= 1, "--num-prompts", self.num_prompts, "at least 1")
-        _require(self.max_concurrency is None or self.max_concurrency >= 1, "--max-concurrency", self.max_concurrency, "at least 1")
-        _require(self.request_rate > 0, "--request-rate", self.request_rate, "above 0")
-        _require(self.burstiness > 0, "--burstiness", self.burstiness, "above 0")
-        _require(self.warmup_requests >= 0, "--warmup-requests", self.warmup_requests, "at least 0")
+        at_least(1, self, "num_prompts", "max_concurrency")
+        at_least(0, self, "warmup_requests")
+        above(0, self, "request_rate", "burstiness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class PictureOptions:
     """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank: one flat colour each."""
 
     def __post_init__(self) -> None:
-        _require(self.image_count >= 0, "--image-count", self.image_count, "at least 0")
+        at_least(0, self, "image_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,9 @@ class TextOptions:
     """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full length."""
 
     def __post_init__(self) -> None:
-        _require(self.random_input_len >= 1, "--random-input-len", self.random_input_len, "at least 1")
-        _require(self.random_output_len >= 1, "--random-output-len", self.random_output_len, "at least 1")
-        _require(0 <= self.random_range_ratio <= 1, "--random-range-ratio", self.random_range_ratio, "from 0 to 1")
+        at_least(1, self, "random_input_len", "random_output_len")
+        at_least(0, self, "random_range_ratio")
+        at_most(1, self, "random_range_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +120,9 @@ class DatasetOptions:
     """repeat: deal the sessions to so many tenants (`cache_salt`), who share no picture."""
 
     def __post_init__(self) -> None:
-        _require(self.rounds >= 1, "--rounds", self.rounds, "at least 1")
-        _require(0 <= self.repeat_ratio <= 1, "--repeat-ratio", self.repeat_ratio, "from 0 to 1")
-        _require(self.tenants >= 1, "--tenants", self.tenants, "at least 1")
+        at_least(1, self, "rounds", "tenants")
+        at_least(0, self, "repeat_ratio")
+        at_most(1, self, "repeat_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,7 @@ class ProbeOptions:
     """Print no table."""
 
     def __post_init__(self) -> None:
-        _require(self.max_images >= 1, "--max-images", self.max_images, "at least 1")
-        _require(self.step >= 1, "--step", self.step, "at least 1")
+        at_least(1, self, "max_images", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +232,7 @@ class AbOptions:
     """Keep the servers' own output here. Derived: thrown away unless a server fails to start."""
 
     def __post_init__(self) -> None:
-        _require(self.repeats >= 1, "--repeats", self.repeats, "at least 1")
+        at_least(1, self, "repeats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +245,3 @@ class ReportOptions:
     """Title of the page. Derived: the labels."""
     baseline: str | None = None
     """Label that the others are compared with. Derived: the first."""
-
-
-def _require(right: bool, option: str, value: object, allowed: str) -> None:
-    if not right:
-        raise ConfigError(f"{option} {value}: must be {allowed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from saccade.core.config import (
     Hardware,
     MediaOptions,
     ModelOptions,
+    ParallelOptions,
+    ServerOptions,
     arena_bytes,
     kv_page_bytes,
     resolve,
@@ -73,12 +76,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"page_size": 0}, "--page-size"),
-        ({"mem_fraction_static": 1.5}, "--mem-fraction-static"),
-        ({"chunked_prefill_size": -4}, "--chunked-prefill-size"),
         ({"context_length": 10**9}, "--context-length"),
-        ({"max_running_requests": -1}, "--max-running-requests"),
-        ({"max_encode_patches": 0}, "--max-encode-patches"),
         ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
     ],
@@ -86,6 +84,31 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
 def test_what_cannot_work_is_refused_by_its_name(spec: FamilySpec, options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         decide(spec, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value", "allowed"),
+    [
+        (ModelOptions, "context_length", 0, "at least 1"),
+        (EngineOptions, "page_size", 0, "at least 1"),
+        (EngineOptions, "chunked_prefill_size", -4, "at least 1"),
+        (EngineOptions, "max_running_requests", -1, "at least 1"),
+        (EngineOptions, "max_encode_patches", 0, "at least 1"),
+        (EngineOptions, "embedding_cache_device_mb", -1, "at least 0"),
+        (EngineOptions, "mem_fraction_static", 0.0, "above 0"),
+        (EngineOptions, "mem_fraction_static", 1.5, "at most 0.98"),
+        (ParallelOptions, "tp_size", 0, "at least 1"),
+        (MediaOptions, "media_workers", 0, "at least 1"),
+        (MediaOptions, "decode_timeout", 0.0, "above 0"),
+        (MediaOptions, "files_mb", -1, "at least 0"),
+        (ServerOptions, "port", 65536, "at most 65535"),
+        (ServerOptions, "max_body_mb", 0, "at least 1"),
+        (ServerOptions, "shutdown_grace", -1.0, "at least 0"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_its_name(options: type, field: str, value: float, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--{field.replace('_', '-')} {re.escape(str(value))}: must be {allowed}$"):
+        options(**{field: value})
 
 
 def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:

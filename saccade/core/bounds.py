@@ -1,0 +1,29 @@
+"""Bounds that options must keep. Every check names the option as the command line has it. Owns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from saccade.core.errors import ConfigError
+
+
+def at_least(bound: float, options: object, *names: str) -> None:
+    """Raises ConfigError for one of these fields that is less; None is no value and may stand."""
+    _check(options, names, lambda value: value >= bound, f"at least {bound}")
+
+
+def at_most(bound: float, options: object, *names: str) -> None:
+    """The same for one that is more."""
+    _check(options, names, lambda value: value <= bound, f"at most {bound}")
+
+
+def above(bound: float, options: object, *names: str) -> None:
+    """The same for one that is not more."""
+    _check(options, names, lambda value: value > bound, f"above {bound}")
+
+
+def _check(options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not right(value):
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
