@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from saccade.cache.popularity import Popularity
 from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Move, Place
-from saccade.core.types import ImageKey, Missed
-
-Tier = Literal["device", "host", "disk"]
+from saccade.core.types import ImageKey, Missed, Tier
 
 QUADRATIC_TOKENS = 2048
 """A picture of so many tokens costs the vision tower as much for attention as for everything else (about 6 x width patches of Qwen3-VL)."""

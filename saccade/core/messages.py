@@ -81,7 +81,7 @@ class News:
     want: pictures to be encoded soon whose pixels the engine has not seen: decode them first.
     done: arena slots the engine has finished with, to be freed.
     confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
-    encoded: pictures that were run through the vision tower, and the ms that took (a step's time, shared by patches).
+    encoded: pictures that were run through the vision tower, the ms that took, and when it was done, as in `plan.Sampled`.
     metrics: absolute values of the engine's metrics that changed: (name, label values, value).
     """
 
@@ -89,7 +89,7 @@ class News:
     want: tuple[ImageKey, ...] = ()
     done: tuple[PixelSlot, ...] = ()
     confirmed: tuple[ImageKey, ...] = ()
-    encoded: tuple[tuple[ImageKey, float], ...] = ()
+    encoded: tuple[tuple[ImageKey, float, float], ...] = ()
     metrics: tuple[tuple[str, tuple[str, ...], float], ...] = ()
 
 

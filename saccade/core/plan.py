@@ -133,12 +133,13 @@ DiskEvent = tuple[ImageKey, Literal["read", "damaged", "not saved"]]
 class Sampled:
     """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for.
 
-    `encoded`: what the vision tower took for pictures that it has finished since the last step (their pack's ms, shared by patches).
+    `encoded`: what the vision tower took for pictures that it has finished since the last step (their pack's ms, shared by patches), and
+    when it was done with them (`time.monotonic()`, which all processes of a machine share).
     `disk` is what the background has finished since the last step. `unfinished`: there is more to adapt.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    encoded: tuple[tuple[ImageKey, float], ...] = ()
+    encoded: tuple[tuple[ImageKey, float, float], ...] = ()
     disk: tuple[DiskEvent, ...] = ()
     unfinished: bool = False

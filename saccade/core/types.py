@@ -123,17 +123,22 @@ other prompt: something else stood before it. From the first eviction on nobody 
 """
 
 
+Tier = Literal["device", "host", "disk"]
+"""Where an embedding may be kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
     """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded).
 
-    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
+    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below. `tier`: where the embedding was.
     """
 
     image: int
     level: Literal["kv", "embedding", "none"]
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
+    tier: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True)

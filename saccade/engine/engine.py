@@ -31,7 +31,7 @@ class Engine:
         self._metrics = metrics
         self._deltas: list[Delta] = []
         self._returned: list[PixelSlot] = []
-        self._encoded: list[tuple[ImageKey, float]] = []
+        self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
         self._arena_full = False
         self._unadapted = False  # pictures were encoded since the graphs were last fitted to them

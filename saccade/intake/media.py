@@ -82,7 +82,7 @@ class Picture:
 class Spent:
     """What the pixels and the embedding of a picture in flight have cost so far.
 
-    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the engine said so.
+    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the vision tower was done with it.
     """
 
     decode_ms: float = 0.0
@@ -229,10 +229,10 @@ class Media:
         """The engine has finished with a slot."""
         self._slots.done(slot)
 
-    def encoded(self, key: ImageKey, ms: float) -> None:
-        """The engine has just encoded a picture."""
+    def encoded(self, key: ImageKey, ms: float, at: float) -> None:
+        """The engine has encoded a picture, which took `ms` and ended `at`."""
         if spent := self._spent.get(key):
-            spent.encode_ms, spent.encoded = ms, time.monotonic()
+            spent.encode_ms, spent.encoded = ms, at
 
     @property
     def held(self) -> int:

@@ -46,7 +46,7 @@ class VisionEncoder:
         self._split = shard.size > 1 and mode == "data"
         # Collectives of two streams could meet those of another rank in another order.
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
-        self._finished: list[tuple[ImageKey, float]] = []
+        self._finished: list[tuple[ImageKey, float, float]] = []
         self._running: list[tuple[Sequence[Encode], torch.cuda.Event, torch.cuda.Event]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
@@ -72,8 +72,8 @@ class VisionEncoder:
         lane.wait()
         return embeddings
 
-    def finish(self) -> tuple[tuple[ImageKey, float], ...]:
-        """Wait until all pixels have been read. What has been encoded since the last call, with ms."""
+    def finish(self) -> tuple[tuple[ImageKey, float, float], ...]:
+        """Wait until all pixels have been read. What has been encoded since the last call, with ms and `time.monotonic()` at its end."""
         if self._lane is not None:
             self._lane.wait_uploads()
             while self._running and self._running[0][2].query():
@@ -124,10 +124,10 @@ class VisionEncoder:
         return embeddings
 
 
-def share_ms(encodes: Sequence[Encode], ms: float) -> list[tuple[ImageKey, float]]:
-    """What encoding took for each picture of a pack, by patches."""
-    patches = [math.prod(encode.grid) for encode in encodes]
-    return [(encode.key, ms * count / sum(patches)) for encode, count in zip(encodes, patches)]
+def share_ms(encodes: Sequence[Encode], ms: float) -> list[tuple[ImageKey, float, float]]:
+    """What encoding took for each picture of a pack, by patches; it has just ended."""
+    patches, now = [math.prod(encode.grid) for encode in encodes], time.monotonic()
+    return [(encode.key, ms * count / sum(patches), now) for encode, count in zip(encodes, patches)]
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:

@@ -14,14 +14,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
-from saccade.core.types import Delta, FinishReason, Image, ImageKey, ImageOutcome, Missed, Request, Span, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, Image, ImageKey, ImageOutcome, Missed, Request, Span, Tier, TokenLogprobs
 from saccade.sched.chunk import Reach, Sight, reach
 from saccade.sched.draft import Draft
 from saccade.sched.pictures import Notices, Pictures
@@ -315,9 +314,10 @@ class Scheduler:
             self.embeddings.pin(key)
             sequence.pins.add(key)
         if span.image not in sequence.found:
-            level: Literal["embedding", "none"] = "none" if lost else "embedding"
-            sequence.found[span.image] = ImageOutcome(span.image, level, self._why_not_in_prefix(sequence, span.end, lost), lost)
-            self.counts.images_embedding += level == "embedding"
+            above = self._why_not_in_prefix(sequence, span.end, lost)
+            tier: Tier | None = "disk" if place == "staged" else place
+            sequence.found[span.image] = ImageOutcome(span.image, "embedding" if tier else "none", above, lost, tier)
+            self.counts.images_embedding += tier is not None
         return True
 
     def _encode(self, image: Image, draft: Draft, spare: set[ImageKey]) -> None:

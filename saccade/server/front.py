@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 from saccade.core.errors import EngineUnavailable, ImageError, InternalError, Overloaded, RequestError, StartupError
 from saccade.core.messages import Abort, ArenaFull, Failed, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
 from saccade.core.metrics import Metrics
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, TokenLogprobs
+from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
 from saccade.intake.intake import Ask, Intake, Prepared
 from saccade.intake.text import Detokenizer, StopStrings, Vocabulary
 
@@ -57,6 +57,7 @@ class Found:
     level: Level
     missed_kv: Missed | None
     missed_embedding: Missed | None
+    tier: Tier | None
     decode_ms: float = 0.0
     wait_ms: float = 0.0
     encode_ms: float = 0.0
@@ -280,8 +281,8 @@ class Front:
     def _take(self, news: News) -> None:
         self.metrics.absorb(news.metrics)
         self.intake.media.confirm(news.confirmed)
-        for key, ms in news.encoded:
-            self.intake.media.encoded(key, ms)
+        for encoded in news.encoded:
+            self.intake.media.encoded(*encoded)
         for slot in news.done:
             self.intake.media.free(slot)
         for key in news.want:
@@ -306,7 +307,7 @@ class Front:
         answer.events.put_nowait(event)
 
     def _found(self, answer: _Answer, outcome: ImageOutcome) -> Found:
-        found = Found(outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding)
+        found = Found(outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier)
         if outcome.level != "none":
             return found
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
-from saccade.core.types import Missed
+from saccade.core.types import Missed, Tier
 from saccade.intake.intake import Prepared
 from saccade.intake.media import Picture
 from saccade.server.front import Event, Found, Level
@@ -61,9 +61,10 @@ class ImageMissed(Struct, omit_defaults=True):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """What became of one picture."""
+    """What became of one picture. `tier`: where its embedding was, if it was found there."""
 
     found: Level
+    tier: Tier | UnsetType = UNSET
     missed: ImageMissed
     ms: ImageTimes
 
@@ -72,6 +73,7 @@ class ImageTrace(ImageCost, kw_only=True):
         return cls(
             **structs.asdict(ImageCost.of(picture, place)),
             found=found.level,
+            tier=found.tier or UNSET,
             missed=ImageMissed(found.missed_kv, found.missed_embedding),
             ms=ImageTimes(*(round(ms, 3) for ms in (picture.fetch_ms, picture.digest_ms, found.decode_ms, found.wait_ms, found.encode_ms))),
         )

@@ -225,7 +225,8 @@ def test_the_trace_says_where_a_picture_was_found_and_why_not_sooner(server: Ser
     same = traced(server, image(data), text("what is it, and where?" * 3))[0]
     assert (same["found"], same["missed"], same["digest"]) == ("kv", {}, new["digest"])
     elsewhere = traced(server, text("look here: "), image(data))[0]
-    assert (elsewhere["found"], elsewhere["missed"]) == ("embedding", {"kv": "other prompt"})
+    assert (elsewhere["found"], elsewhere["tier"], elsewhere["missed"]) == ("embedding", "device", {"kv": "other prompt"})
+    assert "tier" not in new and "tier" not in same
     assert [elsewhere["ms"][stage] for stage in ("decode", "wait", "encode")] == [0, 0, 0]
     smaller = traced(server, image(data, max_pixels=8192))[0]
     assert (smaller["found"], smaller["missed"]["embedding"]) == ("none", "other settings")

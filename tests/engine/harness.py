@@ -43,6 +43,7 @@ class Outcome:
     finish: list[str] = field(default_factory=list)
     cached_tokens: int = 0
     levels: list[str] = field(default_factory=list)
+    tiers: list[str | None] = field(default_factory=list)
     error: str | None = None
 
 
@@ -126,6 +127,7 @@ class Harness:
         if not outcome.tokens:
             outcome.cached_tokens = delta.cached_tokens
             outcome.levels = [picture.level for picture in delta.images]
+            outcome.tiers = [picture.tier for picture in delta.images]
         outcome.tokens += delta.tokens
         outcome.error = outcome.error or delta.error
         if delta.finish:

@@ -72,7 +72,8 @@ def test_a_restart_answers_from_disk_without_encoding(model: Model, tmp_path: Pa
     outcomes = again.run([model.request(again, name) for name in CASES])
     check(model, outcomes)
     assert again.encoded == []
-    assert {level for outcome in outcomes.values() for level in outcome.levels} <= {"embedding", "kv"}
+    found = {(level, tier) for outcome in outcomes.values() for level, tier in zip(outcome.levels, outcome.tiers)}
+    assert ("embedding", "disk") in found and found <= {("embedding", "disk"), ("embedding", "device"), ("kv", None)}
     again.close()
 
 

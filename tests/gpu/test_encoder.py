@@ -123,7 +123,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(net: F
         assert torch.equal(shown, torch.cat(plain.encode(on(cuda, pictures))))
     torch.cuda.synchronize()
     reported += vision.finish()
-    assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(ms > 0 for _, ms in reported)
+    assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(ms > 0 for _, ms, _ in reported)
 
 
 def test_the_arena_is_pinned(cuda: torch.device, net: FamilyNet, caplog: pytest.LogCaptureFixture) -> None:
