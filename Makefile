@@ -32,7 +32,7 @@ check: .venv/.installed  ## format, lint, types, house plan
 	$(BIN)/python -m pytest tests/test_structure.py
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
-	$(BIN)/python benchmarks/generate.py $(ARGS)
+	$(BIN)/python -m benchmarks.generate $(ARGS)
 
 gpu-check:  ## GPU tests and benchmarks on a CUDA machine, with what PYTHON has installed (ARGS="--out DIR")
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu_check.py $(ARGS)

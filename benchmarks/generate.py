@@ -1,6 +1,6 @@
 """Decode tokens/s and TTFT of Saccade, through its HTTP API, beside transformers' `generate`, on the same checkpoint in the same run.
 
-    python benchmarks/generate.py [--shape demo] [--dtype float32] [--threads 2] [--rounds 5]
+    python -m benchmarks.generate [--shape demo] [--dtype float32] [--threads 2] [--rounds 5]
 
 Makes a small random Qwen3-VL checkpoint, asks both about one picture with a greedy answer of fixed length, in turns (A B A B ...), and
 prints medians and ratios. Saccade's prefix cache is off, so that every round prefills and decodes in full; its embedding cache is

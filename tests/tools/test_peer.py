@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,3 +100,13 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
         ).summary
     assert (summary.completed, summary.failures, summary.tokens.output, summary.tokens.cached) == (4, {}, 24, None)
     assert summary.tokens.vision > 0
+
+
+def test_benchmarks_are_started_as_their_readme_says() -> None:
+    """From the root of the repository, with no path set."""
+    root = Path(__file__).parents[2]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    module = "benchmarks.generate"
+    for file in ("README.md", "benchmarks/README.md", "Makefile"):
+        assert re.search(rf"python -m {module}\b", (root / file).read_text()), file
+    subprocess.run([sys.executable, "-m", module, "--help"], cwd=root, env=environment, check=True, capture_output=True)
