@@ -161,7 +161,7 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 def http_asker(base_url: str, model: str | None, key: str | None) -> Ask:
-    """Ask an OpenAI-compatible server, greedily; raises httpx.HTTPStatusError with the server's reply in its message."""
+    """Ask an OpenAI-compatible server, greedily. Raises httpx's errors, HTTPStatusError with the server's reply in its message."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = base_url.rstrip("/").removesuffix("/v1")
     client = httpx.Client(base_url=root, headers=headers, timeout=120)
@@ -190,7 +190,10 @@ def main() -> None:
     parser.add_argument("--misses", type=int, default=0, help="print so many wrong answers per skill")
     parser.add_argument("--json", type=Path, help="write the scores and every wrong answer here")
     args = parser.parse_args()
-    scores = evaluate(http_asker(args.base_url, args.model, args.api_key), args.n, args.skills, args.first, args.threads)
+    try:
+        scores = evaluate(http_asker(args.base_url, args.model, args.api_key), args.n, args.skills, args.first, args.threads)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        parser.exit(1, f"error: --base-url {args.base_url}: {error}\n")
     print_scores(scores, args.misses)
     if args.json:
         args.json.write_text(json.dumps(as_json(scores), indent=1) + "\n")

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,7 @@ import pytest
 from PIL import Image
 
 from saccade.demo.draw import DEFAULT_FONT
-from saccade.demo.evaluate import ANY_SIZE, LARGE, Message, ask_task, evaluate, http_asker, of_size, score_skill, user_message
+from saccade.demo.evaluate import ANY_SIZE, LARGE, Message, ask_task, evaluate, http_asker, main, of_size, score_skill, user_message
 from saccade.demo.tasks import held_out
 
 
@@ -100,3 +102,18 @@ def refusing_server() -> Iterator[str]:
 def test_a_refusal_is_raised_with_the_servers_words(refusing_server: str) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="no such model"):
         http_asker(refusing_server + "/v1", "demo", None)([{"role": "user", "content": "Hello"}])
+
+
+def test_a_server_that_is_not_there_or_refuses_ends_it_in_one_line(
+    refusing_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    for url, told in ((nobody, "Connection refused"), (refusing_server, "no such model"), ("localhost:1", "protocol")):
+        model = ["--model", "demo"] if url == refusing_server else []
+        monkeypatch.setattr(sys, "argv", ["evaluate", "--base-url", url, *model, "-n", "1", "--skills", "count"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        error = capsys.readouterr().err
+        assert ended.value.code == 1
+        assert error.startswith(f"error: --base-url {url}: ") and told in error and error.count("\n") == 1
