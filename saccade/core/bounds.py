@@ -22,6 +22,13 @@ def above(bound: float, options: object, *names: str) -> None:
     _check(options, names, lambda value: value > bound, f"above {bound}")
 
 
+def filled(options: object, *names: str) -> None:
+    """The same for a list without anything in it."""
+    for name in names:
+        if not getattr(options, name):
+            raise ConfigError(f"--{name.replace('_', '-')}: name at least one")
+
+
 def _check(options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str) -> None:
     for name in names:
         value = getattr(options, name)

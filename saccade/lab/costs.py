@@ -173,9 +173,9 @@ def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
     profile = PROFILES[options.profile]
     machine = profile.machine if spec is None else _of_model(profile.machine, spec)
     budgets = EmbeddingBudgets(
-        machine.budgets.device_bytes if options.embedding_device_mb is None else options.embedding_device_mb * MIB,
-        machine.budgets.host_bytes if options.embedding_host_mb is None else options.embedding_host_mb * MIB,
-        options.embedding_disk_mb * MIB,
+        machine.budgets.device_bytes if options.embedding_cache_device_mb is None else options.embedding_cache_device_mb * MIB,
+        machine.budgets.host_bytes if options.embedding_cache_host_mb is None else options.embedding_cache_host_mb * MIB,
+        options.embedding_cache_disk_mb * MIB,
     )
     limits = replace(machine.limits, chunk_tokens=options.chunked_prefill_size or machine.limits.chunk_tokens)
     machine = replace(

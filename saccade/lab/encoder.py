@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import groupby, product
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from saccade.core.config import VIT_GRAPH_SIZES, Dtype, EncoderAttention, EncoderConfig
@@ -36,12 +36,14 @@ from saccade.lab.checkpoint import make_checkpoint
 from saccade.lab.machine import describe, pick_device, run_ms, where
 from saccade.lab.options import EncoderBenchOptions
 from saccade.lab.presets import PRESETS
+from saccade.lab.results import make_room
 from saccade.parallel import WHOLE
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
+from saccade.tools.bench.pictures import parse_size
 
 Way = Callable[[], Sequence[torch.Tensor]]
 Mode = Literal["one by one", "packed", "graph", "transformers"]
@@ -68,27 +70,46 @@ class EncoderFigure:
 
 
 def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
-    """Measure, print a table, and write the JSON."""
+    """Check all options, then measure model after model; each one's table and figures are out before the next one's turn."""
     device = pick_device(options.device, options.threads)
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-        measured = fresh.map(partial(_measure, options), *zip(*product(options.models, options.dtypes)))
-        figures = [figure for each in measured for figure in each]
-    Console().print(*tables(figures, device), sep="\n")
-    if options.output_file:
-        options.output_file.write_text(json.dumps(as_json(figures, options, device), indent=1) + "\n")
+    sizes = [parse_size(resolution) for resolution in options.resolutions]
+    figures: list[EncoderFigure] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {model: _folder(model, Path(scratch)) for model in dict.fromkeys(options.models)}
+        for spec in map(load_spec, folders.values()):
+            for width, height in sizes:
+                spec.image_size(height, width, spec.image_rules)  # raises for one that no model takes
+        make_room(options, "output_file")
+        for (model, folder), dtype in product(folders.items(), options.dtypes):
+            with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+                measured = fresh.submit(_measure, options, model, folder, dtype).result()
+            Console().print(table(measured, device))
+            figures += measured
+            if options.output_file:
+                options.output_file.write_text(json.dumps(as_json(figures, options, device), indent=1) + "\n")
     return figures
 
 
-def _measure(options: EncoderBenchOptions, model: str, dtype: Dtype) -> list[EncoderFigure]:
+def _folder(model: str, scratch: Path) -> Path:
+    """The model's; a preset's is made in `scratch`. Raises ConfigError."""
+    if model in PRESETS:
+        return make_checkpoint(model, scratch / model)
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--models {model}: there is no such folder with a config.json, and known presets are {', '.join(PRESETS)}")
+    return folder
+
+
+def _measure(options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype) -> list[EncoderFigure]:
+    """In a process of its own. The bar is drawn between runs only: a thread that redrew it would take its time from them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+        return _measure_all(options, model, folder, dtype, progress)
+
+
+def _measure_all(options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype, progress: Progress) -> list[EncoderFigure]:
     device = pick_device(options.device, options.threads)
-    with ExitStack() as stack:
-        folder = Path(model)
-        if model in PRESETS:
-            folder = make_checkpoint(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        return _measure_folder(options, model, folder, dtype, device)
-
-
-def _measure_folder(options: EncoderBenchOptions, model: str, folder: Path, dtype: Dtype, device: torch.device) -> list[EncoderFigure]:
+    task = progress.add_task(f"{model} in {dtype}", total=None)
     spec = load_spec(folder)
     weights = DummyWeights(DTYPES[dtype], device)
     net = net_module(spec).build(spec, weights, WHOLE, WHOLE, options.patch_embed)
@@ -104,8 +125,10 @@ def _measure_folder(options: EncoderBenchOptions, model: str, folder: Path, dtyp
         from saccade.lab.peer import TransformersTower
 
         theirs = TransformersTower(folder, weights, spec.image_rules)
+    cases = _cases(spec, options, device)
+    progress.update(task, total=len(cases) * (1 + options.repeats), refresh=True)
     figures = []
-    for name, pixels in _cases(spec, options, device):
+    for name, pixels in cases:
         ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels)}
         if len(pixels) > 1:
             ways["one by one"] = partial(_one_by_one, eager, pixels)
@@ -114,7 +137,7 @@ def _measure_folder(options: EncoderBenchOptions, model: str, folder: Path, dtyp
         if theirs is not None:
             ways["transformers"] = partial(theirs.encode, *theirs.prepare(pixels))
         blank = EncoderFigure(model, dtype, name, "packed", len(pixels), sum(spec.num_tokens(spec.grid(*p.shape[:2])) for p in pixels), [])
-        figures += _time(ways, blank, options.repeats, device)
+        figures += _time(ways, blank, options.repeats, device, partial(progress.update, task, advance=1, refresh=True))
     return figures
 
 
@@ -133,23 +156,23 @@ def _cases(spec: FamilySpec, options: EncoderBenchOptions, device: torch.device)
         return [("16 mixed", [picture(*size) for size in MIXED * 2])]
     cases = []
     for resolution in options.resolutions:
-        width, _, height = resolution.partition("x")
-        if not (width.isdecimal() and height.isdecimal()):
-            raise ConfigError(f"--resolutions {resolution}: must be WIDTHxHEIGHT")
-        one = picture(int(height), int(width))
+        width, height = parse_size(resolution)
+        one = picture(height, width)
         cases.append((resolution, [one]))
         if options.batch > 1:
             cases.append((f"{options.batch} x {resolution}", [one] * options.batch))
     return cases
 
 
-def _time(ways: dict[Mode, Way], blank: EncoderFigure, repeats: int, device: torch.device) -> list[EncoderFigure]:
-    """Each way in turns, after a run that warms up and is compared."""
+def _time(ways: dict[Mode, Way], blank: EncoderFigure, repeats: int, device: torch.device, ran: Callable[[], None]) -> list[EncoderFigure]:
+    """Each way in turns, after a run that warms up and is compared; `ran` is called after each turn of all."""
     times: dict[Mode, list[float]] = {mode: [] for mode in ways}
     found = {mode: torch.cat(list(way())).float() for mode, way in ways.items()}
+    ran()
     for _ in range(repeats):
         for mode, way in ways.items():
             times[mode].append(run_ms(way, device))
+        ran()
     wanted = found.get("transformers")
     figures = []
     for mode, ms in times.items():
@@ -169,26 +192,25 @@ def speedup(figure: EncoderFigure, figures: Sequence[EncoderFigure]) -> float | 
     return None
 
 
-def tables(figures: Sequence[EncoderFigure], device: torch.device) -> Iterator[Table]:
-    """For people, one of each model and dtype. gain: times faster than transformers; error: `EncoderFigure.error`."""
-    for (model, dtype), group in groupby(figures, lambda figure: (figure.model, figure.dtype)):
-        title = f"Vision tower of {model} in {dtype} on {where(device)}"
-        shown = Table("pictures", "how", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("ms", "ms each", "per s", "tokens/s", "gain", "error"):
-            shown.add_column(name, justify="right")
-        for figure in group:
-            ms, gain = figure.median_ms, speedup(figure, figures)
-            shown.add_row(
-                figure.pictures,
-                figure.mode,
-                f"{ms:.1f}",
-                f"{ms / figure.count:.2f}",
-                f"{1e3 * figure.count / ms:.1f}",
-                f"{1e3 * figure.tokens / ms:.0f}",
-                "" if gain is None else f"{gain:.2f}",
-                "" if figure.error is None else f"{figure.error:.1e}",
-            )
-        yield shown
+def table(figures: Sequence[EncoderFigure], device: torch.device) -> Table:
+    """For people, of one model and dtype. gain: times faster than transformers; error: `EncoderFigure.error`."""
+    title = f"Vision tower of {figures[0].model} in {figures[0].dtype} on {where(device)}"
+    shown = Table("pictures", "how", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("ms", "ms each", "per s", "tokens/s", "gain", "error"):
+        shown.add_column(name, justify="right")
+    for figure in figures:
+        ms, gain = figure.median_ms, speedup(figure, figures)
+        shown.add_row(
+            figure.pictures,
+            figure.mode,
+            f"{ms:.1f}",
+            f"{ms / figure.count:.2f}",
+            f"{1e3 * figure.count / ms:.1f}",
+            f"{1e3 * figure.tokens / ms:.0f}",
+            "" if gain is None else f"{gain:.2f}",
+            "" if figure.error is None else f"{figure.error:.1e}",
+        )
+    return shown
 
 
 def as_json(figures: Sequence[EncoderFigure], options: EncoderBenchOptions, device: torch.device) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from saccade.core.types import Image, ImageKey
 from saccade.lab.costs import H200
 from saccade.lab.options import EvictionOptions, Policy
 from saccade.lab.policies import POLICIES
+from saccade.lab.results import make_room
 from saccade.lab.trace import show
 from saccade.tools.bench.pictures import parse_resolution
 
@@ -51,6 +52,7 @@ class Traffic:
 
 def bench_eviction(options: EvictionOptions) -> tuple[Rates, ...]:
     """All policies on all traces; prints a table each for pictures and for milliseconds."""
+    make_room(options, "output_file")
     traffic = {(drift, zipf): draw(options, drift, zipf) for drift in options.drift for zipf in options.zipf}
     todo = [(*which, budget) for which in traffic for budget in options.budgets]
     console = Console(highlight=False)

@@ -36,10 +36,12 @@ from saccade.lab.checkpoint import make_checkpoint
 from saccade.lab.machine import describe, pick_device, run_ms, where
 from saccade.lab.options import KernelBenchOptions
 from saccade.lab.presets import PRESETS
+from saccade.lab.results import make_room
 from saccade.parallel import WHOLE
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
+from saccade.tools.bench.pictures import parse_size
 
 if TYPE_CHECKING:
     from saccade.lab.peer import TransformersPositions
@@ -103,14 +105,19 @@ class KernelFigures:
 def bench_kernels(options: KernelBenchOptions) -> KernelFigures:
     """Measure, print tables, and write the JSON."""
     device = pick_device(options.device, options.threads)
-    figures = KernelFigures([], [], [])
+    sizes = {resolution: parse_size(resolution) for resolution in options.resolutions}
     for model in options.models:
         if model not in PRESETS:
             raise ConfigError(f"--models {model}: known are {', '.join(PRESETS)}")
-        with tempfile.TemporaryDirectory() as folder:
+    make_room(options, "output_file")
+    figures = KernelFigures([], [], [])
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as name:
+            folder = make_checkpoint(model, Path(name))
             for dtype in options.dtypes:
-                figures.rotary.extend(measure_rotary(model, load_spec(make_checkpoint(model, Path(folder))), dtype, device, options))
-            measure_positions(model, load_spec(narrow_checkpoint(model, Path(folder))), Path(folder), device, options, figures)
+                figures.rotary.extend(measure_rotary(model, load_spec(folder), dtype, device, options))
+            narrow(folder)
+            measure_positions(model, folder, sizes, device, options, figures)
     console = Console()
     console.print(rotary_table(figures.rotary, device))
     console.print(position_table(figures.positions, device))
@@ -202,9 +209,15 @@ def difference(rotation: Rotation, chained: tuple[torch.Tensor, torch.Tensor], x
 
 
 def measure_positions(
-    model: str, spec: FamilySpec, folder: Path, device: torch.device, options: KernelBenchOptions, figures: KernelFigures
+    model: str,
+    folder: Path,
+    sizes: dict[str, tuple[int, int]],
+    device: torch.device,
+    options: KernelBenchOptions,
+    figures: KernelFigures,
 ) -> None:
-    """Adds to `figures`. Only the tower's configuration counts: the network in `folder` has next to no layers."""
+    """Adds to `figures`. `sizes`: (width, height). Only the tower's configuration counts: the network in `folder` has next to no layers."""
+    spec = load_spec(folder)
     weights = DummyWeights(torch.float32, device)
     vision = net_module(spec).build(spec, weights, WHOLE, WHOLE).vision
     theirs = None
@@ -215,11 +228,8 @@ def measure_positions(
             theirs = TransformersPositions(folder, weights)
         except ConfigError as error:
             figures.notes.append(str(error))
-    for resolution in options.resolutions:
-        width, _, height = resolution.partition("x")
-        if not (width.isdecimal() and height.isdecimal()):
-            raise ConfigError(f"--resolutions {resolution}: must be WIDTHxHEIGHT")
-        grid = spec.grid(*spec.image_size(int(height), int(width), spec.image_rules))
+    for resolution, (width, height) in sizes.items():
+        grid = spec.grid(*spec.image_size(height, width, spec.image_rules))
         image = Image(ImageKey(bytes(32), bytes(16)), grid, spec.num_tokens(grid))
         seen = PositionCache(spec, vision, Metrics())
         ways: dict[Way, Work] = {
@@ -234,9 +244,9 @@ def measure_positions(
         figures.positions.extend(PositionFigure(model, resolution, how, ms) for how, ms in zip(ways, times))
 
 
-def narrow_checkpoint(model: str, folder: Path) -> Path:
-    """The configuration of `model` with a single layer in each tower, and a narrow language model."""
-    path = make_checkpoint(model, folder) / "config.json"
+def narrow(folder: Path) -> None:
+    """Leave a single layer in each tower of the configuration there, and a narrow language model."""
+    path = folder / "config.json"
     hidden = 2 * load_spec(folder).kv_layout.head_dim
     config = json.loads(path.read_text())
     text, vision = config["text_config"], config["vision_config"]
@@ -244,7 +254,6 @@ def narrow_checkpoint(model: str, folder: Path) -> Path:
     vision |= {"depth": 1} | {name: [0] for name in ("deepstack_visual_indexes", "fullatt_block_indexes") if name in vision}
     vision["hidden_size" if "embed_dim" in vision else "out_hidden_size"] = hidden
     path.write_text(json.dumps(config))
-    return folder
 
 
 def have_positions(known: PositionCache, image: Image) -> tuple[npt.NDArray[np.int64], int]:

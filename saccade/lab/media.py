@@ -39,6 +39,7 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
+from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.intake.content import Budget, digest, identify, probe
 from saccade.intake.decode import Pixels, decode, decode_into, resize_into
@@ -47,7 +48,8 @@ from saccade.kernels.patchify import patchify
 from saccade.lab.clock import CpuClock
 from saccade.lab.machine import describe
 from saccade.lab.options import MediaBenchOptions
-from saccade.tools.bench.pictures import Picture, data_url, encode, parse_resolution
+from saccade.lab.results import make_room
+from saccade.tools.bench.pictures import Picture, data_url, encode, parse_size
 from saccade.tools.options import Content, Format
 
 OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
@@ -57,7 +59,6 @@ SEEN_AT_ONCE = 20
 ARENA_PICTURES = 2
 """Pictures of the largest size that the arena holds: few, so that memory is used again soon, as in a server that has run for a while."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt's names
-DEMO = Path(__file__).parent.parent / "demo" / "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +112,18 @@ class Runs:
 
 
 def bench_media(options: MediaBenchOptions) -> list[Result]:
-    """Measure, print tables, write files. Raises ConfigError where a package is missing."""
+    """Measure, print tables, write files. Raises ConfigError where an option is wrong or a package is missing, before that."""
     from saccade.lab import media_report
 
+    make_room(options, "output_file", "plot")
+    folder = resolve_model(options.model)
+    spec, processor = load_spec(folder), load_processor(folder)
     torch.set_num_threads(1)
     keep_memory()
-    folder = options.model or DEMO
-    processor = load_processor(folder)
     pictures = draw(options)
     with reader() as (connection, pid):
         usual = Usual(processor, connection, CpuClock(pid))
-        results = asyncio.run(measure(options, load_spec(folder), usual, pictures))
+        results = asyncio.run(measure(options, spec, usual, pictures))
     if options.output_file:
         head = {"machine": describe(torch.device("cpu")), "repeats": options.repeats}
         options.output_file.write_text(json.dumps(head | as_json(results), indent=2) + "\n")
@@ -134,7 +136,7 @@ def bench_media(options: MediaBenchOptions) -> list[Result]:
 
 def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
     """Every kind of picture, encoded."""
-    sizes = [parse_resolution(name).low for name in options.resolutions]
+    sizes = [parse_size(name) for name in options.resolutions]
     cases = [Case(*size, kind, content) for size in sizes for kind in options.image_formats for content in options.image_contents]
     return {
         case: encode(Picture(case.content, case.width, case.height, options.seed, case.format))
@@ -324,7 +326,10 @@ def load_processor(folder: Path) -> Callable[..., Any]:
         module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     except ImportError:
         raise ConfigError("the usual way needs transformers 5 with its Pillow processors: pip install 'saccade[train]'") from None
-    processor: Callable[..., Any] = module.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    try:
+        processor: Callable[..., Any] = module.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    except OSError:
+        raise ConfigError(f"--model {folder}: there is no preprocessor_config.json in it that transformers can read") from None
     return processor
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.bounds import above, at_least, at_most
+from saccade.core.bounds import above, at_least, at_most, filled
 from saccade.core.config import Dtype, PatchEmbedding
 from saccade.core.errors import ConfigError
 from saccade.tools.options import Content, Format
@@ -35,8 +35,8 @@ class MediaBenchOptions:
     """File formats (jpeg and webp at quality 85)."""
     image_contents: tuple[Content, ...] = ("photo", "random")
     """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank: one flat colour."""
-    model: Path | None = None
-    """Folder of a Qwen-VL checkpoint, for its image processor's settings. Derived: the demo model's (those of Qwen3-VL)."""
+    model: str = "demo"
+    """Take the image processor's settings from this folder, hub id, or "demo" (those of Qwen3-VL)."""
     repeats: int = 5
     """Runs of each measurement, in turns; figures are medians."""
     seed: int = 1
@@ -49,6 +49,7 @@ class MediaBenchOptions:
     """Print no progress and no tables."""
 
     def __post_init__(self) -> None:
+        filled(self, "resolutions", "image_formats", "image_contents")
         at_least(1, self, "repeats")
 
 
@@ -61,7 +62,8 @@ class EncoderBenchOptions:
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats to measure."""
     resolutions: tuple[str, ...] = ()
-    """Picture sizes, WIDTHxHEIGHT, measured one picture at a time and `batch` at a time. Derived: a mix of 16 sizes only."""
+    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, measured one picture at a time and `batch` at a time. Derived: a mix of 16
+    sizes only."""
     batch: int = 4
     """Pictures of one size encoded together."""
     patch_embed: PatchEmbedding = "exact"
@@ -79,6 +81,7 @@ class EncoderBenchOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
+        filled(self, "models", "dtypes")
         at_least(1, self, "repeats", "batch", "threads")
 
 
@@ -157,18 +160,18 @@ class MachineOptions:
     """Tokens per KV page; level caches may count in larger ones, and says so."""
     chunked_prefill_size: int | None = None
     """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
-    embedding_device_mb: int | None = None
+    embedding_cache_device_mb: int | None = None
     """Device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
-    embedding_host_mb: int | None = None
+    embedding_cache_host_mb: int | None = None
     """Host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
-    embedding_disk_mb: int = 0
+    embedding_cache_disk_mb: int = 0
     """Disk space for embeddings."""
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "replicas", "page_size", "kv_tokens", "chunked_prefill_size")
-        at_least(0, self, "embedding_device_mb", "embedding_host_mb", "embedding_disk_mb")
+        at_least(0, self, "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ class EvictionOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
+        filled(self, "zipf", "budgets", "drift")
         at_least(1, self, "accesses", "pictures", "tenants")
         if any(drift < 0 for drift in self.drift):
             raise ConfigError(f"--drift {self.drift}: must be at least 0")
@@ -227,7 +231,7 @@ class KernelBenchOptions:
     tokens: int | None = None
     """Tokens turned by the rotary embedding at a time. Derived: 4096 on cpu, 65536 on cuda."""
     resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
-    """Picture sizes, WIDTHxHEIGHT, whose positions are computed."""
+    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, whose positions are computed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where. auto: cuda if there is one."""
     repeats: int = 10
@@ -240,4 +244,5 @@ class KernelBenchOptions:
     """Write every figure here, as JSON."""
 
     def __post_init__(self) -> None:
+        filled(self, "models", "dtypes", "resolutions")
         at_least(1, self, "repeats", "tokens", "threads")

@@ -30,6 +30,7 @@ from saccade.lab.options import Level, MachineOptions, Routing, SimulateOutput, 
 from saccade.lab.outcome import Outcome
 from saccade.lab.policies import POLICIES
 from saccade.lab.replay import Replay
+from saccade.lab.results import make_room
 from saccade.lab.stepwise import Stepwise
 from saccade.lab.trace import Synthetic, Trace
 
@@ -56,6 +57,7 @@ def simulate(result: Path | None, wanted: TraceOptions, options: MachineOptions,
     console = Console(highlight=False, quiet=output.quiet)
     if result is None and (output.check or output.calibrate):
         raise ConfigError("--check and --calibrate need a measured run: saccade simulate RESULT.jsonl")
+    make_room(output, "output_file", "calibrate")
     simulated = run(result, wanted, options, output)
     console.print(_table(simulated))
     status = 0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from saccade.core.errors import CheckpointError, ConfigError
+from saccade.families.checkpoint import DEMO
 from saccade.lab.clock import CpuClock
 from saccade.lab.machine import describe
+from saccade.lab.media import bench_media
+from saccade.lab.options import MediaBenchOptions
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = """
@@ -46,6 +52,15 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
         assert all(stage["ms"] >= 0 for stage in (*case["stages"].values(), *case["usual_stages"].values()))
         assert sum(stage["ms"] for stage in case["usual_stages"].values()) > 0
         assert case["stages"]["digest"]["nbytes"] == case["usual_stages"]["decode"]["nbytes"] + 8, "new bytes each time"
+
+
+def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
+    options = MediaBenchOptions(model=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"has no config\.json: give the folder"):
+        bench_media(options)
+    shutil.copy(DEMO / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match=r"--model .*preprocessor_config\.json"):
+        bench_media(options)
 
 
 def test_the_clock_counts_what_other_processes_compute() -> None:

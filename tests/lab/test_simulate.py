@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from saccade.core.config import EmbeddingBudgets
+from saccade.core.config import EmbeddingBudgets, EngineOptions
 from saccade.core.errors import ConfigError
 from saccade.lab import quick
 from saccade.lab.calibrate import calibrate
@@ -32,6 +32,13 @@ from tests.e2e.server import Server, serving
 H200 = PROFILES["h200"]
 DECODED, ENCODED, HITS = "saccade_images_decoded_total", "saccade_images_encoded_total", "saccade_image_hits_total"
 SMALL = TraceOptions(num_prompts=60, pictures=20, image_resolution="random:64x64-640x480", rate=2.0, output_len=6, think_time=0.5)
+
+
+def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
+    named, served = ({each.name for each in fields(options) if "embedding" in each.name} for options in (MachineOptions, EngineOptions))
+    assert named == served - {"embedding_cache_dir"}
+    options = MachineOptions(embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1)
+    assert load_profile(options, None).machine.budgets == EmbeddingBudgets(3 << 20, 2 << 20, 1 << 20)
 
 
 def machine(**changes: object) -> Machine:

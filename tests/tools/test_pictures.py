@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Content, Dice, Picture, Sizes, draw, encode, parse_resolution
+from saccade.tools.bench.pictures import Content, Dice, Picture, Sizes, draw, encode, parse_resolution, parse_size
 
 PIXELS: dict[tuple[Content, int], str] = {  # first 16 hex digits of the SHA-256 of the RGB pixels of a 321 x 200 picture of seed 5
     ("random", 0): "049d6f318b7e0219",
@@ -59,6 +59,7 @@ def test_the_next_screenshot_differs_in_a_few_places_only() -> None:
 def test_resolutions_are_width_by_height_or_names_or_ranges() -> None:
     assert parse_resolution("1120x700") == Sizes((1120, 700), (1120, 700))
     assert parse_resolution("1440p") == Sizes((2560, 1440), (2560, 1440))
+    assert (parse_size("1120x700"), parse_size("1440p")) == ((1120, 700), (2560, 1440))
     ranged = parse_resolution("random:64x32-128x40")
     drawn = [ranged.draw(Dice(seed)) for seed in range(200)]
     assert {min(w for w, _ in drawn), max(w for w, _ in drawn)} <= set(range(64, 129))
@@ -67,5 +68,7 @@ def test_resolutions_are_width_by_height_or_names_or_ranges() -> None:
 
 @pytest.mark.parametrize("text", ["", "0x5", "12", "12 x 5", "random:9x9-5x5", "8k", "-5x5"])
 def test_a_wrong_resolution_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--resolutions"):
+        parse_size(text)
     with pytest.raises(ConfigError, match="--image-resolution"):
         parse_resolution(text)

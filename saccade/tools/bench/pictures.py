@@ -86,20 +86,30 @@ class Dice:
         return words.astype("<u8").view(np.uint8)[:count]
 
 
-def parse_resolution(text: str) -> Sizes:
-    """`1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`. Raises ConfigError."""
-    if text in NAMED_SIZES:
-        return Sizes(NAMED_SIZES[text], NAMED_SIZES[text])
+def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
+    """`1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`. Raises ConfigError that names the option."""
+    if size := _exact(text):
+        return Sizes(size, size)
     match = re.fullmatch(r"random:(\d+)x(\d+)-(\d+)x(\d+)", text)
     if match:
         a, b, c, d = map(int, match.groups())
         if 0 < a <= c and 0 < b <= d:
             return Sizes((a, b), (c, d))
+    raise ConfigError(f"{option} {text}: expected WIDTHxHEIGHT, random:AxB-CxD or one of {', '.join(NAMED_SIZES)}")
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(width, height) of one of --resolutions, where a picture is measured: no range. Raises ConfigError."""
+    if size := _exact(text):
+        return size
+    raise ConfigError(f"--resolutions {text}: expected WIDTHxHEIGHT or one of {', '.join(NAMED_SIZES)}")
+
+
+def _exact(text: str) -> tuple[int, int] | None:
+    """(width, height) of a name, or of WIDTHxHEIGHT with pixels in it."""
     match = re.fullmatch(r"(\d+)x(\d+)", text)
-    if match and int(match[1]) and int(match[2]):
-        size = int(match[1]), int(match[2])
-        return Sizes(size, size)
-    raise ConfigError(f"--image-resolution {text}: expected WIDTHxHEIGHT, random:AxB-CxD or one of {', '.join(NAMED_SIZES)}")
+    size = (int(match[1]), int(match[2])) if match else NAMED_SIZES.get(text)
+    return size if size and all(size) else None
 
 
 def encode(picture: Picture) -> bytes:
