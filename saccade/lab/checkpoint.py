@@ -51,11 +51,18 @@ CHAT_TEMPLATE = """\
 
 
 def make_checkpoint(name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write preset `name` to `folder`. `seed` and `dtype` are of the weights, where there are any. Raises ConfigError."""
+    """Write preset `name` to `folder`, which must be empty or new: what is there may be somebody's model, whose shards and weights would
+    be lost or mixed with ours. `seed` and `dtype` are of the weights, where there are any. Raises ConfigError."""
     preset = PRESETS.get(name)
     if preset is None:
         raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: no such folder can be made ({error.strerror}): name another one") from None
+    if occupied:
+        raise ConfigError(f"--out {folder}: there is something in it, which is not overwritten: name another folder, or empty this one")
     ids = _write_tokenizer(folder, REAL_VOCABULARY if preset.real_tokens else 256 + 512)
     _write(folder / "config.json", _config(preset, ids, dtype))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]

@@ -93,7 +93,7 @@ def make(*, preset: PresetName, out: Path, seed: int = 0) -> None:
     preset
         The architecture and its size.
     out
-        The folder to write.
+        The folder to write: a new or an empty one.
     seed
         Decides the weights.
     """

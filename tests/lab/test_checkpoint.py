@@ -56,3 +56,18 @@ def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path
 def test_an_unknown_preset_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"qwen9.*qwen3-vl-8b"):
         make_checkpoint("qwen9", tmp_path)
+
+
+def test_what_is_in_a_folder_stays_as_it_is(tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    shard.write_bytes(b"somebody's weights")
+    with pytest.raises(ConfigError, match=r"--out .*: there is something in it.*name another folder"):
+        make_checkpoint("tiny-qwen3-vl", tmp_path)
+    assert list(tmp_path.iterdir()) == [shard] and shard.read_bytes() == b"somebody's weights"
+
+
+@pytest.mark.parametrize("below", ["", "folder"])
+def test_a_file_is_no_folder_to_write(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--out .*: no such folder can be made"):
+        make_checkpoint("tiny-qwen3-vl", tmp_path / "file" / below)
