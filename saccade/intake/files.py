@@ -64,7 +64,7 @@ class FileStore:
             home = self._folder / digest
             if not home.exists():
                 self._check_room(len(data))
-            home.mkdir(exist_ok=True)
+            home.mkdir(exist_ok=True, mode=0o700)
             # Written even if it is there: a damaged copy would otherwise spoil every later upload of the same bytes.
             self._write(home / "content", data)
             self._write(self._note(stored.id), json.dumps(asdict(stored)).encode())
@@ -148,7 +148,7 @@ class FileStore:
     def _write(self, path: Path, data: bytes) -> None:
         """Put a whole file in place, or none."""
         new = self._folder / "incoming" / secrets.token_hex(8)
-        with new.open("wb") as file:
+        with open(new, "wb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -158,10 +158,16 @@ class FileStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time, in this process and in others."""
-        (self._folder / "incoming").mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self._folder / "lock").open("w") as lock:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / "incoming").mkdir(exist_ok=True, mode=0o700)
+        with open(self._folder / "lock", "w", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener: what users upload is nobody else's on this machine."""
+    return os.open(path, flags, 0o600)
 
 
 def _content(home: Path) -> bytes | None:

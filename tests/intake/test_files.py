@@ -38,6 +38,13 @@ def test_a_file_outlives_the_server_that_took_it(tmp_path: Path, store: FileStor
     assert (stored.name, stored.purpose, stored.nbytes, stored.expires) == ("a.png", "vision", len(DATA), None)
 
 
+def test_what_is_uploaded_is_its_owners_only(tmp_path: Path) -> None:
+    FileStore(tmp_path / "files", 1 << 20).save(DATA, "a.png", "vision", None)
+    paths = list(tmp_path.rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o600}
+
+
 def test_equal_bytes_lie_on_disk_once_until_the_last_upload_of_them_is_deleted(tmp_path: Path, store: FileStore) -> None:
     first, second = (store.save(DATA, name, "vision", None) for name in ("a", "b"))
     assert first.id != second.id
