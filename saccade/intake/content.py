@@ -69,7 +69,7 @@ OPENERS: dict[str, Opener] = {
     "BMP": BmpImagePlugin.BmpImageFile,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF"
+READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 
 
 @dataclass(frozen=True, slots=True)

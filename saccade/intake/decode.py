@@ -62,6 +62,8 @@ def decode(data: memoryview, orientation: int) -> Pixels:
                 return np.asarray(PIL.ImageOps.exif_transpose(image).convert("RGB"))
     except MemoryError:
         raise
+    except PIL.UnidentifiedImageError:  # its own words show the address of a Python object
+        raise ValueError("it is damaged or cut short") from None
     except Exception as error:  # Pillow's plugins raise what they please on malformed bytes
         raise ValueError(str(error) or type(error).__name__) from error
 

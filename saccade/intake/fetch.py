@@ -194,7 +194,10 @@ class Fetcher:
 
 
 def _decode_base64(url: str, start: int) -> bytes:
+    data = url[start:]
+    if any(space in data for space in " \n\r\t\f"):  # `base64 FILE` prints lines, and browsers read them
+        data = "".join(data.split())
     try:
-        return pybase64.b64decode(url[start:], validate=True)
+        return pybase64.b64decode(data, validate=True)
     except ValueError as error:
         raise ImageError(f"the data: URL is not valid base64: {error}", code="invalid_image_url") from error

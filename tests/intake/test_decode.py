@@ -178,12 +178,12 @@ def test_an_object_behind_the_front_keeps_its_pixels() -> None:
     np.testing.assert_array_equal(target, decoded(with_orientation(photo(60, 100), 6, "PNG")))
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "PNG header"])
 def test_a_file_cut_short_is_an_error(format: str) -> None:
-    data = encode(noise(200, 200), format)
-    data = data[: len(data) // 2]
+    data = encode(noise(200, 200), format.split()[0])
+    data = data[: 33 if "header" in format else len(data) // 2]
     found = probe(data, 10**6)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"^(?!.*object at)"):
         decode_into(np.empty((192, 192, 3), np.uint8), memoryview(data), found.upright, found.orientation)
 
 

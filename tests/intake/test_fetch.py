@@ -91,6 +91,7 @@ def test_data_urls_carry_their_bytes() -> None:
             for data in (b"", b"abc", PICTURE * 200):
                 assert await fetch.fetch(data_url(data), "") == data
             assert await fetch.fetch("DATA:;BASE64,QUJD", "") == b"ABC"
+            assert await fetch.fetch("data:image/png;base64," + base64.encodebytes(PICTURE * 200).decode(), "") == PICTURE * 200
             assert metrics.value("saccade_images_fetched_total") == 0
 
     asyncio.run(scenario())
