@@ -105,7 +105,7 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out:
         rows.append((turn, answer))
         mark = "[green]right[/green]" if answer.text == turn.answer else f"[red]wrong, expected:[/red] {turn.answer}"
         console.print(f"[bold cyan]Q[/bold cyan] {turn.question}\n[bold cyan]A[/bold cyan] {answer.text}  {mark}\n")
-    print_table(console, rows)
+    print_table(console, [answer for _, answer in rows])
     return all(answer.text == turn.answer for turn, answer in rows)
 
 
@@ -157,11 +157,12 @@ def picture_counts(client: httpx.Client) -> dict[str, int]:
     return totals
 
 
-def print_table(console: Console, rows: Sequence[tuple[Turn, Answer]]) -> None:
-    table = Table("turn", "question", "answer", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
-    for index, (turn, answer) in enumerate(rows, 1):
+def print_table(console: Console, answers: Sequence[Answer]) -> None:
+    """What each turn took; it fits a terminal of 80 columns, so questions and answers, which stand above, are not repeated."""
+    table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
+    for index, answer in enumerate(answers, 1):
         figures = (f"{answer.ttft * 1000:.0f}", answer.prompt_tokens, answer.cached_tokens, answer.encoded, answer.reused)
-        table.add_row(str(index), turn.question, answer.text, *map(str, figures))
+        table.add_row(str(index), *map(str, figures))
     console.print(table)
     console.print("encoded: pictures that the vision tower had to see; reused: pictures of the chat that cost a hash.\n")
 
