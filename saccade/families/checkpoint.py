@@ -48,7 +48,7 @@ def _download(repo: str, revision: str | None) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(f"the hub has no {repo} (if it is private: `hf auth login`); there is no such folder either") from error
     except (errors.HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"cannot download {repo}: {error}; fetch it elsewhere and give its folder") from error
+        raise CheckpointError(f"cannot download {repo} (you may fetch it elsewhere and give its folder): {error}") from error
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{repo} on the hub has no config.json: it is not a transformers checkpoint")
     return folder
