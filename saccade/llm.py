@@ -19,8 +19,9 @@ from typing import Any, TypeVar, overload
 from rich.progress import Progress
 
 from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
-from saccade.core.errors import ConfigError, InvalidRequest
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.intake.content import probe
 from saccade.intake.intake import Ask, Chat, Message, Part
 from saccade.intake.media import ImageSource, source_from_object
 from saccade.server.assemble import build_front
@@ -29,6 +30,7 @@ from saccade.server.front import Finish, Front
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
 """OpenAI messages. A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path."""
+MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class LLM:
         Raises a RequestError that names the field when a conversation cannot be served; the others of the batch are then given up.
         """
         params = sampling or SamplingParams()
+        _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
             return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
         return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
@@ -97,6 +100,9 @@ class LLM:
             return [task.result() for task in tasks]
 
     async def _answer(self, conversation: Conversation, params: SamplingParams) -> Answer:
+        _check_list(conversation)
+        if not conversation:
+            raise InvalidRequest("messages: a conversation has at least one message", "messages")
         chat = Chat(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(conversation)))
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(Ask(chat, set_fields))
@@ -152,18 +158,35 @@ async def _start(model: str, options: ModelOptions, engine: EngineOptions, paral
     return front
 
 
+def check_picture(path: Path) -> None:
+    """Whether this file's header is that of a picture, by the default limits. Raises ImageError that names the file."""
+    try:
+        probe(path.read_bytes(), MediaOptions().max_image_pixels)
+    except (OSError, ImageError) as error:
+        raise ImageError(f"{path}: {error}") from None
+
+
 def _take(kind: type[T], options: dict[str, Any]) -> T:
     """An instance of `kind` from those options that are its fields; they are removed from `options`."""
     names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
 
 
+def _check_list(conversation: object) -> None:
+    """Raises InvalidRequest for a text or a single message, which Python would iterate over too."""
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str):
+        kind = type(conversation).__name__
+        raise InvalidRequest(f"messages: expected a list of messages, or of such lists, got a {kind}; {MESSAGE}", "messages")
+
+
 def _message(message: Mapping[str, Any], param: str) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{param}: {MESSAGE}", param)
     content = message.get("content")
     extra = {name: value for name, value in message.items() if name not in ("role", "content")}
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = tuple(_part(part, f"{param}.content[{index}]") for index, part in enumerate(content))
-    return Message(str(message["role"]), content, extra)
+    return Message(message["role"], content, extra)
 
 
 def _part(part: Any, param: str) -> Part:
@@ -171,12 +194,11 @@ def _part(part: Any, param: str) -> Part:
         return part
     if not isinstance(part, Mapping):
         return source_from_object(part, param)
-    match part.get("type"):
-        case "text":
-            return str(part["text"])
-        case "image_url":
-            url = part["image_url"]
-            return ImageSource(url if isinstance(url, str) else url["url"], param)
-        case "image":
-            return source_from_object(part["image"], param)
-    raise InvalidRequest(f'{param}: a part is text, a picture, {{"type": "text"}}, {{"type": "image"}} or {{"type": "image_url"}}', param)
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
+            return ImageSource(url, param)
+        case {"type": "image", "image": picture}:
+            return source_from_object(picture, param)
+    raise InvalidRequest(f'{param}: a part is text, a picture, {{"type": T, T: ...}} with T "text", "image" or "image_url"', param)

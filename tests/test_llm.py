@@ -89,6 +89,59 @@ def test_what_cannot_be_served_is_refused_by_its_place(llm: LLM, tmp_path: Path)
     assert llm.chat(ask("still there?"), GREEDY).text
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2.5),
+        ("min_tokens", -1),
+        ("temperature", -1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("top_p", 5),
+        ("top_k", -2),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("presence_penalty", -3),
+        ("frequency_penalty", 3),
+        ("seed", 2**63),
+        ("logprobs", 21),
+        ("logit_bias", ((1, 101.0),)),
+        ("stop", ("x",) * 17),
+        ("stop", ("",)),
+        ("stop", "word"),
+    ],
+)
+def test_sampling_out_of_bounds_is_refused_as_over_http(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: expected") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:
+    for messages, param in (
+        ("x", "messages"),
+        (ask("x")[0], "messages"),
+        (["x"], "messages"),
+        ([[]], "messages"),
+        ([{"content": "x"}], "messages[0]"),
+        ([*ask("x"), "y"], "messages[1]"),
+        (ask([{"type": "text"}]), "messages[0].content[0]"),
+        (ask(["x", {"type": "image_url", "image_url": {}}]), "messages[0].content[1]"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            llm.chat(messages, GREEDY, progress=False)  # type: ignore[call-overload]
+        assert caught.value.param == param, messages
+
+
+def test_no_limit_of_top_k_has_two_spellings(llm: LLM) -> None:
+    texts = {llm.chat(ask("hello"), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=top_k)).text for top_k in (0, -1)}
+    assert len(texts) == 1
+
+
 def test_one_bad_conversation_of_a_batch_is_told_and_harms_nothing(llm: LLM) -> None:
     with pytest.raises(InvalidRequest):
         llm.chat([ask("fine"), ask([np.zeros((4, 4), np.float32), "x"])], GREEDY, progress=False)
@@ -118,3 +171,8 @@ def test_the_command_line_answers_about_a_file(checkpoint: Callable[..., Path], 
     assert missing.returncode != 0
     assert "no.jpg" in missing.stdout + missing.stderr
     assert "Traceback" not in missing.stderr
+    text = tmp_path / "notes.md"
+    text.write_text("no picture")
+    refused = run([*command[:-1], str(tmp_path / "no-model"), "--image", str(text)])
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"error: {text}: the picture is text"), "before the model is looked for"

@@ -7,7 +7,10 @@ Knows nothing of bytes, pixels, tensors, pages or HTTP.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from types import UnionType
+from typing import Any, Literal
+
+from saccade.core.errors import InvalidRequest
 
 Grid = tuple[int, int, int]
 """Patches of one image along (time, height, width), before merging."""
@@ -60,11 +63,32 @@ class Span:
         return self.start + self.length
 
 
+NUMBER, INFINITY = int | float, float("inf")
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_BIAS = 100
+
+SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
+    "max_tokens": (int, 1, INFINITY),
+    "min_tokens": (int, 0, INFINITY),
+    "temperature": (NUMBER, 0, 2),
+    "top_p": (NUMBER, 0, 1),
+    "top_k": (int, -1, INFINITY),
+    "min_p": (NUMBER, 0, 1),
+    "repetition_penalty": (NUMBER, 0, 10),
+    "presence_penalty": (NUMBER, -2, 2),
+    "frequency_penalty": (NUMBER, -2, 2),
+    "seed": (int, -(2**63), 2**63 - 1),
+    "logprobs": (int | None, 0, MAX_LOGPROBS),
+}
+"""Field: what it is, the least and the most it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How answer tokens are chosen.
+    """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over HTTP or from Python, passes here.
 
-    temperature 0 is greedy. top_k 0 means no limit. `logprobs` is the number of alternatives to report beside the chosen
+    temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives to report beside the chosen
     token, None for no log-probabilities at all. `stop` strings are watched by the front (the engine knows no text); the other
     fields by the engine. `seed` alone decides the random draws: the n-th token of a request depends on (seed, n) and its
     logits, on nothing else in the batch.
@@ -85,6 +109,22 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kind, least, most) in SAMPLING_BOUNDS.items():
+            value = getattr(self, name)
+            is_kind = isinstance(value, kind)
+            if not is_kind or (value is not None and not least <= value <= most):
+                what = "a whole number" if kind is int else "a number" if kind is NUMBER else "None or a whole number"
+                allowed = f"of at least {least}" if most == INFINITY else f"from {least} to {most}"
+                raise InvalidRequest(f"{name}: expected {what} {allowed}, got {value!r}", name)
+        if not self.repetition_penalty:
+            raise InvalidRequest("repetition_penalty: expected a number above 0 (1 is no penalty), got 0", "repetition_penalty")
+        if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
+            raise InvalidRequest(f"logit_bias: expected biases from {-MAX_BIAS} to {MAX_BIAS}", "logit_bias")
+        stop: Any = self.stop  # a single string would pass for a tuple of its letters
+        if isinstance(stop, str) or len(stop) > MAX_STOPS or not all(stop):
+            raise InvalidRequest(f"stop: expected at most {MAX_STOPS} stop strings, none of them empty", "stop")
 
 
 @dataclass(frozen=True, slots=True)

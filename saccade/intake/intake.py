@@ -71,13 +71,17 @@ class Chat:
 class Ask:
     """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
 
-    `sampling` holds the fields of `SamplingParams` that the client set; the rest get their defaults in `prepare`.
+    `sampling` holds the fields of `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that does:
+    a field out of bounds is refused before a picture is fetched.
     """
 
     prompt: Chat | str | tuple[int, ...]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,10 @@ def load_sampling_defaults(directory: Path) -> SamplingParams:
     given = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
-    return replace(SamplingParams(temperature=1.0), **given)
+    try:
+        return replace(SamplingParams(temperature=1.0), **given)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 class Intake:
@@ -182,7 +189,7 @@ class Intake:
             raise _too_long(ask.prompt, f"{prompt_tokens} tokens", context_length)
         given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
         sampling = replace(self.defaults, **given)
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=sampling.seed % 2**63)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=sampling.seed % 2**63, top_k=max(0, sampling.top_k))
         if sampling.top_p == 0.0:  # the smallest set that holds nothing at all still holds the likeliest token
             sampling = replace(sampling, top_p=1.0, top_k=1)
         if sampling.min_tokens > sampling.max_tokens:

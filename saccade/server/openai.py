@@ -13,15 +13,14 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from saccade.core.errors import InvalidRequest
+from saccade.core.types import MAX_LOGPROBS
 from saccade.intake.content import Budget, Detail
 from saccade.intake.intake import Ask, Chat, Message, Part
 from saccade.intake.media import FileId, ImageSource
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
-MAX_STOPS = 16
 
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 
@@ -119,26 +118,29 @@ class SaccadeOptions(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides."""
+    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides.
 
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    Only types stand here; the bounds are those of `SamplingParams`.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
 
 
 class EndingFields(SamplingFields, kw_only=True):
     """When an answer ends."""
 
-    max_tokens: Positive | None = None
-    min_tokens: Natural | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Natural] | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
 
 
@@ -174,7 +176,7 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Literal[True] | None = None
@@ -191,7 +193,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     """The body of POST /v1/completions. Prompts: one or several, as text or as token ids."""
 
     prompt: str | list[str | int | list[Natural]]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: int | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -306,24 +308,13 @@ def _sampling(request: EndingFields) -> dict[str, Any]:
     """The `SamplingParams` fields that the request sets."""
     names = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given = {name: value for name in (*names, "top_k", "seed", "ignore_eos") if (value := getattr(request, name)) is not None}
-    if given.get("top_k") == -1:  # another spelling of "no limit"
-        given["top_k"] = 0
     if request.logit_bias:
         given["logit_bias"] = tuple(sorted(request.logit_bias.items()))
     if request.stop_token_ids:
         given["stop_token_ids"] = tuple(request.stop_token_ids)
     if request.stop is not None:
-        given["stop"] = _stops(request.stop)
+        given["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     return given
-
-
-def _stops(stop: str | list[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"stop: {len(stops)} stop strings; at most {MAX_STOPS} are allowed", "stop")
-    if not all(stops):
-        raise InvalidRequest("stop: a stop string is empty", "stop")
-    return stops
 
 
 def _message(message: ChatMessage, path: str) -> Message:

@@ -171,7 +171,14 @@ def test_sampling_defaults_come_from_generation_config(tmp_path: Path, config: d
     assert load_sampling_defaults(tmp_path) == SamplingParams(**expected)  # type: ignore[arg-type]
 
 
-def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("{")
+def test_sampling_out_of_bounds_is_refused_before_a_picture_is_fetched() -> None:
+    """An Ask cannot even be made: nothing of it reaches the intake."""
+    with pytest.raises(InvalidRequest, match="temperature: expected a number from 0 to 2, got 3"):
+        Ask("text", {"temperature": 3})
+
+
+@pytest.mark.parametrize("text", ["{", '{"top_p": 7}'])
+def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_sampling_defaults(tmp_path)
