@@ -13,6 +13,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.types import ExistingFile
 from rich.console import Console
+from rich.markup import escape
 
 from saccade import __version__
 from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
@@ -70,7 +71,7 @@ def chat(
     api_key: str | None = None,
     max_tokens: int = 256,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
-) -> int:
+) -> None:
     """Ask one question about pictures, of a local engine or of a server.
 
     Parameters
@@ -82,7 +83,7 @@ def chat(
     model:
         The model to load, or, with --base-url, the name the server knows it by.
     base_url:
-        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000/v1) instead of loading a model.
+        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1) instead of loading a model.
     api_key:
         The server's key.
     max_tokens:
@@ -91,14 +92,17 @@ def chat(
     if base_url is not None:
         from saccade.tools.chat import ask_server
 
-        return ask_server(base_url, api_key, None if model == "demo" else model, question, image, max_tokens)
+        ask_server(base_url, api_key, None if model == "demo" else model, question, image, max_tokens)
+        return
     from saccade.core.types import SamplingParams
-    from saccade.llm import LLM
+    from saccade.llm import LLM, check_picture
 
     with LLM(model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}) as llm:
-        answer = llm.chat([{"role": "user", "content": [*image, question]}], SamplingParams(max_tokens=max_tokens))
+        answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
     Console().print(answer.text, markup=False)
-    return 0
+    sampling = SamplingParams(max_tokens=max_tokens)
+    for path in image:  # what cannot work is said before the model is loaded, which takes seconds
+        check_picture(path)
 
 
 @app.command
@@ -132,7 +136,7 @@ def main() -> None:
     try:
         sys.exit(app() or 0)
     except SaccadeError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -46,12 +46,12 @@ def serve(
     text: Annotated[TextOptions, Flat] = TextOptions(),
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
-) -> None:
-    """Send a workload to an OpenAI-compatible server and print throughput and latencies."""
+) -> int:
+    """Send a workload to an OpenAI-compatible server and print throughput and latencies. Ends with status 1 if every request failed."""
     from saccade.tools.bench.serve import Bench
     from saccade.tools.bench.serve import serve as run
 
-    run(Bench(target, load, data, pictures, text, random_mm, output))
+    return 0 if run(Bench(target, load, data, pictures, text, random_mm, output)).summary.completed else 1
 
 
 @bench.command

@@ -35,6 +35,9 @@ class Target:
     timeout: float | None = None
     """Seconds that one request may take. Derived: 600; for probe 120."""
 
+    def __post_init__(self) -> None:
+        above(0, self, "timeout")
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -51,7 +54,7 @@ class Load:
     warmup_requests: int = 1
     """Requests sent and forgotten before the clock starts; drawn pictures and texts never come again (those of mmmu and custom do)."""
     seed: int = 1
-    """Decides every picture, text and arrival."""
+    """Decides every picture, text and arrival. Pictures of another seed are new to a server that has been measured before."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_prompts", "max_concurrency")
@@ -183,7 +186,7 @@ class ProbeOptions:
     """Print no table."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "max_images", "step")
+        at_least(1, self, "max_images", "step", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,9 @@ class EvalOptions:
     """Every answer, as JSON lines. If the file exists, questions answered in it are not asked again."""
     quiet: bool = False
     """Print no progress and no table."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "num_prompts", "concurrency", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +238,7 @@ class AbOptions:
     """Keep the servers' own output here. Derived: thrown away unless a server fails to start."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "repeats")
+        at_least(1, self, "repeats", "eval_prompts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from saccade.tools import style
 from saccade.tools.bench.client import Client, Failure, Reply
-from saccade.tools.bench.pictures import Dice, Picture, parse_resolution
+from saccade.tools.bench.pictures import Dice, Picture, Sizes, parse_resolution
 from saccade.tools.bench.workload import Session, Template, Turn, parse_extra, prepare
 from saccade.tools.options import ProbeOptions, Target
 
@@ -48,16 +47,16 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
     """Climb for every resolution, print and keep. Raises ConfigError where it cannot begin."""
     steps: list[Step] = []
     console = Console(highlight=False, quiet=options.quiet)
-    with Live(table(steps), console=console, refresh_per_second=4) as live:
+    live = Live(table(steps), console=console, refresh_per_second=4)
 
-        def told(step: Step) -> None:
-            steps.append(step)
-            live.update(table(steps))
-            if options.output_file:
-                with options.output_file.open("a") as file:
-                    file.write(json.dumps(asdict(step)) + "\n")
+    def told(step: Step) -> None:
+        steps.append(step)
+        live.update(table(steps))
+        if options.output_file:
+            with options.output_file.open("a") as file:
+                file.write(json.dumps(asdict(step)) + "\n")
 
-        uvloop.run(_climb_all(target, options, told))
+    uvloop.run(_climb_all(target, options, live, told))
     console.print()
     for line in verdicts(steps):
         console.print(line)
@@ -66,21 +65,24 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
     return steps
 
 
-async def _climb_all(target: Target, options: ProbeOptions, told: Any) -> None:
+async def _climb_all(target: Target, options: ProbeOptions, live: Live, told: Callable[[Step], None]) -> None:
+    """Shows the table only once there is a server, and something to ask it."""
     extra = parse_extra(target.extra_request_body)
+    sizes = [parse_resolution(resolution, "--resolutions") for resolution in options.resolutions]
     async with Client(replace(target, timeout=target.timeout or TIMEOUT)) as client:
         template = Template.build(target.model or await client.model(), extra, ignore_eos=False, trace=False)
-        for place, resolution in enumerate(options.resolutions):
-            dice = Dice(options.seed, place)
-            first = _session(dice, resolution, 1, options)
-            await client.stream(template.body(prepare([first])[0], 0, ()))  # whatever a server does only once is done here
-            for count in _counts(options):
-                chat = prepare([_session(dice, resolution, count, options)])[0]
-                body = template.body(chat, 0, ())
-                reply = await client.stream(body)
-                told(_step(resolution, count, len(body), reply, await memory(client, target.base_url)))
-                if reply.failure:
-                    break
+        with live:
+            for place, (resolution, size) in enumerate(zip(options.resolutions, sizes, strict=True)):
+                dice = Dice(options.seed, place)
+                first = _session(dice, size, 1, options)
+                await client.stream(template.body(prepare([first])[0], 0, ()))  # whatever a server does only once is done here
+                for count in _counts(options):
+                    chat = prepare([_session(dice, size, count, options)])[0]
+                    body = template.body(chat, 0, ())
+                    reply = await client.stream(body)
+                    told(_step(resolution, count, len(body), reply, await memory(client, target.base_url)))
+                    if reply.failure:
+                        break
 
 
 def _counts(options: ProbeOptions) -> Iterator[int]:
@@ -89,8 +91,7 @@ def _counts(options: ProbeOptions) -> Iterator[int]:
     yield from sorted(count for count in counts if count <= options.max_images)
 
 
-def _session(dice: Dice, resolution: str, count: int, options: ProbeOptions) -> Session:
-    sizes = parse_resolution(resolution)
+def _session(dice: Dice, sizes: Sizes, count: int, options: ProbeOptions) -> Session:
     drawn = [Picture(options.image_content, *sizes.draw(dice), dice.between(0, 1 << 60), options.image_format) for _ in range(count)]
     return Session((Turn((*drawn, QUESTION), options.max_tokens),))
 

@@ -36,7 +36,7 @@ def pictures(body: Json) -> list[str]:
 
 @dataclass
 class Script:
-    """What the server does: `answer(body)` gives the words of an answer; `refuse(number, body)` a status, or None."""
+    """What the server does: `answer(body)` gives the words of an answer; `refuse(number, body)` a status, or None; `key` must be sent."""
 
     answer: Callable[[Json], list[str]] = lambda body: ["tok"] * body.get("max_tokens", 4)
     refuse: Callable[[int, Json], int | None] = lambda number, body: None
@@ -44,6 +44,8 @@ class Script:
     between: float = 0.0
     break_after: int | None = None
     usage: bool = True
+    cached: int = 5
+    key: str | None = None
     trace: Json | None = None
 
 
@@ -90,13 +92,21 @@ class ScriptedServer:
         self._thread.join()
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "scripted"}]})
+        return self.locked(request) or JSONResponse({"object": "list", "data": [{"id": "scripted"}]})
+
+    def locked(self, request: Request) -> Response | None:
+        """A refusal of whoever has not the key."""
+        if self.script.key is None or request.headers.get("authorization") == f"Bearer {self.script.key}":
+            return None
+        return JSONResponse({"error": {"message": "no key", "type": "x"}}, 401)
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse("# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.5e+08\n")
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
+        if refused := self.locked(request):
+            return refused
         self.seen.bodies.append(body)
         self.seen.headers.append(dict(request.headers))
         number = len(self.seen.streamed) - 1 if body.get("stream") else len(self.seen.bodies) - 1
@@ -107,7 +117,7 @@ class ScriptedServer:
         usage = {
             "prompt_tokens": 7 + len(texts(body)) // 4 + IMAGE_TOKENS * len(pictures(body)),
             "completion_tokens": len(words),
-            "prompt_tokens_details": {"cached_tokens": 5},
+            "prompt_tokens_details": {"cached_tokens": self.script.cached},
         }
         if body.get("stream"):
             return StreamingResponse(self.events(words, usage), media_type="text/event-stream")

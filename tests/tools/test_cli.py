@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from cyclopts import App
 
+from saccade.core.errors import ConfigError, SaccadeError
 from saccade.tools import cli
+from saccade.tools.chat import ask_server
 from saccade.tools.options import (
     AbOptions,
     EvalOptions,
@@ -22,6 +24,7 @@ from saccade.tools.options import (
     Target,
     TextOptions,
 )
+from saccade.tools.server import refusal
 from tests.tools.server import Script, ScriptedServer
 
 
@@ -74,11 +77,63 @@ def test_a_whole_run_from_the_command_line_to_the_report(
     server.script = Script(between=0.001)
     path = tmp_path / "runs.jsonl"
     line = f"serve --base-url {server.url} --num-prompts 3 --image-resolution 32x32 --random-output-len 4 --output-file {path}"
-    assert cli.bench(line.split(), result_action="return_value") is None
+    assert cli.bench(line.split(), result_action="return_value") == 0
     assert "Output throughput" in capsys.readouterr().out
     cli.bench(["report", str(path), "--output", str(tmp_path / "report")], result_action="return_value")
     assert capsys.readouterr().out.strip() == str(tmp_path / "report" / "report.html")
     assert (tmp_path / "report" / "report.html").stat().st_size > 20_000
+
+
+def test_a_run_without_any_answer_ends_with_status_1(server: ScriptedServer) -> None:
+    server.script = Script(refuse=lambda number, body: 400)
+    line = f"serve --base-url {server.url} --num-prompts 2 --image-resolution 32x32 --quiet"
+    assert cli.bench(line.split(), result_action="return_value") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["shapes --num-prompts 0", "ocr --concurrency 0", "ocr --max-tokens 0", "ocr --timeout 0", "ocr --base-url 127.0.0.1:1"]
+)
+def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
+    name, option, _ = line.split()
+    with pytest.raises(ConfigError, match=option):
+        cli.evaluation([name, *line.split()[1:]], result_action="return_value")
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
+def test_a_server_is_chatted_with_by_any_form_of_its_address(server: ScriptedServer, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server.script = Script(answer=lambda body: ["so ", "it ", "is"])
+    ask_server(form.format(server.url), None, None, "is it?", (), 4)
+    assert capsys.readouterr().out == "so it is\n"
+    assert server.seen.bodies[-1]["model"] == "scripted"
+
+
+def test_a_chat_that_is_refused_says_the_servers_words(server: ScriptedServer, tmp_path: Path) -> None:
+    server.script = Script(refuse=lambda number, body: 400, key="secret")
+    with pytest.raises(SaccadeError, match=r"^refused by script$"):
+        ask_server(server.url, "secret", None, "x", (), 4)
+    for model in (None, "named"):
+        with pytest.raises(SaccadeError, match=r"no key .--api-key KEY."):
+            ask_server(server.url, None, model, "x", (), 4)
+        with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:1 \(connection refused\)"):
+            ask_server("http://127.0.0.1:1/v1", None, model, "x", (), 4)
+    with pytest.raises(ConfigError, match=r"--image .*gone"):
+        ask_server(server.url, None, "named", "x", (tmp_path / "gone.png",), 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"error": {"message": "a"}}', "a"),
+        ('{"error": "b"}', "b"),
+        ('{"object": "error", "message": "c"}', "c"),
+        ('{"detail": "d"}', "d"),
+        ("<html>e</html>\n", "<html>e</html>"),
+        ("[1]", "[1]"),
+        ("", "HTTP 502 without a word"),
+    ],
+)
+def test_the_servers_words_are_found_in_whatever_it_sends(body: str, words: str) -> None:
+    assert refusal(502, body) == words
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from saccade.core.errors import ConfigError
 from saccade.tools.options import ProbeOptions, Target
 from saccade.tools.probe import Step, plot, probe, verdicts
 from tests.tools.server import IMAGE_TOKENS, Json, Script, ScriptedServer, pictures
@@ -69,6 +70,15 @@ def test_memory_is_that_of_the_process_that_listens(server: ScriptedServer) -> N
 def test_memory_is_read_from_metrics_where_the_process_cannot_be_seen(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.tools.probe._resident", lambda port: None)
     assert run(server, resolutions=("32x32",), max_images=1)[0].memory == 150_000_000
+
+
+def test_a_probe_that_cannot_begin_shows_no_table(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="--resolutions 12"):
+        probe(Target(base_url=server.url), ProbeOptions(resolutions=("32x32", "12")))
+    with pytest.raises(ConfigError, match="is the server running"):
+        probe(Target(base_url="http://127.0.0.1:1"), ProbeOptions())
+    assert capsys.readouterr().out == ""
+    assert server.seen.bodies == []
 
 
 def test_the_plot_is_a_picture_even_when_nothing_worked(server: ScriptedServer) -> None:

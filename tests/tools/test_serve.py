@@ -22,6 +22,7 @@ from saccade.tools.bench.load import arrival_times
 from saccade.tools.bench.measure import Distribution
 from saccade.tools.bench.serve import Bench, Measured, calibrate, serve
 from saccade.tools.bench.table import notes, render
+from saccade.tools.eval.sampling import HttpSampler
 from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, Target, TextOptions
 from tests.tools.server import Json, Script, ScriptedServer, texts
 
@@ -82,6 +83,32 @@ def test_failures_are_counted_by_kind_and_kept_out_of_the_figures(server: Script
     assert summary.failures == {"HTTP 429": 1, "HTTP 500": 2}
     assert (summary.sent, summary.completed, summary.latency.e2e.n, summary.tokens.output) == (8, 5, 5, 15)
     assert notes(summary)[0].startswith("Failed: 1 x HTTP 429, 2 x HTTP 500.")
+    assert notes(summary)[1:3] == ["HTTP 429: refused by script", "HTTP 500: refused by script"]
+
+
+def test_where_nothing_was_answered_there_are_no_figures(server: ScriptedServer) -> None:
+    server.script = Script(refuse=lambda number, body: 400)
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(run(bench(server, 2)).summary, "title"))
+    lines = ["title", "Failed: 2 x HTTP 400. Not one request was answered.", "HTTP 400: refused by script"]
+    assert console.file.getvalue().splitlines()[:3] == lines  # type: ignore[attr-defined]
+    assert "TTFT" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("cached", "told"), [(5, False), (60, True)])
+def test_pictures_that_an_earlier_run_has_sent_are_noticed(server: ScriptedServer, cached: int, told: bool) -> None:
+    """By the server's own count of what it had cached of prompts that this run had not sent before."""
+    server.script = Script(cached=cached)
+    summary = run(bench(server, 4, 1, DatasetOptions(dataset_name="multiturn-image", rounds=2))).summary
+    first = summary.rounds[0]
+    assert summary.tokens.cached_unsent == pytest.approx(cached / first.prompt)
+    assert any("another --seed" in note for note in notes(summary)) is told
+    assert not any("another --seed" in note for note in notes(summary, drawn=False))
+
+
+def test_text_alone_says_nothing_about_pictures(server: ScriptedServer) -> None:
+    wanted = replace(bench(server, 2), pictures=replace(TINY, image_count=0))
+    assert run(wanted).summary.tokens.cached_unsent is None
 
 
 def test_a_chat_ends_with_its_first_failure(server: ScriptedServer) -> None:
@@ -108,8 +135,20 @@ def test_a_server_that_goes_away_is_a_failure_and_one_that_is_not_there_an_error
         Bench(target=nowhere, load=Load(num_prompts=2, warmup_requests=0), pictures=TINY, output=OutputOptions(quiet=True))
     ).summary
     assert summary.failures == {"connection": 2}
-    with pytest.raises(ConfigError, match="is the server running"):
+    assert summary.examples == {"connection": "connection refused"}
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:1 \(connection refused\): is the server running"):
         serve(Bench(target=replace(nowhere, model=None), output=OutputOptions(quiet=True)))
+
+
+def test_a_server_that_wants_a_key_is_told_from_one_that_is_not_there(server: ScriptedServer) -> None:
+    server.script = Script(key="secret")
+    wanted = bench(server, 1)
+    with pytest.raises(ConfigError, match=r"no key .--api-key KEY.") as caught:
+        run(wanted)
+    assert "running" not in str(caught.value)
+    with pytest.raises(ConfigError, match="--api-key KEY"):
+        HttpSampler.connect(server.url, None, {}, 4, {}, 10)
+    assert run(replace(wanted, target=replace(wanted.target, api_key="secret"))).summary.completed == 1
 
 
 def test_a_server_without_usage_is_counted_by_its_events(server: ScriptedServer) -> None:

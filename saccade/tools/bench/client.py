@@ -18,6 +18,7 @@ import msgspec
 
 from saccade.core.errors import ConfigError
 from saccade.tools.options import Target
+from saccade.tools.server import cause, named_first, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
 STREAM_END = b"[DONE]"
@@ -121,11 +122,11 @@ class Stream:
             self.failure = self.failure or Failure("broken stream", f"{error}: {data[:200]!r}")
             return
         if event.error is not None:
-            self.failure = self.failure or Failure("error in stream", msgspec.json.encode(event.error).decode()[:500])
+            self.failure = self.failure or Failure("error in stream", said({"error": event.error}) or str(event.error)[:500])
         for choice in event.choices:
-            said = (choice.delta.reasoning_content or choice.delta.reasoning or "") + (choice.delta.content or "")
+            text = (choice.delta.reasoning_content or choice.delta.reasoning or "") + (choice.delta.content or "")
             self.finish = choice.finish_reason or self.finish
-            if said or (choice.finish_reason and not self.arrivals):
+            if text or (choice.finish_reason and not self.arrivals):
                 self.pieces.append(choice.delta.content or "")
                 self.arrivals.append(now)
         if event.usage is not None:
@@ -138,7 +139,7 @@ class Client:
     """A server, asked side by side over as many connections as it takes. Use as `async with`."""
 
     def __init__(self, target: Target) -> None:
-        self.root = target.base_url.rstrip("/").removesuffix("/v1")
+        self.root = root(target.base_url)
         self._timeout = target.timeout or TIMEOUT
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
@@ -156,10 +157,9 @@ class Client:
         """The first model that the server names. Raises ConfigError if it is not there."""
         try:
             async with self._session.get(f"{self.root}/v1/models") as reply:
-                reply.raise_for_status()
-                return str((await reply.json(content_type=None))["data"][0]["id"])
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise ConfigError(f"{self.root}/v1/models: {error}; is the server running? (or name the model with --model)") from None
+                return named_first(self.root, reply.status, await reply.text(errors="replace"))
+        except (aiohttp.ClientError, OSError) as error:
+            raise unreachable(self.root, error) from None
 
     async def text(self, path: str) -> str | None:
         """The body of a plain GET, None where there is no such page."""
@@ -186,16 +186,16 @@ class Client:
             async with asyncio.timeout(self._timeout):
                 async with self._session.post(f"{self.root}/v1/chat/completions", data=body) as reply:
                     if not reply.ok:
-                        failure = Failure(f"HTTP {reply.status}", (await reply.text(errors="replace"))[:500])
+                        failure = Failure(f"HTTP {reply.status}", refusal(reply.status, await reply.text(errors="replace")))
                     else:
                         async for data in reply.content.iter_any():
                             stream.feed(data, now())
         except TimeoutError:
             failure = Failure("timeout", f"no whole answer within {self._timeout:g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            failure = Failure("broken stream" if stream.arrivals else "connection", f"{type(error).__name__}: {error}")
+            failure = Failure("broken stream" if stream.arrivals else "connection", cause(error))
         except (aiohttp.ClientError, OSError) as error:
-            failure = Failure("connection", f"{type(error).__name__}: {error}")
+            failure = Failure("connection", cause(error))
         done = now()
         failure = failure or stream.failure
         if failure is None and not (stream.ended and stream.finish):

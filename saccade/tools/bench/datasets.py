@@ -276,6 +276,9 @@ def _custom_parts(content: str | list[Json], folder: Path) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+FROM_FILES: frozenset[DatasetName] = frozenset(("mmmu", "custom"))
+"""Data sets whose pictures no seed decides."""
+
 DATASETS: dict[DatasetName, Callable[[Maker, int], Iterator[Session]]] = {
     "image": _image,
     "random-mm": _random_mm,

@@ -68,7 +68,11 @@ class Latency:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Totals over the answered requests. `vision_known` says whether the server itself counts vision tokens; else they are what is left
-    of the prompt after the measured length of text. `cached` is None where the server does not say."""
+    of the prompt after the measured length of text. `cached` is None where the server does not say.
+
+    `cached_unsent`: the share that was cached of those prompts with pictures of which none had been sent before in this run. None where
+    the server does not say, or there is no such prompt.
+    """
 
     prompt: int
     text: int
@@ -76,6 +80,7 @@ class Tokens:
     output: int
     cached: int | None
     vision_known: bool
+    cached_unsent: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +130,13 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. `pictures` counts a Saccade server's outcomes by level, None without a trace."""
+    """A run in figures. `failures` counts by kind, `examples` has the first message of each kind. `pictures` counts a Saccade server's
+    outcomes by level, None without a trace."""
 
     sent: int
     completed: int
     failures: Mapping[str, int]
+    examples: Mapping[str, str]
     duration: float
     images: int
     images_seen: int
@@ -189,13 +196,14 @@ def is_good(record: Record, bounds: Mapping[str, float]) -> bool:
 def summarise(run: Run, calibration: Calibration, bounds: Mapping[str, float]) -> Summary:
     sent = [r for r in run.records if r.body_bytes]
     done = [r for r in sent if r.reply.failure is None]
-    failures = Counter(r.reply.failure.kind for r in run.records if r.reply.failure)
+    failures = [r.reply.failure for r in run.records if r.reply.failure]
     tokens = _tokens(done, calibration)
     duration = run.end - run.start
     return Summary(
         sent=len(sent),
         completed=len(done),
-        failures=dict(failures),
+        failures=dict(Counter(failure.kind for failure in failures)),
+        examples={failure.kind: failure.message for failure in reversed(failures)},
         duration=duration,
         images=sum(r.turn.images for r in sent),
         images_seen=sum(r.turn.seen for r in sent),
@@ -217,8 +225,21 @@ def _tokens(records: Sequence[Record], calibration: Calibration) -> Tokens:
     known = bool(records) and all(r.reply.usage.image is not None for r in records)
     vision = sum(vision_tokens(r, calibration) for r in records)
     says_cached = any(r.reply.usage.cached is not None for r in records)
-    cached = sum(r.reply.usage.cached or 0 for r in records) if says_cached else None
-    return Tokens(prompt, prompt - vision, vision, sum(map(output_tokens, records)), cached, known)
+    unsent = [r for r in records if r.turn.images and not r.turn.seen]
+    return Tokens(
+        prompt=prompt,
+        text=prompt - vision,
+        vision=vision,
+        output=sum(map(output_tokens, records)),
+        cached=sum(r.reply.usage.cached or 0 for r in records) if says_cached else None,
+        vision_known=known,
+        cached_unsent=cached_share(unsent) if says_cached and unsent else None,
+    )
+
+
+def cached_share(records: Sequence[Record]) -> float:
+    """Of all tokens of their prompts."""
+    return sum(r.reply.usage.cached or 0 for r in records) / max(1, sum(r.reply.usage.prompt or 0 for r in records))
 
 
 def vision_tokens(record: Record, calibration: Calibration) -> int:
@@ -280,14 +301,13 @@ def _rounds(records: Sequence[Record]) -> tuple[Round, ...]:
     for number in numbers:
         group = [r for r in records if r.round == number]
         prompt = sum(r.reply.usage.prompt or 0 for r in group)
-        cached = sum(r.reply.usage.cached or 0 for r in group) / max(1, prompt)
         rounds.append(
             Round(
                 number=number + 1,
                 n=len(group),
                 images=sum(r.turn.images for r in group) / len(group),
                 prompt=prompt / len(group),
-                cached=cached if any(r.reply.usage.cached is not None for r in group) else None,
+                cached=cached_share(group) if any(r.reply.usage.cached is not None for r in group) else None,
                 ttft=Distribution.of([ttft(r) for r in group]),
                 e2e=Distribution.of([e2e(r) for r in group]),
             )

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from saccade.tools.bench.client import Client
-from saccade.tools.bench.datasets import Calibration, Recipe, build, warmup
+from saccade.tools.bench.datasets import FROM_FILES, Calibration, Recipe, build, warmup
 from saccade.tools.bench.journal import write_run
 from saccade.tools.bench.load import Record, Run, drive
 from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
@@ -54,7 +54,8 @@ def serve(bench: Bench) -> Measured:
     output = bench.output
     label = output.label or measured.model
     if not output.quiet:
-        print_summary(measured.summary, f"{label}: {bench.data.dataset_name}, {bench.load.num_prompts} prompts")
+        name = bench.data.dataset_name
+        print_summary(measured.summary, f"{label}: {name}, {bench.load.num_prompts} prompts", drawn=name not in FROM_FILES)
     if output.output_file:
         options = {"model": measured.model, **_options(bench)}
         write_run(output.output_file, label, options, measured.run, measured.summary, measured.calibration, output.save_text)

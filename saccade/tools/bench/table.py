@@ -14,24 +14,37 @@ SLOW_GENERATOR_MS = 10.0
 """A P99 lateness above this is worth a warning: the machine that measures may be what is measured."""
 
 
-def print_summary(summary: Summary, title: str) -> None:
-    Console(highlight=False).print(render(summary, title))
+ALREADY_CACHED = 0.25
+"""Share of prompts with new pictures. What stands before the pictures, a system prompt, is less; more is the pictures themselves."""
 
 
-def render(summary: Summary, title: str) -> Group:
-    parts: list[RenderableType] = [_figures(summary, title), _latencies(summary)]
+def print_summary(summary: Summary, title: str, drawn: bool) -> None:
+    Console(highlight=False).print(render(summary, title, drawn))
+
+
+def render(summary: Summary, title: str, drawn: bool = True) -> Group:
+    """`drawn`: the run's seed decides its pictures; those from files are the same in every run. No figures where nothing was answered."""
+    parts: list[RenderableType] = [_figures(summary, title), _latencies(summary)] if summary.completed else [Text(title, style="bold")]
     if summary.rounds:
         parts.append(_rounds(summary))
-    parts += [Text(line, style="yellow") for line in notes(summary)]
+    parts += [Text(line, style="yellow") for line in notes(summary, drawn)]
     return Group(*parts)
 
 
-def notes(summary: Summary) -> list[str]:
+def notes(summary: Summary, drawn: bool = True) -> list[str]:
     """What a reader must know before believing the figures."""
     found = []
     if summary.failures:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.failures.items()))
-        found.append(f"Failed: {kinds}. The figures are of the answered requests only.")
+        rest = "The figures are of the answered requests only." if summary.completed else "Not one request was answered."
+        found.append(f"Failed: {kinds}. {rest}")
+        found += [f"{kind}: {message}" for kind, message in sorted(summary.examples.items())]
+    share = summary.tokens.cached_unsent
+    if drawn and share is not None and share > ALREADY_CACHED:
+        found.append(
+            f"Prompts whose pictures are new in this run were cached to {100 * share:.0f} %: the server has seen these pictures, in an "
+            "earlier run with this seed. The figures are those of its cache: for new pictures use another --seed, or a fresh server."
+        )
     worst = max(_or_zero(summary.lateness.send.p99), _or_zero(summary.lateness.loop.p99))
     if worst > SLOW_GENERATOR_MS:
         found.append(f"The load generator itself was late: P99 {worst:.1f} ms. Latencies may be its own; measure from a calmer machine.")

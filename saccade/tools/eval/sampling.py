@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from saccade.core.errors import ConfigError
 from saccade.tools.eval.contract import Message, SampleError
+from saccade.tools.server import cause, first_model, refusal, root
 
 SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 
@@ -48,13 +48,9 @@ class HttpSampler:
         base_url: str, model: str | None, headers: Mapping[str, str], max_tokens: int, extra: Mapping[str, Any], timeout: float
     ) -> HttpSampler:
         """Raises ConfigError if the server does not name its models."""
-        root = base_url.rstrip("/").removesuffix("/v1")
-        client = httpx.Client(base_url=root, headers=dict(headers), timeout=timeout, limits=httpx.Limits(max_connections=None))
-        try:
-            name = model or client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-            client.close()
-            raise ConfigError(f"{root}/v1/models: {error}; is the server running?") from None
+        address = root(base_url)
+        name = model or first_model(address, headers, timeout)
+        client = httpx.Client(base_url=address, headers=dict(headers), timeout=timeout, limits=httpx.Limits(max_connections=None))
         return HttpSampler(client, name, max_tokens, extra)
 
     def __call__(self, messages: list[Message]) -> str:
@@ -62,9 +58,9 @@ class HttpSampler:
         try:
             reply = self.client.post("/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
-            raise SampleError(f"{type(error).__name__}: {error}") from None
+            raise SampleError(cause(error)) from None
         if reply.is_error:
-            raise SampleError(f"HTTP {reply.status_code}: {reply.text[:500]}")
+            raise SampleError(f"HTTP {reply.status_code}: {refusal(reply.status_code, reply.text)}")
         try:
             return str(reply.json()["choices"][0]["message"]["content"] or "")
         except (ValueError, KeyError, IndexError, TypeError):

@@ -1,0 +1,70 @@
+"""What all clients of a server share: its address, the name of its model, and words for what it refuses or why it does not answer.
+
+Does not know what is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from saccade.core.errors import ConfigError
+
+
+def root(base_url: str) -> str:
+    """The address without /v1, which may be written or left out. Raises ConfigError."""
+    if not base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"--base-url {base_url}: expected http://HOST:PORT or https://HOST, with or without /v1")
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def cause(error: BaseException) -> str:
+    """Why a connection failed: what lies beneath the HTTP library's own words."""
+    while beneath := error.__cause__ or error.__context__:
+        error = beneath
+    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error) or type(error).__name__
+
+
+def unreachable(address: str, error: BaseException) -> ConfigError:
+    """For whoever cannot begin without the server."""
+    return ConfigError(f"cannot connect to {address} ({cause(error)}): is the server running? --base-url says where")
+
+
+def said(answer: Any) -> str | None:
+    """The message of an error as OpenAI's API, and servers near it, write it; None where there is none."""
+    match answer:
+        case {"error": {"message": str(text)}} | {"error": str(text)} | {"message": str(text)} | {"detail": str(text)}:
+            return text
+    return None
+
+
+def refusal(status: int, body: str) -> str:
+    """The server's own words for an HTTP error, and what helps where that is known."""
+    try:
+        text = said(json.loads(body))
+    except ValueError:
+        text = None
+    text = text or body.strip()[:500] or f"HTTP {status} without a word"
+    return f"{text} (--api-key KEY)" if status == 401 else text
+
+
+def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str:
+    """The first model that the server names. Raises ConfigError."""
+    try:
+        reply = httpx.get(f"{address}/v1/models", headers=dict(headers), timeout=timeout)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise unreachable(address, error) from None
+    return named_first(address, reply.status_code, reply.text)
+
+
+def named_first(address: str, status: int, body: str) -> str:
+    """The first model that an answer of /v1/models names. Raises ConfigError."""
+    if status == 401:
+        raise ConfigError(f"{address}: {refusal(status, body)}")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConfigError(f"{address}/v1/models names no model (HTTP {status}): {refusal(status, body)}; name one with --model") from None
