@@ -40,7 +40,7 @@ NARROW_ENCODER = 256
 class ModelOptions:
     """What to serve."""
 
-    dtype: Dtype | Literal["auto"] = "auto"
+    dtype: Literal["auto", Dtype] = "auto"
     """Number format of weights and KV cache. auto: the checkpoint's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto: cuda if there is one."""
@@ -87,7 +87,7 @@ class EngineOptions:
     """Folder for embeddings on disk. Derived: none are kept on disk."""
     max_encode_patches: int | None = None
     """Picture patches encoded per step (one picture always may). Derived: 16384 on cpu, 65536 on cuda."""
-    mm_attention_backend: EncoderAttention | Literal["auto"] = "auto"
+    mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16 bits). sdpa: a call per picture size.
     auto: flash where it works."""
     disable_vit_graph: bool = False
@@ -102,6 +102,10 @@ class EngineOptions:
         at_least(0, self, "embedding_cache_device_mb", "embedding_cache_host_mb", "embedding_cache_disk_mb")
         above(0, self, "mem_fraction_static")
         at_most(0.98, self, "mem_fraction_static")
+        if self.embedding_cache_dir == "":
+            raise ConfigError("--embedding-cache-dir: name a folder")
+        if self.embedding_cache_disk_mb and self.embedding_cache_dir is None:
+            raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +114,10 @@ class ParallelOptions:
 
     tp_size: int = 1
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
-    mm_encoder_tp_mode: EncoderMode | Literal["auto"] = "auto"
+    mm_encoder_tp_mode: Literal["auto", EncoderMode] = "auto"
     """How they share the vision tower. weights: each holds a slice. data: each holds all of it and takes its part of the pictures.
     auto: weights, unless the tower does not divide or its slices would be too narrow."""
-    all_reduce: AllReduce | Literal["auto"] = "auto"
+    all_reduce: Literal["auto", AllReduce] = "auto"
     """How they add up. auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda."""
     step_timeout: float | None = None
     """With several processes: seconds after which a step is taken to be stuck, and the server ends. Derived: 120 on cuda, 1200 on cpu."""
@@ -143,7 +147,7 @@ class MediaOptions:
     decode_timeout: float = 20.0
     """Seconds to decode one picture."""
     allowed_media_domains: tuple[str, ...] = ()
-    """Fetch pictures from these hosts only. Derived: any public host."""
+    """Fetch pictures from this host only; repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
     """Also fetch from private, loopback and link-local addresses."""
     allowed_local_media_path: str | None = None
@@ -157,6 +161,11 @@ class MediaOptions:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
         above(0, self, "fetch_timeout", "decode_timeout")
+
+    @property
+    def workers(self) -> int:
+        """Processes that decode pictures."""
+        return self.media_workers or max(1, usable_cores() // 2)
 
     @property
     def files_folder(self) -> Path:
@@ -176,9 +185,9 @@ class ServerOptions:
     api_key: str | None = None
     """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which keeps it out of process lists."""
     served_model_name: tuple[str, ...] = ()
-    """Names the API answers to. Derived: the model as given on the command line."""
+    """Name the API answers to; repeat the option for several. Derived: the model as given on the command line."""
     cors_origins: tuple[str, ...] = ()
-    """Browser origins that may call the API."""
+    """Browser origin that may call the API; repeat the option for several."""
     max_body_mb: int = 256
     """Largest request body."""
     max_inflight_mb: int | None = None
@@ -297,10 +306,9 @@ def usable_cores() -> int:
 def resolve_parallel(options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]) -> ParallelConfig:
     """Fix how the model is shared. Raises ConfigError, which says what sizes work, where it cannot be."""
     size, cuda = options.tp_size, device == "cuda"
-    if size < 1 or (obstacles := spec.cuts.obstacles(size)):
+    if obstacles := spec.cuts.obstacles(size):
         sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if not spec.cuts.obstacles(n))
-        what = " and ".join(obstacles) if size > 0 else "a model"
-        raise ConfigError(f"--tp-size {size}: {what} cannot be divided among {size} ranks; sizes that work are {sizes}")
+        raise ConfigError(f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} ranks; sizes that work are {sizes}")
     narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
     uncut = spec.cuts.encoder_obstacles(size)
     encoder = options.mm_encoder_tp_mode
@@ -358,13 +366,12 @@ def resolve(model: ModelOptions, engine: EngineOptions, spec: FamilySpec, dtype:
         prefix_cache=not engine.disable_radix_cache,
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
-        encoder=resolve_encoder(engine, spec, dtype, cuda=cuda),
+        encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
     )
 
 
-def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cuda: bool) -> EncoderConfig:
-    """Raises ConfigError where a setting cannot work."""
-    flash = cuda and dtype != "float32"
+def resolve_encoder(engine: EngineOptions, spec: FamilySpec, *, flash: bool) -> EncoderConfig:
+    """`flash`: device and dtype allow flash attention. Raises ConfigError where a setting cannot work."""
     attention = ("flash" if flash else "sdpa") if engine.mm_attention_backend == "auto" else engine.mm_attention_backend
     if attention == "flash" and not flash:
         raise ConfigError("--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits")
@@ -376,7 +383,7 @@ def resolve_encoder(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, *, cu
     merged = spec.image_rules.merge**2
     wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
     if wrong:
-        raise ConfigError(f"--vit-graph-buckets {wrong[0]}: must be a multiple of {merged}, the patches of a token")
+        raise ConfigError(f"--vit-graph-buckets {wrong[0]}: must be {merged}, the patches of a token, or a multiple of it")
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
 
 
@@ -401,9 +408,7 @@ def resolve_embeddings(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, le
     device = max(64 * MIB, left // 10, min(LARGEST_PICTURES * largest, left // 4))
     device = device if engine.embedding_cache_device_mb is None else engine.embedding_cache_device_mb * MIB
     host = host_left // 4 if engine.embedding_cache_host_mb is None else engine.embedding_cache_host_mb * MIB
-    if engine.embedding_cache_dir is None:
-        if engine.embedding_cache_disk_mb:
-            raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
+    if engine.embedding_cache_dir is None or engine.embedding_cache_disk_mb == 0:
         return EmbeddingBudgets(device, host)
     folder = Path(engine.embedding_cache_dir).expanduser().absolute()
     try:
@@ -426,29 +431,44 @@ def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1
     return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * (4 if dtype == "float32" else 2)
 
 
-def describe(config: EngineConfig, parallel: ParallelConfig, spec: FamilySpec, hardware: Hardware) -> tuple[tuple[str, str], ...]:
-    """What start-up decided, for people: (name, value)."""
+def describe(
+    config: EngineConfig, parallel: ParallelConfig, spec: FamilySpec, hardware: Hardware, patch_embed: PatchEmbedding, saved: int
+) -> tuple[tuple[str, str], ...]:
+    """What the engine decided, for people: (name, value). `saved`: embeddings found on disk."""
     kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
+    kv = f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = {_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
     rules = spec.image_rules
     each = " per rank" if parallel.size > 1 else ""
+    folded = ", folded patch embedding" if patch_embed == "folded" else ""
     shared = f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     return (
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         ("context", f"{config.context_length} tokens"),
-        ("KV cache", f"{config.kv_pages - 1} pages of {config.page_size} = {config.kv_tokens} tokens, {kv_bytes / MIB:.0f} MiB{each}"),
+        ("KV cache", kv + each),
         ("prefix cache", "on" if config.prefix_cache else "off"),
-        ("batch", f"{config.max_running} requests, {config.chunk_tokens} tokens per step"),
-        ("pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels after resizing, {config.encode_patches} patches per step"),
+        ("batch", f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} per step"),
+        ("vision tower", f"{config.encoder.attention} attention{folded}, {_count(config.encode_patches, 'patch')} per step"),
         *((("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),) if config.encoder.graph_sizes else ()),
-        ("embedding cache", describe_embeddings(config.embeddings) + each),
+        ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
+        ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
     )
 
 
-def describe_embeddings(budgets: EmbeddingBudgets) -> str:
+def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
+    """The same of what becomes of pictures before the engine sees them."""
+    return (("sent pictures", f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by {_count(media.workers, 'process')}"),)
+
+
+def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
     parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
     if budgets.host_bytes:
         parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
     if budgets.disk_bytes:
-        parts.append(f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder}")
+        parts.append(f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} ({_count(saved, 'picture')} found there)")
     return ", ".join(parts)
+
+
+def _count(number: int, thing: str) -> str:
+    """1 patch, 2 patches."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}es" if thing.endswith(("s", "ch")) else f"{number} {thing}s"

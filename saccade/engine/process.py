@@ -84,7 +84,8 @@ def serve(boot: Boot, link: EngineLink) -> None:
     if ranks:
         ranks.follow(worker)
     engine = Engine(build_scheduler(config, spec, worker.saved, boot.arena_bytes), ranks or worker, link, metrics)
-    link.send(Ready(config.kv_tokens, config.context_length, describe(config, wanted.parallel, spec, hardware)))
+    decided = describe(config, wanted.parallel, spec, hardware, wanted.patch_embed, len(worker.saved))
+    link.send(Ready(config.kv_tokens, config.context_length, decided))
     engine.run()
     worker.close()
     if ranks:

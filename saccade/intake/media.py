@@ -23,7 +23,7 @@ import numpy as np
 import PIL.Image
 
 from saccade.core.arena import Arena
-from saccade.core.config import MIB, MediaOptions, usable_cores
+from saccade.core.config import MIB, MediaOptions
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -95,14 +95,13 @@ class Media:
     """All pictures of one server. Everything runs on one event loop; `start` it there, and `close` it."""
 
     def __init__(self, spec: FamilySpec, options: MediaOptions, arena: Arena, metrics: Metrics) -> None:
-        workers = options.media_workers or max(1, usable_cores() // 2)
         self._spec = spec
         self._options = options
         self._arena = arena
         self._metrics = metrics
         self.files = FileStore(options.files_folder, options.files_mb * MIB)
         self._fetcher = Fetcher(options, metrics)
-        self._pool = DecodePool(arena, workers, options.decode_timeout, metrics)
+        self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
         self._slots = Slots(arena, metrics)
         self._decoders = Decoders(self._pool, self._slots, metrics)
         self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, arena_bytes
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, arena_bytes, resolve_encoder
 from saccade.core.metrics import Metrics
 from saccade.engine.link import EngineProcess
 from saccade.families.checkpoint import resolve_model
@@ -22,6 +22,8 @@ def build_front(
     """A front that has yet to be started. Call on a running event loop. Raises StartupError when files or options will not do."""
     folder = resolve_model(model, options.revision)
     spec = load_spec(folder)
+    # The engine decides this, once it sees the device; what works on no device need not wait for it.
+    resolve_encoder(engine, spec, flash=options.device != "cpu" and options.dtype != "float32")
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, Path(options.chat_template) if options.chat_template else None)
     metrics = Metrics()

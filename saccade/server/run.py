@@ -7,6 +7,8 @@ does not wait. When the engine dies, the server follows. Knows nothing of what i
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 import signal
 import socket
 import threading
@@ -17,12 +19,14 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
+from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions, describe_intake
 from saccade.core.errors import StartupError
 from saccade.core.messages import Ready
 from saccade.server.app import build_app
 from saccade.server.assemble import build_front
 from saccade.server.front import Front
+
+log = logging.getLogger("saccade")
 
 FAILED_SECONDS = 5.0
 """After the engine's death, clients and health checks get so long to see why, before the server goes too."""
@@ -53,6 +57,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",  # what is usual, this module says itself
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -87,7 +92,10 @@ class Server(uvicorn.Server):
         host, port = bound.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
-            on_ready(address, await self._front.start())
+            ready = await self._front.start()
+            if not (self._options.key or ipaddress.ip_address(host).is_loopback):
+                log.warning("--host %s without --api-key: whoever can reach this port may use the server", self._options.host)
+            on_ready(address, ready)
         except BaseException:
             self.should_exit = True
             raise
@@ -99,6 +107,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._front.state == "ready":
+            log.info("stopping; requests that run have %g s to finish", self._options.shutdown_grace)
         draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
         await super().shutdown(sockets)
         draining.cancel()
@@ -123,16 +133,19 @@ def serve(
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed. Returns the exit status. Raises StartupError."""
 
+    names = server.served_model_name or (model,)
+
+    def announce(address: str, ready: Ready) -> None:
+        served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
+        decided = (("model", served), *ready.decided, *describe_intake(media))
+        width = max(len(name) for name, _ in decided)
+        for name, value in decided:
+            print(f"{name:>{width}}  {value}")
+        print(f"serving at {address}/v1", flush=True)
+
     async def run() -> int:
         front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
-        await Server(front, server.served_model_name or (model,), server).run_until_told(_announce)
+        await Server(front, names, server).run_until_told(announce)
         return int(front.state == "failed")
 
     return uvloop.run(run())
-
-
-def _announce(address: str, ready: Ready) -> None:
-    width = max((len(name) for name, _ in ready.decided), default=0)
-    for name, value in ready.decided:
-        print(f"{name:>{width}}  {value}")
-    print(f"serving at {address}/v1", flush=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import CycloptsError
 
+from saccade.__main__ import app
 from saccade.core.config import (
     GIB,
     MIB,
@@ -22,8 +24,11 @@ from saccade.core.config import (
     ParallelOptions,
     ServerOptions,
     arena_bytes,
+    describe,
+    describe_intake,
     kv_page_bytes,
     resolve,
+    resolve_parallel,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
@@ -111,6 +116,16 @@ def test_a_value_out_of_bounds_is_refused_by_its_name(options: type, field: str,
         options(**{field: value})
 
 
+def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
+    line = "serve demo --vit-graph-buckets 128 256 --served-model-name a --served-model-name b --all-reduce gloo"
+    _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
+    assert bound.args == ("demo",)
+    assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
+    assert bound.arguments["server"].served_model_name == ("a", "b")
+    with pytest.raises(CycloptsError, match='"auto", "flash", "sdpa"'):
+        app.parse_args(["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False)
+
+
 def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
     derived = decide(spec, gpu)
@@ -120,7 +135,8 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
     for options, word in (
-        ({"vit_graph_buckets": (130,)}, "multiple of 4"),
+        ({"vit_graph_buckets": (130,)}, "130: must be 4, .* or a multiple"),
+        ({"vit_graph_buckets": (128, 0)}, "0: must be 4"),
         ({"vit_graph_buckets": (128,), "disable_vit_graph": True}, "set"),
     ):
         with pytest.raises(ConfigError, match=rf"--vit-graph-buckets .*{word}"):
@@ -134,6 +150,20 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
     for few in (least - 1, 0, -1):
         with pytest.raises(ConfigError, match=rf"--arena-mb {few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} or more"):
             arena_bytes(MediaOptions(arena_mb=few), spec)
+
+
+def test_space_on_disk_needs_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"--embedding-cache-disk-mb.*--embedding-cache-dir"):
+        EngineOptions(embedding_cache_disk_mb=5)
+
+
+def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
+    config = decide(spec, max_encode_patches=1, max_running_requests=1, embedding_cache_dir=str(tmp_path), embedding_cache_disk_mb=5)
+    told = dict(describe(config, resolve_parallel(ParallelOptions(), spec, "cpu"), spec, MACHINE, "folded", 1))
+    assert told["vision tower"] == "sdpa attention, folded patch embedding, 1 patch per step"
+    assert told["batch"] == "1 request, 2048 tokens per step"
+    assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 picture found there)")
+    assert describe_intake(MediaOptions(media_workers=2)) == (("sent pictures", "178956970 pixels at most, decoded by 2 processes"),)
 
 
 def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:

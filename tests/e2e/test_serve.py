@@ -6,6 +6,8 @@ import base64
 import io
 import random
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -258,6 +260,20 @@ def test_the_death_of_the_engine_or_of_a_rank_fails_requests_at_once_shows_in_he
         assert re.search(reason, health.json()["reason"])
         assert server.process.wait(15) == 1
         assert not psutil.wait_procs(family, timeout=5)[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--mm-attention-backend", "flash", "--device", "cpu"),  # refused by the server
+        ("--all-reduce", "nccl", "--device", "cpu"),  # refused by the engine, which alone sees the devices
+    ],
+)
+def test_a_start_up_error_is_one_line(options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "saccade", "serve", "demo", "--port", "0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"error: {options[0]} {options[1]}.*\n", done.stderr)
 
 
 def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:

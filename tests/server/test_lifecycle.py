@@ -264,6 +264,14 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 # ---- our own bugs
 
 
+@pytest.mark.parametrize(("host", "key", "warned"), [("127.0.0.1", None, 0), ("0.0.0.0", None, 1), ("0.0.0.0", "secret", 0)])
+def test_a_server_that_is_open_to_the_network_without_a_key_is_warned_of(
+    host: str, key: str | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(ServerOptions(host=host, port=0, api_key=key, served_model_name=("demo",))):
+        assert [record.levelname for record in caplog.records if "--api-key" in record.message] == ["WARNING"] * warned
+
+
 def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as served:
         served.engine.paused = True
