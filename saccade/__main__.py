@@ -97,12 +97,12 @@ def chat(
     from saccade.core.types import SamplingParams
     from saccade.llm import LLM, check_picture
 
-    with LLM(model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}) as llm:
-        answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
-    Console().print(answer.text, markup=False)
     sampling = SamplingParams(max_tokens=max_tokens)
     for path in image:  # what cannot work is said before the model is loaded, which takes seconds
         check_picture(path)
+    with LLM(model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}) as llm:
+        answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
+    Console().print(answer.text, markup=False)
 
 
 @app.command
