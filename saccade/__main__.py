@@ -31,9 +31,12 @@ for tool in (bench, probe, evaluation, checkpoint, simulation):
     app.command(tool)
 
 
-def flat(group: str) -> Parameter:
-    """The fields of a dataclass as options of their own, under a heading in the help."""
-    return Parameter(name="*", group=group)
+def flat(group: str, *, lists: bool = False) -> Parameter:
+    """The fields of a dataclass as options of their own, under a heading in the help.
+
+    `lists`: an option may have several values in a row. Only where these are numbers, or a model named after them would be one more.
+    """
+    return Parameter(name="*", group=group, consume_multiple=lists)
 
 
 @app.command
@@ -42,7 +45,7 @@ def serve(
     /,
     *,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
-    engine: Annotated[EngineOptions, flat("Engine")] = EngineOptions(),  # noqa: B008
+    engine: Annotated[EngineOptions, flat("Engine", lists=True)] = EngineOptions(),  # noqa: B008
     parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
