@@ -10,7 +10,7 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, inspect
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
@@ -204,6 +204,8 @@ R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (ChatCompletionRequest, CompletionRequest)
 }
+_SCHEMAS = {kind: inspect.type_info(kind) for kind in _DECODERS}
+_CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`")
 
@@ -213,7 +215,7 @@ def parse(body: bytearray, kind: type[R]) -> R:
     try:
         request: R = _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), _SCHEMAS[kind]) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
@@ -239,8 +241,11 @@ def parse_either(body: bytearray) -> ChatCompletionRequest | CompletionRequest:
     return parse(body, ChatCompletionRequest) if chat else parse(body, CompletionRequest)
 
 
-def _explain(message: str) -> InvalidRequest:
-    """msgspec's words, with the field in `param` and the parameter named first."""
+def _explain(message: str, schema: inspect.Type) -> InvalidRequest:
+    """msgspec's words, with the field in `param`, the parameter named first, and what is allowed where that is a list.
+
+    A field of which one value is allowed stands for something that this server does not do.
+    """
     at = _PATH.search(message)
     text, path = (message[: at.start()], at.group(1).replace("[...]", "")) if at else (message, "")
     field = _FIELD.match(text)
@@ -249,8 +254,29 @@ def _explain(message: str) -> InvalidRequest:
         if "unknown" in text:
             return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
         return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")
+    if _CHOICE.match(text):
+        choices = _choices(schema, re.findall(r"\w+(?![\]\w])", path)) or [None]
+        *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
+        allowed = f"{', '.join(most)} or {last}" if most else last
+        return InvalidRequest(f"{path}: only {allowed} is supported", path, None if most else "unsupported_parameter")
     text = text[:1].lower() + text[1:].replace("`", "")
     return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
+
+
+def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
+    """The values other than null that are allowed at the end of this path of fields, as far as they can be listed."""
+    match kind:
+        case inspect.UnionType(types):
+            return [choice for each in types for choice in _choices(each, names)]
+        case inspect.ListType(item):
+            return _choices(item, names)
+        case inspect.StructType() if names:
+            if kind.tag_field == names[0]:
+                return [kind.tag]
+            return [choice for field in kind.fields if field.encode_name == names[0] for choice in _choices(field.type, names[1:])]
+        case inspect.LiteralType(values) if not names:
+            return list(values)
+    return []
 
 
 def chat_ask(request: ChatCompletionRequest) -> Ask:

@@ -311,7 +311,6 @@ def test_what_is_wrong_or_unsupported_is_a_400_that_names_it(served: Served, bod
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"prompt": []}, "prompt"),
@@ -328,6 +327,14 @@ def test_text_completions_refuse_as_precisely(served: Served, body: dict[str, An
 
 def test_an_unknown_parameter_is_called_unsupported(served: Served) -> None:
     assert refused(served, frobnicate=1)["code"] == "unsupported_parameter"
+
+
+def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> None:
+    echo = refused(served, "/v1/completions", echo=True)
+    assert (echo["message"], echo["param"], echo["code"]) == ("echo: only false is supported", "echo", "unsupported_parameter")
+    part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "video_url"}]}])
+    assert part["message"] == 'messages[1].content[0].type: only "text", "image_url", "image_file" or "file" is supported'
+    assert part["param"] == "messages[1].content[0].type" and part["code"] is None
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_figures_before_any_decoding(served: Served) -> None:
