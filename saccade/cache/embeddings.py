@@ -154,7 +154,7 @@ class EmbeddingCache:
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """It has been read, or what lay on disk was damaged and is gone."""
+        """It has been read, or could not be: then it counts as gone, or it would be asked of the disk again and again."""
         self.disk.release(key)
         if whole:
             self._staged.add(key)

@@ -125,8 +125,8 @@ class Plan:
         return not (self.close or self.open or self.moves or self.encode or self.rows or self.wait)
 
 
-DiskEvent = tuple[ImageKey, Literal["read", "damaged", "not saved"]]
-"""What became of an embedding on disk. damaged: it could not be read, and is gone."""
+DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]
+"""What became of an embedding on disk. not read: it counts as gone; it is there again once it has been encoded and saved again."""
 
 
 @dataclass(frozen=True, slots=True)

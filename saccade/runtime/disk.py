@@ -1,8 +1,9 @@
 """Embeddings on disk: one safetensors file each, written and read by one thread beside the worker, so that no step waits for a write.
 
 A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the checksum of its values. Whatever else
-lies in the model's folder is removed. A file appears under its name only when it is whole and on the disk (write, fsync, rename).
-Decides nothing but this: what cannot be written is not written, and `collect` says so.
+lies in the model's folder is removed, but for folders, and for what could not be looked at: the next run may be able to.
+A file appears under its name only when it is whole and on the disk (write, fsync, rename).
+Decides nothing but this: what cannot be written is not written, what cannot be read is not there, and `collect` says so.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from saccade.core.family import FamilySpec
 from saccade.core.plan import DiskEvent
@@ -61,6 +62,13 @@ class _Job:
     embedding: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    key: ImageKey
+    num_tokens: int
+    checksum: str
+
+
 class DiskTier:
     """The embeddings of one model in `root`/<fingerprint>. All methods are called by one thread.
 
@@ -74,7 +82,7 @@ class DiskTier:
         self._width = width
         self._dtype = dtype
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.found = tuple(self._scan())
+        self.found = self._scan()
         self._jobs: deque[_Job] = deque()
         self._pending: Counter[ImageKey] = Counter()  # writes and removals not yet done
         self._pending_bytes = 0
@@ -82,6 +90,7 @@ class DiskTier:
         self._read: dict[ImageKey, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._ended = False
         self._thread = threading.Thread(target=self._work, name="saccade-disk", daemon=True)
         self._thread.start()
 
@@ -109,11 +118,15 @@ class DiskTier:
             return self._read.pop(key)
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
-        """What has come to pass since the last call; with `wait`, at least one event, for which a read must be under way."""
+        """What has come to pass since the last call; with `wait`, at least one event, for which a read must be under way.
+
+        Raises RuntimeError if the thread has failed: what it was to read will never come.
+        """
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._events or not self._thread.is_alive())
-            assert self._closed or self._thread.is_alive(), "the thread beside the worker has failed"
+                self._changed.wait_for(lambda: self._events or self._ended)
+            if self._ended and not self._closed:
+                raise RuntimeError("the thread that reads and writes embeddings on disk has failed")
             events = tuple(self._events)
             self._events.clear()
         return events
@@ -134,28 +147,32 @@ class DiskTier:
     # ---- the thread
 
     def _work(self) -> None:
-        while True:
+        try:
+            while (job := self._next()) is not None:
+                self._finish(job, self._do(job))
+        finally:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
-                if not self._jobs:
-                    return
-                job = self._next()
-            event = self._do(job)
-            with self._changed:
-                if job.kind != "read":
-                    self._pending[job.key] -= 1
-                    self._pending_bytes -= job.embedding.nbytes if job.embedding is not None else 0
-                if event is not None:
-                    self._events.append(event)
-                    self._changed.notify_all()
+                self._ended = True
+                self._changed.notify_all()
 
-    def _next(self) -> _Job:
-        """Somebody waits for a read: it goes before all others, but for those of the same picture."""
-        for job in self._jobs:
-            if job.kind == "read" and not self._pending[job.key]:
-                self._jobs.remove(job)
-                return job
-        return self._jobs.popleft()
+    def _next(self) -> _Job | None:
+        """Somebody waits for a read: it goes before all others, but for those of the same picture. None: closed, and nothing left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            for job in self._jobs:
+                if job.kind == "read" and not self._pending[job.key]:
+                    self._jobs.remove(job)
+                    return job
+            return self._jobs.popleft() if self._jobs else None
+
+    def _finish(self, job: _Job, event: DiskEvent | None) -> None:
+        with self._changed:
+            if job.kind != "read":
+                self._pending[job.key] -= 1
+                self._pending_bytes -= job.embedding.nbytes if job.embedding is not None else 0
+            if event is not None:
+                self._events.append(event)
+                self._changed.notify_all()
 
     def _do(self, job: _Job) -> DiskEvent | None:
         path = self._path(job.key)
@@ -169,13 +186,14 @@ class DiskTier:
                 with self._changed:
                     self._read[job.key] = embedding
                 return job.key, "read"
-        except (OSError, Damaged) as error:
+            return None
+        except Damaged as error:
+            _discard(path, error)
+        except OSError as error:  # it may pass (too many open files, a disk that is away): the file stays
             log.warning("embedding cache on disk: %s %s: %s", job.kind, path.name, error)
-            if job.kind == "read":
-                path.unlink(missing_ok=True)
-                return job.key, "damaged"
-            return (job.key, "not saved") if job.kind == "write" else None
-        return None
+        if job.kind == "remove":
+            return None
+        return job.key, "not read" if job.kind == "read" else "not saved"
 
     # ---- files
 
@@ -199,48 +217,68 @@ class DiskTier:
             raise
 
     def _load(self, path: Path, key: ImageKey) -> torch.Tensor:
-        data = path.read_bytes()
-        found, _ = self._parse(data[8 : 8 + int.from_bytes(data[:8], "little")], len(data))
-        if found != key:
+        """Raises Damaged, and OSError where the file cannot be read."""
+        with _open(path) as file:
+            header = self._header(file, path)
+            data = bytearray(file.read())
+        if header.key != key:
             raise Damaged("it holds another picture")
-        try:
-            embedding = load(data)[TENSOR]
-        except SafetensorError as error:
-            raise Damaged(str(error)) from None
-        if _checksum(embedding) != json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["blake3"]:
+        if blake3(data).hexdigest() != header.checksum:
             raise Damaged("its checksum is wrong")
-        return embedding
+        return torch.frombuffer(data, dtype=self._dtype).view(header.num_tokens, self._width)
 
-    def _scan(self) -> Iterator[tuple[ImageKey, int]]:
-        """What is whole by its name, header and size, the oldest first; everything else is removed."""
-        for path in sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime_ns):
+    def _scan(self) -> tuple[tuple[ImageKey, int], ...]:
+        """What is whole by its name, header and size, the oldest first."""
+        found: list[tuple[int, ImageKey, int]] = []
+        for path in self._folder.iterdir():
             try:
-                with path.open("rb") as file:
-                    length = int.from_bytes(file.read(8), "little")
-                    key, num_tokens = self._parse(file.read(min(length, LARGEST_HEADER)), path.stat().st_size)
-                if path != self._path(key):
-                    raise Damaged("its name is another picture's")
-                yield key, num_tokens
-            except (OSError, Damaged) as error:
-                log.warning("embedding cache on disk: %s is removed: %s", path.name, error)
-                if path.is_file():
-                    path.unlink()
+                with _open(path) as file:
+                    header = self._header(file, path)
+                    found.append((os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens))
+            except Damaged as error:
+                _discard(path, error)
+            except OSError as error:
+                log.warning("embedding cache on disk: %s is not used: %s", path.name, error)
+        return tuple((key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0]))
 
-    def _parse(self, header: bytes, size: int) -> tuple[ImageKey, int]:
-        """(key, tokens) of a file of `size` bytes. Raises Damaged."""
+    def _header(self, file: BinaryIO, path: Path) -> _Header:
+        """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
+        size = os.fstat(file.fileno()).st_size
+        text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
         try:
-            told = json.loads(header)
-            metadata, tensor = told["__metadata__"], told[TENSOR]
+            told = json.loads(text)
+            metadata, shape = told["__metadata__"], told[TENSOR]["shape"]
             key = ImageKey(bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["settings"]), metadata["salt"])
-            num_tokens, width = tensor["shape"]
-            end = tensor["data_offsets"][1]
-        except (ValueError, KeyError, TypeError, IndexError):
+            checksum = metadata["blake3"]
+            named = self._path(key)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise Damaged("its header makes no sense") from None
-        if any(metadata.get(name) != value for name, value in self._identity.items()) or width != self._width:
+        if named != path:
+            raise Damaged("its name is another picture's")
+        if any(metadata.get(name) != value for name, value in self._identity.items()):
             raise Damaged("it is of another model or format")
-        if size != 8 + len(header) + end or end != num_tokens * width * self._dtype.itemsize:
-            raise Damaged("it is cut short")
-        return key, num_tokens
+        row = self._width * self._dtype.itemsize
+        num_tokens, rest = divmod(size - 8 - len(text), row)
+        if rest or num_tokens < 1 or shape != [num_tokens, self._width]:
+            raise Damaged("its size is wrong")
+        return _Header(key, num_tokens, checksum)
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file to read. Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to write."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise Damaged("it is not a regular file")
+    return path.open("rb")
+
+
+def _discard(path: Path, why: Damaged) -> None:
+    """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing can where writing is forbidden."""
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning("embedding cache on disk: %s is not used (%s), and cannot be removed: %s", path.name, why, error)
+    else:
+        log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
 
 
 def _checksum(embedding: torch.Tensor) -> str:

@@ -148,6 +148,15 @@ def test_the_disk_evicts_but_not_what_is_being_read() -> None:
     assert embeddings.locate(A) is None and embeddings.disk.used_bytes == 50
 
 
+def test_what_could_not_be_read_is_encoded_and_saved_again() -> None:
+    embeddings = cache(50, disk=100, saved=((A, 50),))
+    embeddings.fetch(A)
+    embeddings.fetched(A, whole=False)
+    assert embeddings.locate(A) is None, "it is not asked of the disk again"
+    embeddings.admit(A, 50)
+    assert embeddings.save(A) == ([], True)
+
+
 def test_a_smaller_budget_than_before_removes_the_oldest_files() -> None:
     embeddings = cache(disk=100, saved=((A, 50), (B, 50), (C, 50)))
     assert embeddings.surplus == [Move(A, "disk", None, 50)]

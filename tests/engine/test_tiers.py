@@ -77,7 +77,8 @@ def test_a_restart_answers_from_disk_without_encoding(model: Model, tmp_path: Pa
     again.close()
 
 
-def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["a value", "a folder instead"])
+def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Model, tmp_path: Path, how: str) -> None:
     budgets = EmbeddingBudgets(64 << 20, 0, 1 << 30, str(tmp_path))
     first = Harness(model.net, embeddings=budgets)
     first.run([model.request(first, name) for name in CASES])
@@ -86,10 +87,18 @@ def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Mo
     for file in tmp_path.glob("*/*.safetensors"):
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
-        file.write_bytes(data)
+        file.unlink()
+        if how == "a value":
+            file.write_bytes(data)
+        else:
+            file.mkdir()
     check(model, again.run([model.request(again, name) for name in CASES]))
     assert len(again.encoded) == PICTURES
     again.close()
+    third = Harness(model.net, embeddings=budgets)
+    check(model, third.run([model.request(third, name) for name in CASES]))
+    assert len(third.encoded) == (0 if how == "a value" else PICTURES), "what was encoded again was saved again where it could be"
+    third.close()
 
 
 CHUNKS = (1, 7, 16, 64, 2048)

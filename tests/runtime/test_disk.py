@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,9 +127,124 @@ def test_a_file_damaged_later_is_removed_when_it_is_read(tmp_path: Path, files: 
     elif how == "missing":
         files[0].unlink()
     tier.read(A)
-    assert tier.collect(wait=True) == ((A, "damaged"),)
+    assert tier.collect(wait=True) == ((A, "not read"),)
     assert not files[0].exists()
     tier.close()
+
+
+def put_foreign(file: Path, what: str, other: Path) -> None:
+    """In place of an embedding, `what` nobody of ours has written."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, values = json.loads(data[8 : 8 + length]), data[8 + length :]
+    match what:
+        case "a salt that is no text":
+            header["__metadata__"]["salt"] = 5
+        case "a salt that cannot be encoded":
+            header["__metadata__"]["salt"] = "\ud800"
+        case "no checksum":
+            del header["__metadata__"]["blake3"]
+        case "no tokens":
+            header[disk.TENSOR]["shape"][0], values = 0, b""
+        case "another shape":
+            header[disk.TENSOR]["shape"] = "AB"
+    text = b"[" * 60_000 if what == "a deep header" else json.dumps(header).encode()
+    file.unlink()
+    match what:
+        case "a link to nowhere":
+            file.symlink_to("nowhere")
+        case "a link to a good file":
+            other.rename(file.parent.parent / "elsewhere")
+            file.symlink_to(file.parent.parent / "elsewhere")
+        case "a pipe":
+            os.mkfifo(file)
+        case _:
+            file.write_bytes(len(text).to_bytes(8, "little") + text + values)
+
+
+FOREIGN = (
+    *("a link to nowhere", "a link to a good file", "a pipe", "a deep header"),
+    *("a salt that is no text", "a salt that cannot be encoded", "no checksum", "no tokens", "another shape"),
+)
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_others_put_there_is_removed_unopened_or_unread(tmp_path: Path, files: list[Path], what: str) -> None:
+    good = files[0].read_bytes()
+    put_foreign(files[0], what, files[2])
+    tier = open_tier(tmp_path)
+    assert (B, 5) in tier.found and A not in dict(tier.found)
+    assert not os.path.lexists(files[0])
+    files[0].write_bytes(good)
+    files[2].write_bytes(good)
+    put_foreign(files[0], what, files[2])
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "not read"),)
+    assert not os.path.lexists(files[0])
+    tier.close()
+
+
+def test_a_folder_in_the_place_of_a_file_is_said_to_stay(tmp_path: Path, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    files[0].unlink()
+    files[0].mkdir()
+    tier = open_tier(tmp_path)
+    assert tier.found == ((B, 5), (C, 5)) and files[0].is_dir()
+    assert "is not used (it is not a regular file), and cannot be removed" in caplog.text
+    tier.close()
+
+
+def test_what_can_be_neither_read_nor_removed_nor_written_is_said_and_the_work_goes_on(tmp_path: Path, files: list[Path]) -> None:
+    tier = open_tier(tmp_path)
+    files[0].unlink()
+    files[0].mkdir()
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "not read"),)
+    tier.remove(A)
+    tier.write(A, rows(A))
+    assert tier.collect(wait=True) == ((A, "not saved"),)
+    tier.read(B)
+    assert tier.collect(wait=True) == ((B, "read"),)
+    tier.close()
+    assert sorted(files[0].parent.iterdir()) == sorted(files), "no draft is left"
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """The process may open no file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_file_that_cannot_be_read_for_now_stays(tier: DiskTier, tmp_path: Path) -> None:
+    tier.write(A, rows(A))
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "read"),)
+    with no_more_files():
+        tier.read(A)
+        assert tier.collect(wait=True) == ((A, "not read"),)
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "read"),)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_at_the_start_stays(tmp_path: Path, files: list[Path]) -> None:
+    files[0].chmod(0)
+    tier = open_tier(tmp_path)
+    assert tier.found == ((B, 5), (C, 5)) and files[0].exists()
+    tier.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_died(tier: DiskTier) -> None:
+    tier.write(A, torch.empty(5, WIDTH, device="meta"))  # a mistake of ours: it has no values
+    tier.read(A)
+    for wait in (True, False):
+        with pytest.raises(RuntimeError, match="has failed"):
+            tier.collect(wait)
 
 
 def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) -> None:
