@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,7 @@ class EngineOptions:
     embedding_cache_host_mb: int | None = None
     """Host memory for embeddings that the device has no room for. Derived: a quarter of what is free on cuda; 0 on cpu, where it is one."""
     embedding_cache_disk_mb: int | None = None
-    """Disk space for embeddings, which survive a restart. Derived: a quarter of what is free there."""
+    """Disk space for embeddings, which survive a restart. Derived: a quarter of what is free there or taken by this model's already."""
     embedding_cache_dir: str | None = None
     """Folder for embeddings on disk. Derived: none are kept on disk."""
     max_encode_patches: int | None = None
@@ -414,10 +414,22 @@ def resolve_embeddings(engine: EngineOptions, spec: FamilySpec, dtype: Dtype, le
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
+    except FileExistsError:
+        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
     disk = free // 4 if engine.embedding_cache_disk_mb is None else engine.embedding_cache_disk_mb * MIB
     return EmbeddingBudgets(device, host, disk, str(folder))
+
+
+def count_saved(config: EngineConfig, engine: EngineOptions, nbytes: int) -> EngineConfig:
+    """Add to a derived disk budget its quarter of `nbytes`, which the model's embeddings take there already.
+
+    They are known only once the model is loaded. Without them the budget would shrink at each restart.
+    """
+    if engine.embedding_cache_disk_mb is not None:
+        return config
+    return replace(config, embeddings=replace(config.embeddings, disk_bytes=config.embeddings.disk_bytes + nbytes // 4))
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:

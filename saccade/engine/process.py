@@ -25,6 +25,7 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     ModelOptions,
+    count_saved,
     describe,
     embedding_bytes_per_token,
     resolve,
@@ -83,6 +84,8 @@ def serve(boot: Boot, link: EngineLink) -> None:
     worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
         ranks.follow(worker)
+    saved_bytes = sum(tokens for _, tokens in worker.saved) * embedding_bytes_per_token(spec, config.dtype)
+    config = count_saved(config, boot.engine, saved_bytes)
     engine = Engine(build_scheduler(config, spec, worker.saved, boot.arena_bytes), ranks or worker, link, metrics)
     decided = describe(config, wanted.parallel, spec, hardware, wanted.patch_embed, len(worker.saved))
     link.send(Ready(config.kv_tokens, config.context_length, decided))

@@ -51,7 +51,7 @@ class Worker:
         self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
         self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else eager)
         self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
-        self._disk = open_disk(net.spec, config, shard, self._vision) if config.embeddings.disk_bytes else None
+        self._disk = open_disk(net.spec, config, shard, self._vision) if config.embeddings.folder else None
         self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device, shard, self._disk)
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids

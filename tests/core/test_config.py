@@ -24,6 +24,7 @@ from saccade.core.config import (
     ParallelOptions,
     ServerOptions,
     arena_bytes,
+    count_saved,
     describe,
     describe_intake,
     kv_page_bytes,
@@ -164,6 +165,28 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
     assert told["batch"] == "1 request, 2048 tokens per step"
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 picture found there)")
     assert describe_intake(MediaOptions(media_workers=2)) == (("sent pictures", "178956970 pixels at most, decoded by 2 processes"),)
+
+
+def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir .*/file: it is a file, not a folder$"):
+        decide(spec, embedding_cache_dir=str(file))
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
+        EngineOptions(embedding_cache_dir="")
+
+
+def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(spec: FamilySpec, tmp_path: Path) -> None:
+    derived = decide(spec, embedding_cache_dir=str(tmp_path))
+    counted = count_saved(derived, EngineOptions(embedding_cache_dir=str(tmp_path)), 400)
+    assert counted.embeddings.disk_bytes == derived.embeddings.disk_bytes + 100
+    fixed = {"embedding_cache_dir": str(tmp_path), "embedding_cache_disk_mb": 5}
+    assert count_saved(decide(spec, **fixed), EngineOptions(**fixed), 400).embeddings.disk_bytes == 5 * MIB
+
+
+def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -> None:
+    config = decide(spec, embedding_cache_dir=str(tmp_path / "new"), embedding_cache_disk_mb=0)
+    assert config.embeddings.folder is None and not (tmp_path / "new").exists()
 
 
 def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:
