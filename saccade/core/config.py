@@ -280,11 +280,6 @@ class EngineConfig:
         return (self.kv_pages - 1) * self.page_size
 
 
-def api_key(options: ServerOptions) -> str | None:
-    """The key clients must show, from the option or the environment."""
-    return options.api_key or os.environ.get("SACCADE_API_KEY") or None
-
-
 OPENMP_SPINS = "4000"
 """Turns that an OpenMP thread of the engine waits before it sleeps, some tens of microseconds. Without end, as is the library's choice,
 threads that share their cores with anything else wait for each other's time slices: 40 times slower. Not at all, and each operation of a

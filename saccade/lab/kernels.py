@@ -2,9 +2,10 @@
 
 Rotary embedding: queries and keys of a tower turned in place, beside the chain of float32 operations that transformers has for it, and
 beside a plain copy: the bound. All are credited with reading and writing queries and keys once. On a GPU several calls follow each other:
-a single one would be over before the next is launched. Positions: what follows from a grid
-alone (rotary angles, learned positions, window order, mRoPE), for a grid that is new and for one that was seen, beside transformers,
-which computes it at every call. Runs take turns; figures are medians.
+a single one would be over before the next is launched.
+
+Positions: what follows from a grid alone (rotary angles, learned positions, window order, mRoPE), for a grid that is new and for one that
+was seen, beside transformers, which computes it at every call. Runs take turns; figures are medians.
 """
 
 from __future__ import annotations
