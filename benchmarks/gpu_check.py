@@ -1,13 +1,18 @@
-"""Everything that needs a GPU, in one command, on a CUDA machine without network and without an installation:
+"""Everything that needs a GPU, in one command, on a CUDA machine without network and without an
+installation:
 
-    make gpu-check PYTHON=python3 ARGS="--out results"          (or: PYTHONPATH=. python3 benchmarks/gpu_check.py --out results)
+    make gpu-check PYTHON=python3 ARGS="--out results"          (or: PYTHONPATH=. python3
+    benchmarks/gpu_check.py --out results)
 
-Checks what can be imported; runs the GPU tests, the benchmarks of kernels and of the vision tower, and chats of eight rounds at three
-picture sizes on Qwen3-VL-8B with random weights through the real server. Each stage is a process with a time limit; all together end
-within --budget seconds, and what found no time is reported as skipped. Writes DIR/summary.json (hardware, versions, commands, outcome and
-figures of every stage) beside the stages' own files. Status: 0 all went well, 1 a stage failed, 2 it cannot run here.
+Checks what can be imported; runs the GPU tests, the benchmarks of kernels and of the vision tower,
+and chats of eight rounds at three picture sizes on Qwen3-VL-8B with random weights through the real
+server. Each stage is a process with a time limit; all together end within --budget seconds, and
+what found no time is reported as skipped. Writes DIR/summary.json (hardware, versions, commands,
+outcome and figures of every stage) beside the stages' own files. Status: 0 all went well, 1 a stage
+failed, 2 it cannot run here.
 
-`--device cpu --quick` exercises the whole of this script on tiny models; the figures mean nothing then.
+`--device cpu --quick` exercises the whole of this script on tiny models; the figures mean nothing
+then.
 """
 
 from __future__ import annotations
@@ -49,7 +54,20 @@ COMMON = (
 )
 ENGINE = ("msgspec", "psutil", "zmq")
 SERVER = (
-    *("uvicorn", "click", "h11", "starlette", "anyio", "uvloop", "httptools", "httpx", "httpcore", "hishel", "msgpack", "jinja2"),
+    *(
+        "uvicorn",
+        "click",
+        "h11",
+        "starlette",
+        "anyio",
+        "uvloop",
+        "httptools",
+        "httpx",
+        "httpcore",
+        "hishel",
+        "msgpack",
+        "jinja2",
+    ),
     *("prometheus_client", "python_multipart", "pybase64", "PIL", "simplejpeg", "pyspng"),
 )
 NEEDS = {
@@ -85,14 +103,19 @@ class Check:
         self.stages: list[Stage] = []
         self._deadline = time.monotonic() + args.budget
         path = os.environ.get("PYTHONPATH")
-        self.environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT), "COLUMNS": "160"}
+        self.environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
+            "COLUMNS": "160",
+        }
 
     @property
     def left(self) -> float:
         """Seconds."""
         return self._deadline - time.monotonic()
 
-    def run(self, name: str, least: float, command: Sequence[str], limit: float | None = None) -> Stage:
+    def run(
+        self, name: str, least: float, command: Sequence[str], limit: float | None = None
+    ) -> Stage:
         """Run a stage that needs at least `least` seconds to say anything, and may take `limit`."""
         stage = self.begin(name, least, command)
         if stage.why:
@@ -101,7 +124,12 @@ class Check:
         seconds = max(1.0, min(self.left, limit or self.left))
         with (self.out / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=self.environment, cwd=ROOT, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                cwd=ROOT,
+                start_new_session=True,
             )
             try:
                 code = process.wait(seconds)
@@ -128,7 +156,11 @@ class Check:
 
 def missing(modules: Sequence[str]) -> list[str]:
     """Packages without which these cannot be imported."""
-    return [PACKAGES.get(module, module).replace("_", "-") for module in modules if importlib.util.find_spec(module) is None]
+    return [
+        PACKAGES.get(module, module).replace("_", "-")
+        for module in modules
+        if importlib.util.find_spec(module) is None
+    ]
 
 
 def lacking(stage: str, cuda: bool) -> list[str]:
@@ -153,11 +185,27 @@ def end(process: subprocess.Popen[Any], wait: float = 15.0) -> None:
 def run_tests(check: Check) -> None:
     """Tests that are marked gpu."""
     results = check.out / "tests.xml"
-    options = ("-m", "gpu", "-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", f"--junitxml={results}")
-    stage = check.run("tests", 20, [sys.executable, "-m", "pytest", *options, "tests/gpu", "tests/kernels/test_rotary.py"], 260)
+    options = (
+        "-m",
+        "gpu",
+        "-q",
+        "-o",
+        "filterwarnings=",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={results}",
+    )
+    stage = check.run(
+        "tests",
+        20,
+        [sys.executable, "-m", "pytest", *options, "tests/gpu", "tests/kernels/test_rotary.py"],
+        260,
+    )
     if results.is_file():
         suite = next(ET.parse(results).getroot().iter("testsuite"))
-        stage.figures = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+        stage.figures = {
+            name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
+        }
         reasons = {skip.get("message", "") for skip in suite.iter("skipped")}
         stage.figures["skipped because"] = sorted(reasons)
 
@@ -165,54 +213,136 @@ def run_tests(check: Check) -> None:
 def run_kernels(check: Check) -> None:
     """Rotary kernel by memory speed, positions."""
     output = check.out / "kernels.json"
-    small = ("--models", "tiny-qwen3-vl", "--tokens", "256", "--resolutions", "160x96", "--repeats", "2", "--threads", "1")
-    sizes = small if check.args.quick else ("--models", "qwen2.5-vl-7b", "qwen3-vl-8b", "--repeats", "20")
-    stage = check.run("kernels", 20, saccade("bench", "kernels", "--device", device(check), *sizes, "--output-file", str(output)), 120)
+    small = (
+        "--models",
+        "tiny-qwen3-vl",
+        "--tokens",
+        "256",
+        "--resolutions",
+        "160x96",
+        "--repeats",
+        "2",
+        "--threads",
+        "1",
+    )
+    sizes = (
+        small
+        if check.args.quick
+        else ("--models", "qwen2.5-vl-7b", "qwen3-vl-8b", "--repeats", "20")
+    )
+    stage = check.run(
+        "kernels",
+        20,
+        saccade(
+            "bench", "kernels", "--device", device(check), *sizes, "--output-file", str(output)
+        ),
+        120,
+    )
     if output.is_file():
         found = json.loads(output.read_text())
-        speed = {(each["model"], each["tower"], each["dtype"], each["how"]): each["gb_per_s"] for each in found["rotary"]}
-        shares = {" ".join(key[:3]): round(value / speed[(*key[:3], "copy")], 3) for key, value in speed.items() if key[3] == "saccade"}
-        less = [each["times_less"] for each in found["positions"] if each["how"] == "seen grid" and each["times_less"]]
+        speed = {
+            (each["model"], each["tower"], each["dtype"], each["how"]): each["gb_per_s"]
+            for each in found["rotary"]
+        }
+        shares = {
+            " ".join(key[:3]): round(value / speed[(*key[:3], "copy")], 3)
+            for key, value in speed.items()
+            if key[3] == "saccade"
+        }
+        less = [
+            each["times_less"]
+            for each in found["positions"]
+            if each["how"] == "seen grid" and each["times_less"]
+        ]
         stage.figures = {"rotary, share of copy bandwidth": shares, "notes": found["notes"]}
-        stage.figures["positions of a seen grid, times less than transformers"] = round(min(less), 1) if less else None
+        stage.figures["positions of a seen grid, times less than transformers"] = (
+            round(min(less), 1) if less else None
+        )
         stage.figures["target met"] = min(shares.values()) >= TARGET_COPY
 
 
 def run_encoder(check: Check) -> None:
     """The vision tower, eager and with graphs, beside transformers' where that is installed."""
     output = check.out / "encoder.json"
-    small = ("--models", "tiny-qwen3-vl", "--dtypes", "float32", "--resolutions", "160x96", "--repeats", "2", "--threads", "1")
-    sizes = small if check.args.quick else ("--models", "qwen3-vl-8b", "--dtypes", "bfloat16", "--repeats", "10")
+    small = (
+        "--models",
+        "tiny-qwen3-vl",
+        "--dtypes",
+        "float32",
+        "--resolutions",
+        "160x96",
+        "--repeats",
+        "2",
+        "--threads",
+        "1",
+    )
+    sizes = (
+        small
+        if check.args.quick
+        else ("--models", "qwen3-vl-8b", "--dtypes", "bfloat16", "--repeats", "10")
+    )
     if not check.args.quick:
         sizes += ("--resolutions", *RESOLUTIONS.values())
-    stage = check.run("encoder", 30, saccade("bench", "encoder", "--device", device(check), *sizes, "--output-file", str(output)), 150)
+    stage = check.run(
+        "encoder",
+        30,
+        saccade(
+            "bench", "encoder", "--device", device(check), *sizes, "--output-file", str(output)
+        ),
+        150,
+    )
     if output.is_file():
         figures = json.loads(output.read_text())["figures"]
         stage.figures["ms per picture"] = {
-            f"{each['pictures']}, {each['mode']}": round(each["median_ms"] / each["count"], 2) for each in figures
+            f"{each['pictures']}, {each['mode']}": round(each["median_ms"] / each["count"], 2)
+            for each in figures
         }
         best: dict[str, float] = {}
         for each in figures:
             if each["count"] == 1 and each["mode"] != "transformers":
-                best[each["pictures"]] = min(each["median_ms"], best.get(each["pictures"], float("inf")))
-        stage.figures["target met"] = {name: best[name] < bound for name, bound in TARGET_MS.items() if name in best}
+                best[each["pictures"]] = min(
+                    each["median_ms"], best.get(each["pictures"], float("inf"))
+                )
+        stage.figures["target met"] = {
+            name: best[name] < bound for name, bound in TARGET_MS.items() if name in best
+        }
 
 
 def run_chats(check: Check) -> None:
-    """Chats of eight rounds with a new picture each, the whole history sent again, on a server of its own."""
+    """Chats of eight rounds with a new picture each, the whole history sent again, on a server of
+    its own.
+    """
     preset = "tiny-qwen3-vl" if check.args.quick else check.args.preset
     sizes = {"160x96": "160x96"} if check.args.quick else RESOLUTIONS
     rounds, answer = ("2", "4") if check.args.quick else ("8", "32")
     names = [f"chat-{name}" for name in sizes]
     with tempfile.TemporaryDirectory(prefix="saccade-check-") as folder, free_port() as port:
-        options = ("--device", device(check), "--load-format", "dummy", "--dtype", "bfloat16", "--port", str(port))
-        small = ("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192") if check.args.quick else ()
+        options = (
+            "--device",
+            device(check),
+            "--load-format",
+            "dummy",
+            "--dtype",
+            "bfloat16",
+            "--port",
+            str(port),
+        )
+        small = (
+            ("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192")
+            if check.args.quick
+            else ()
+        )
         command = saccade("serve", folder, "--served-model-name", preset, *options, *small)
         if lacking("chat", check.cuda) or check.left < 60:
             for name in names:
                 check.begin(name, 60, command)
             return
-        subprocess.run(saccade("make-checkpoint", "--preset", preset, "--out", folder), env=check.environment, cwd=ROOT, check=True)
+        subprocess.run(
+            saccade("make-checkpoint", "--preset", preset, "--out", folder),
+            env=check.environment,
+            cwd=ROOT,
+            check=True,
+        )
         with serving(check, command, port) as why:
             for name, resolution in zip(names, sizes.values()):
                 run_chat(check, name, resolution, f"http://127.0.0.1:{port}", (rounds, answer), why)
@@ -221,24 +351,54 @@ def run_chats(check: Check) -> None:
             stage.command = f"{shlex.join(command)} & {stage.command}"
 
 
-def run_chat(check: Check, name: str, resolution: str, url: str, lengths: tuple[str, str], why: str) -> None:
+def run_chat(
+    check: Check, name: str, resolution: str, url: str, lengths: tuple[str, str], why: str
+) -> None:
     output = check.out / f"{name}.jsonl"
-    data = ("--dataset-name", "multiturn-image", "--rounds", lengths[0], "--num-prompts", "2", "--max-concurrency", "1", "--trace")
-    shape = ("--image-resolution", resolution, "--random-input-len", "100", "--random-output-len", lengths[1])
-    command = saccade("bench", "serve", "--base-url", url, *data, *shape, "--output-file", str(output))
+    data = (
+        "--dataset-name",
+        "multiturn-image",
+        "--rounds",
+        lengths[0],
+        "--num-prompts",
+        "2",
+        "--max-concurrency",
+        "1",
+        "--trace",
+    )
+    shape = (
+        "--image-resolution",
+        resolution,
+        "--random-input-len",
+        "100",
+        "--random-output-len",
+        lengths[1],
+    )
+    command = saccade(
+        "bench", "serve", "--base-url", url, *data, *shape, "--output-file", str(output)
+    )
     if why:
         stage = check.begin(name, 0, command)
         stage.status, stage.why = "failed", why
         return
     stage = check.run(name, 25, command, 120)
     if output.is_file():
-        requests = [each for each in map(json.loads, output.read_text().splitlines()) if each["kind"] == "request"]
+        requests = [
+            each
+            for each in map(json.loads, output.read_text().splitlines())
+            if each["kind"] == "request"
+        ]
         stage.figures = rounds_of(requests)
         if stage.figures["failed requests"]:
-            stage.status, stage.why = "failed", f"{stage.figures['failed requests']} requests failed"
+            stage.status, stage.why = (
+                "failed",
+                f"{stage.figures['failed requests']} requests failed",
+            )
         if stage.status == "ok":
             last = stage.figures["ttft ms by round"][-1]
-            stage.figures["target met"] = None if resolution != "2560x1440" else last < TARGET_TTFT_MS
+            stage.figures["target met"] = (
+                None if resolution != "2560x1440" else last < TARGET_TTFT_MS
+            )
 
 
 def rounds_of(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -248,7 +408,12 @@ def rounds_of(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if not each.get("failure"):
             by_round.setdefault(each["round"], []).append(each["ttft"])
     failed = sum(bool(each.get("failure")) for each in requests)
-    return {"ttft ms by round": [round(statistics.median(by_round[key]), 1) for key in sorted(by_round)], "failed requests": failed}
+    return {
+        "ttft ms by round": [
+            round(statistics.median(by_round[key]), 1) for key in sorted(by_round)
+        ],
+        "failed requests": failed,
+    }
 
 
 @contextmanager
@@ -256,7 +421,9 @@ def serving(check: Check, command: Sequence[str], port: int) -> Iterator[str]:
     """A server; yields why it did not start, or nothing."""
     print(f"== server: {shlex.join(command)}", flush=True)
     with (check.out / "server.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=check.environment, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=check.environment, cwd=ROOT, start_new_session=True
+        )
         try:
             until = time.monotonic() + min(180.0, check.left)
             why = "the server was not ready in time"
@@ -297,30 +464,53 @@ def hardware() -> dict[str, Any]:
     """Of this machine, as far as it says."""
     import torch
 
-    found: dict[str, Any] = {"machine": platform.machine(), "system": platform.platform(), "cpu cores": os.cpu_count()}
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpu cores": os.cpu_count(),
+    }
     with suppress(OSError):
-        names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
         found["cpu"] = names[0] if names else platform.processor()
         found["memory kB"] = int(Path("/proc/meminfo").read_text().split()[1])
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
-        found |= {"gpu": card.name, "gpus": torch.cuda.device_count(), "gpu memory": card.total_memory}
-        found |= {"compute capability": f"{card.major}.{card.minor}", "multiprocessors": card.multi_processor_count}
+        found |= {
+            "gpu": card.name,
+            "gpus": torch.cuda.device_count(),
+            "gpu memory": card.total_memory,
+        }
+        found |= {
+            "compute capability": f"{card.major}.{card.minor}",
+            "multiprocessors": card.multi_processor_count,
+        }
         with suppress(OSError, subprocess.SubprocessError):
             query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            found["driver"] = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.split("\n")[0]
+            found["driver"] = subprocess.run(
+                query, capture_output=True, text=True, check=True, timeout=20
+            ).stdout.split("\n")[0]
     return found
 
 
 def versions() -> dict[str, str | None]:
     import torch
 
-    found: dict[str, str | None] = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     for name in ("triton", "transformers", "numpy", "safetensors", "tokenizers", "msgspec"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     with suppress(OSError, subprocess.SubprocessError):
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
+        )
         found["saccade"] = git.stdout.strip()
     return found
 
@@ -333,9 +523,17 @@ def explain_missing(cuda: bool) -> dict[str, list[str]]:
             print(f"{stage} cannot run: not installed: {', '.join(absent)}")
         names = " ".join(sorted({name for absent in found.values() for name in absent}))
         target = f"{sys.version_info.major}.{sys.version_info.minor}"
-        print(f"Where there is a network:  pip download --no-deps --only-binary=:all: --python-version {target} -d wheels {names}")
-        print("Here:                      python3 -m pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=site")
-        print("(a package may need others in turn; each run says what is still missing)", flush=True)
+        print(
+            "Where there is a network:  pip download --no-deps --only-binary=:all: "
+            f"--python-version {target} -d wheels {names}"
+        )
+        print(
+            "Here:                      python3 -m pip install --no-index --no-deps --target "
+            "site wheels/*.whl; export PYTHONPATH=site"
+        )
+        print(
+            "(a package may need others in turn; each run says what is still missing)", flush=True
+        )
     return found
 
 
@@ -351,26 +549,49 @@ def write_summary(check: Check, facts: dict[str, Any]) -> int:
     }
     (check.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     for stage in check.stages:
-        print(f"{stage.status:>9}  {stage.name:<12} {stage.seconds:>6.1f} s  {stage.why or json.dumps(stage.figures)}")
+        print(
+            f"{stage.status:>9}  {stage.name:<12} {stage.seconds:>6.1f} s  "
+            f"{stage.why or json.dumps(stage.figures)}"
+        )
         if stage in failed and stage.tail:
             print("\n".join(f"           | {line}" for line in stage.tail.splitlines()[-15:]))
     well = len(check.stages) - len(failed) - len(skipped)
-    print(f"{check.out / 'summary.json'}: {well} stages ok, {len(failed)} failed, {len(skipped)} skipped")
+    print(
+        f"{check.out / 'summary.json'}: {well} stages ok, {len(failed)} failed, {len(skipped)} "
+        "skipped"
+    )
     return 1 if failed else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="GPU tests and benchmarks in one command, within a time budget.")
-    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for results (%(default)s)")
-    parser.add_argument("--budget", type=float, default=525.0, help="seconds for everything (%(default)s)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this script out")
+    parser = argparse.ArgumentParser(
+        description="GPU tests and benchmarks in one command, within a time budget."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-check"), help="folder for results (%(default)s)"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=525.0, help="seconds for everything (%(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this script out"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny models, few repeats")
-    parser.add_argument("--preset", default="qwen3-vl-8b", help="what is served to the chats (%(default)s)")
-    parser.add_argument("--only", nargs="+", choices=tuple(NEEDS), default=tuple(NEEDS), help="stages to run")
+    parser.add_argument(
+        "--preset", default="qwen3-vl-8b", help="what is served to the chats (%(default)s)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(NEEDS), default=tuple(NEEDS), help="stages to run"
+    )
     return parser.parse_args(arguments)
 
 
-STAGES: dict[str, Callable[[Check], None]] = {"tests": run_tests, "kernels": run_kernels, "encoder": run_encoder, "chat": run_chats}
+STAGES: dict[str, Callable[[Check], None]] = {
+    "tests": run_tests,
+    "kernels": run_kernels,
+    "encoder": run_encoder,
+    "chat": run_chats,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -382,15 +603,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("cannot run: torch sees no CUDA device (--device cpu --quick tries this script out on tiny models)")
+        print(
+            "cannot run: torch sees no CUDA device (--device cpu --quick tries this script out "
+            "on tiny models)"
+        )
         return 2
     if all(stage in absent for stage in args.only):
         print("cannot run: every stage lacks packages")
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     check = Check(args)
-    command = shlex.join([sys.executable, *sys.argv]) if arguments is None else shlex.join(["gpu_check.py", *arguments])
-    facts = {"command": command, "quick": args.quick, "hardware": hardware(), "versions": versions(), "not installed": absent}
+    command = (
+        shlex.join([sys.executable, *sys.argv])
+        if arguments is None
+        else shlex.join(["gpu_check.py", *arguments])
+    )
+    facts = {
+        "command": command,
+        "quick": args.quick,
+        "hardware": hardware(),
+        "versions": versions(),
+        "not installed": absent,
+    }
     for name in args.only:
         STAGES[name](check)
     return write_summary(check, facts)

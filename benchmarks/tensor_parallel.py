@@ -1,9 +1,11 @@
-"""What tensor parallelism costs and saves here: the broadcast of a plan, one all-reduce, and steps on one rank and on two.
+"""What tensor parallelism costs and saves here: the broadcast of a plan, one all-reduce, and steps
+on one rank and on two.
 
     python benchmarks/tensor_parallel.py [--rounds 5] [--hidden 512] [--layers 8]
 
-Steps run on a random Qwen3-VL checkpoint, float32, in turns: one rank with one thread and with two, two ranks with one thread each.
-Medians, with the 90th percentile in brackets. The plan goes over socket pairs, as in the engine, and over ZeroMQ for comparison.
+Steps run on a random Qwen3-VL checkpoint, float32, in turns: one rank with one thread and with two,
+two ranks with one thread each. Medians, with the 90th percentile in brackets. The plan goes over
+socket pairs, as in the engine, and over ZeroMQ for comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.core.arena import Arena
-from saccade.core.config import EncoderMode, EngineConfig, ParallelConfig, engine_environment
+from saccade.core.config import EncoderMode, EngineConfig, ParallelConfig
+from saccade.core.options import engine_environment
 from saccade.core.plan import Open, Plan, Row, Sampled
 from saccade.core.types import SamplingParams
 from saccade.engine.engine import Workers
@@ -41,7 +44,10 @@ from tests.engine.harness import Harness
 ENCODER = msgspec.msgpack.Encoder()
 PLANS = {
     "64 rows that decode": Plan(
-        step=1000, rows=tuple(Row(slot, 4000 + slot, 1, (slot,) if slot % 16 == 0 else (), True) for slot in range(64))
+        step=1000,
+        rows=tuple(
+            Row(slot, 4000 + slot, 1, (slot,) if slot % 16 == 0 else (), True) for slot in range(64)
+        ),
     ),
     "a new prompt of 8192 tokens": Plan(
         step=1000,
@@ -55,10 +61,14 @@ SHAPES = ((1, 4096), (64, 4096), (2048, 4096))
 def spread(seconds: Sequence[float], unit: float = 1e3) -> str:
     """Median and 90th percentile in ms."""
     ordered = sorted(seconds)
-    return f"{statistics.median(ordered) * unit:.3f} ({ordered[int(0.9 * (len(ordered) - 1))] * unit:.3f})"
+    return (
+        f"{statistics.median(ordered) * unit:.3f} "
+        f"({ordered[int(0.9 * (len(ordered) - 1))] * unit:.3f})"
+    )
 
 
-# ---- the other process: `tensor_parallel.py listen SOCKET_FD ADDRESS` and `tensor_parallel.py sum BACKEND FD`
+# ---- the other process: `tensor_parallel.py listen SOCKET_FD ADDRESS` and `tensor_parallel.py sum
+# BACKEND FD`
 
 
 def listen(socket: Connection, address: str) -> None:
@@ -98,13 +108,18 @@ def other(*arguments: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]
 
 
 def broadcast(table: Table, folder: Path) -> None:
-    """Encoding and writing (what the engine waits for), and until the plan is decoded in the other process."""
+    """Encoding and writing (what the engine waits for), and until the plan is decoded in the other
+    process.
+    """
     ours, theirs = Pipe()
     address = f"ipc://{folder}/plans"
     peer = zmq.Context().socket(zmq.PAIR)
     peer.bind(address)
     process = other("listen", str(theirs.fileno()), address, fds=(theirs.fileno(),))
-    ways: dict[str, Callable[[bytes], object]] = {"socket pair": ours.send_bytes, "ZeroMQ": peer.send}
+    ways: dict[str, Callable[[bytes], object]] = {
+        "socket pair": ours.send_bytes,
+        "ZeroMQ": peer.send,
+    }
     for way, send in ways.items():
         for name, plan in PLANS.items():
             busy, there = [], []
@@ -114,7 +129,11 @@ def broadcast(table: Table, folder: Path) -> None:
                 busy.append(time.monotonic() - begun)
                 there.append(ours.recv() - begun)
                 time.sleep(0.001)
-            table.add_row(f"plan, {name} ({len(ENCODER.encode(plan))} bytes)", way, f"sent {spread(busy)}, decoded {spread(there)}")
+            table.add_row(
+                f"plan, {name} ({len(ENCODER.encode(plan))} bytes)",
+                way,
+                f"sent {spread(busy)}, decoded {spread(there)}",
+            )
         send(b"")
     process.wait()
 
@@ -137,7 +156,13 @@ class Timed:
 
     def execute(self, plan: Plan) -> Sampled:
         torch.set_num_threads(self.threads)
-        kind = "encode and prefill" if plan.encode else "prefill" if plan.num_tokens > 64 else f"decode, {len(plan.rows)} rows"
+        kind = (
+            "encode and prefill"
+            if plan.encode
+            else "prefill"
+            if plan.num_tokens > 64
+            else f"decode, {len(plan.rows)} rows"
+        )
         if not plan.rows:
             return self.workers.execute(plan)
         begun = time.perf_counter()
@@ -150,10 +175,18 @@ class Several:
     """Hires one rank, or this process and real rank processes."""
 
     def __init__(
-        self, folder: Path, size: int, threads: int, arena: Arena, backend: Backend = "shm", encoder: EncoderMode = "weights"
+        self,
+        folder: Path,
+        size: int,
+        threads: int,
+        arena: Arena,
+        backend: Backend = "shm",
+        encoder: EncoderMode = "weights",
     ) -> None:
         parallel = ParallelConfig(size, encoder, backend, step_timeout=600.0)
-        self.wanted = Load(0, str(folder), "cpu", "float32", "auto", threads, parallel, meeting_place())
+        self.wanted = Load(
+            0, str(folder), "cpu", "float32", "auto", threads, parallel, meeting_place()
+        )
         self.ranks = Ranks(self.wanted, arena, lambda why: sys.exit(why)) if size > 1 else None
         self.net, self.shard = load(self.wanted)
 
@@ -166,20 +199,53 @@ class Several:
 
 
 def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
-    text = {"hidden_size": options.hidden, "intermediate_size": 3 * options.hidden, "num_hidden_layers": options.layers, "head_dim": 128}
-    vision = {"depth": 6, "hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "out_hidden_size": options.hidden}
-    make_checkpoint(folder, "qwen3_vl", text=text | {"rope_parameters": rope}, vision=vision | {"deepstack_visual_indexes": [1, 3]})
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    }
+    text = {
+        "hidden_size": options.hidden,
+        "intermediate_size": 3 * options.hidden,
+        "num_hidden_layers": options.layers,
+        "head_dim": 128,
+    }
+    vision = {
+        "depth": 6,
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_heads": 6,
+        "out_hidden_size": options.hidden,
+    }
+    make_checkpoint(
+        folder,
+        "qwen3_vl",
+        text=text | {"rope_parameters": rope},
+        vision=vision | {"deepstack_visual_indexes": [1, 3]},
+    )
     arena = Arena.create(64 << 20)
     crews = {f"1 rank, {threads} threads": Several(folder, 1, threads, arena) for threads in (1, 2)}
-    crews |= {f"2 ranks, shm, {mode}": Several(folder, 2, 1, arena, encoder=mode) for mode in get_args(EncoderMode)}
+    crews |= {
+        f"2 ranks, shm, {mode}": Several(folder, 2, 1, arena, encoder=mode)
+        for mode in get_args(EncoderMode)
+    }
     crews |= {"2 ranks, gloo, weights": Several(folder, 2, 1, arena, "gloo")}
-    harnesses = {name: Harness(crew.net, crew, arena, kv_pages=1024, prefix_cache=False) for name, crew in crews.items()}
+    harnesses = {
+        name: Harness(crew.net, crew, arena, kv_pages=1024, prefix_cache=False)
+        for name, crew in crews.items()
+    }
     for round in range(options.rounds):
         for harness in harnesses.values():
             placeholder = harness.net.spec.image_token_id  # type: ignore[attr-defined]
             images = [harness.image(picture(480, 640, seed=n), f"{round}-{n}") for n in range(2)]
-            harness.run([harness.request("pictures", [1, placeholder, placeholder, 3], images, max_tokens=2)])
+            harness.run(
+                [
+                    harness.request(
+                        "pictures", [1, placeholder, placeholder, 3], images, max_tokens=2
+                    )
+                ]
+            )
             harness.run([harness.request("long", [n % 200 for n in range(512)], max_tokens=32)])
             harness.run([harness.request(str(n), [n + 1, 7], max_tokens=32) for n in range(8)])
     for name, harness in harnesses.items():
@@ -192,13 +258,18 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     options = parser.parse_args()
     table = Table(
-        "what", "how", "ms: median (p90)", title=f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
+        "what",
+        "how",
+        "ms: median (p90)",
+        title=f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}",
     )
     with tempfile.TemporaryDirectory() as folder:
         broadcast(table, Path(folder))

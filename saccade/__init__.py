@@ -1,4 +1,6 @@
-"""Saccade serves vision-language models; a picture costs its work once, after that it costs a hash."""
+"""Saccade serves vision-language models; a picture costs its work once, after that it costs a
+hash.
+"""
 
 from __future__ import annotations
 

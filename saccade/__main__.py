@@ -1,13 +1,14 @@
-"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`, `eval`; the lab's `make-checkpoint`,
-`simulate`.
+"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`,
+`eval`; the lab's `make-checkpoint`, `simulate`.
 
-Options come from the dataclasses of `core/config.py`, of the tools and of the lab.
+Options come from the dataclasses of `core/options.py`, of the tools and of the lab.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -16,25 +17,57 @@ from rich.console import Console
 from rich.markup import escape
 
 from saccade import __version__
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions
 from saccade.core.errors import SaccadeError
-from saccade.lab.cli import checkpoint, simulation
-from saccade.tools.cli import bench, evaluation, probe
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    ServerOptions,
+)
+from saccade.tools.cli import PLAIN, bench, evaluation, probe
 
 app = App(
     name="saccade",
-    help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work once; after that it costs a hash.",
+    help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work "
+    "once; after that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
 )
-for tool in (bench, probe, evaluation, checkpoint, simulation):
+for tool in (bench, probe, evaluation):
     app.command(tool)
+
+LAB = Path(__file__).parent.parent
+"""Where `lab/` lies in a source checkout. An installed wheel has none."""
+if (LAB / "lab" / "cli.py").is_file():
+    if str(LAB) not in sys.path:
+        sys.path.append(str(LAB))
+    for name, what in (
+        ("media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
+        ("encoder", "How many images a second the vision tower encodes."),
+        ("kernels", "Memory speed of the rotary embedding, and what an image's positions cost."),
+        ("eviction", "Which eviction policy of embeddings saves the most encoding."),
+    ):
+        bench.command(f"lab.cli:{name}", name=name, help=what)
+    app.command(
+        "lab.cli:make_checkpoint",
+        name="make-checkpoint",
+        help="Make a model folder to measure with.",
+        default_parameter=PLAIN,
+    )
+    app.command(
+        "lab.cli:simulate",
+        name="simulate",
+        help="Estimate hits, bytes and times without a model.",
+        default_parameter=PLAIN,
+    )
 
 
 def flat(group: str, *, lists: bool = False) -> Parameter:
     """The fields of a dataclass as options of their own, under a heading in the help.
 
-    `lists`: an option may have several values in a row. Only where these are numbers, or a model named after them would be one more.
+    `lists`: an option may have several values in a row. Only where these are numbers, or a model
+    named after them would be one more.
     """
     return Parameter(name="*", group=group, consume_multiple=lists)
 
@@ -55,7 +88,8 @@ def serve(
     Parameters
     ----------
     model:
-        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or "demo": the built-in model.
+        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or
+        "demo": the built-in model.
     """
     from saccade.server.run import serve as serve_model
 
@@ -86,7 +120,8 @@ def chat(
     model:
         The model to load, or, with --base-url, the name the server knows it by.
     base_url:
-        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1) instead of loading a model.
+        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1)
+        instead of loading a model.
     api_key:
         The server's key.
     max_tokens:
@@ -95,7 +130,9 @@ def chat(
     if base_url is not None:
         from saccade.tools.chat import ask_server
 
-        ask_server(base_url, api_key, None if model == "demo" else model, question, image, max_tokens)
+        ask_server(
+            base_url, api_key, None if model == "demo" else model, question, image, max_tokens
+        )
         return
     from saccade.core.types import SamplingParams
     from saccade.llm import LLM, check_picture
@@ -103,21 +140,25 @@ def chat(
     sampling = SamplingParams(max_tokens=max_tokens)
     for path in image:  # what cannot work is said before the model is loaded, which takes seconds
         check_picture(path)
-    with LLM(model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}) as llm:
+    with LLM(
+        model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}
+    ) as llm:
         answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
     Console().print(answer.text, markup=False)
 
 
 @app.command
 def demo(*, port: int = 8000, exit: bool = False) -> int:
-    """Serve the demo model, ask it about pictures drawn on the spot, show the answers and what was cached.
+    """Serve the demo model, ask it about pictures drawn on the spot, show the answers and what was
+    cached.
 
     Parameters
     ----------
     port:
         Port to serve on; another is taken when it is in use.
     exit:
-        End after the questions, with status 0 only if every answer was right, instead of serving on.
+        End after the questions, with status 0 only if every answer was right, instead of serving
+        on.
     """
     from saccade.demo.run import run
 
@@ -131,7 +172,10 @@ def version() -> None:
     from importlib.metadata import version as version_of
 
     names = ("torch", "tokenizers", "safetensors")
-    print(f"saccade {__version__}, Python {platform.python_version()}, " + ", ".join(f"{name} {version_of(name)}" for name in names))
+    print(
+        f"saccade {__version__}, Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version_of(name)}" for name in names)
+    )
 
 
 def main() -> None:
@@ -139,7 +183,9 @@ def main() -> None:
     try:
         sys.exit(app() or 0)
     except SaccadeError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(1)
 
 

@@ -1,8 +1,10 @@
-"""`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the server; only the way in differs.
+"""`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the
+server; only the way in differs.
 
 from saccade import LLM
 with LLM("demo") as llm:
-    print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the picture?"]}]).text)
+    print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the
+    picture?"]}]).text)
 """
 
 from __future__ import annotations
@@ -18,18 +20,21 @@ from typing import Any, TypeVar, overload
 
 from rich.progress import Progress
 
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
+from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
 from saccade.core.types import SamplingParams, TokenLogprobs
-from saccade.intake.content import probe
-from saccade.intake.intake import Ask, Chat, Message, Part
-from saccade.intake.media import ImageSource, source_from_object
-from saccade.server.assemble import build_front
-from saccade.server.front import Finish, Front
+from saccade.front.assemble import build_front
+from saccade.front.front import Finish, Front
+from saccade.front.intake import Ask, Chat, Message, Part
+from saccade.media.content import probe
+from saccade.media.media import ImageSource, source_from_object
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
-"""OpenAI messages. A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path."""
+"""OpenAI messages.
+
+A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
+"""
 MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
 
 
@@ -46,17 +51,25 @@ class Answer:
 
 
 class LLM:
-    """A model that answers chats. `options` are fields of ModelOptions, EngineOptions, ParallelOptions and MediaOptions, e.g. `tp_size=2`.
+    """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
+    ParallelOptions and MediaOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
-        chosen = _take(ModelOptions, options), _take(EngineOptions, options), _take(ParallelOptions, options), _take(MediaOptions, options)
+        chosen = (
+            _take(ModelOptions, options),
+            _take(EngineOptions, options),
+            _take(ParallelOptions, options),
+            _take(MediaOptions, options),
+        )
         if options:
             raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="saccade-front", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="saccade-front", daemon=True
+        )
         self._thread.start()
         try:
             self._front: Front = self._wait(_start(str(model), *chosen))
@@ -65,17 +78,35 @@ class LLM:
             raise
 
     @overload
-    def chat(self, messages: Conversation, sampling: SamplingParams | None = None, *, progress: bool = True) -> Answer: ...
+    def chat(
+        self,
+        messages: Conversation,
+        sampling: SamplingParams | None = None,
+        *,
+        progress: bool = True,
+    ) -> Answer: ...
 
     @overload
-    def chat(self, messages: Sequence[Conversation], sampling: SamplingParams | None = None, *, progress: bool = True) -> list[Answer]: ...
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling: SamplingParams | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Answer]: ...
 
     def chat(
-        self, messages: Conversation | Sequence[Conversation], sampling: SamplingParams | None = None, *, progress: bool = True
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | None = None,
+        *,
+        progress: bool = True,
     ) -> Answer | list[Answer]:
-        """Answer one conversation, or many side by side (then with a progress bar, in the order given).
+        """Answer one conversation, or many side by side (then with a progress bar, in the order
+        given).
 
-        Raises a RequestError that names the field when a conversation cannot be served; the others of the batch are then given up.
+        Raises a RequestError that names the field when a conversation cannot be served; the others
+        of the batch are then given up.
         """
         params = sampling or SamplingParams()
         _check_list(messages)
@@ -83,7 +114,9 @@ class LLM:
             return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
         return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
 
-    async def _answer_all(self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool) -> list[Answer]:
+    async def _answer_all(
+        self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool
+    ) -> list[Answer]:
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("answers", total=len(conversations))
 
@@ -103,7 +136,12 @@ class LLM:
         _check_list(conversation)
         if not conversation:
             raise InvalidRequest("messages: a conversation has at least one message", "messages")
-        chat = Chat(tuple(_message(message, f"messages[{index}]") for index, message in enumerate(conversation)))
+        chat = Chat(
+            tuple(
+                _message(message, f"messages[{index}]")
+                for index, message in enumerate(conversation)
+            )
+        )
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(Ask(chat, set_fields))
         text, finish, tokens, cached = "", None, 0, 0
@@ -119,8 +157,14 @@ class LLM:
         return Answer(text, finish, len(prepared.request.tokens), tokens, cached, tuple(logprobs))
 
     def metrics(self) -> dict[str, float]:
-        """The counters and gauges that a server would show under /metrics, those without labels by name."""
-        return {metric.name: values[()] for metric, values in self._front.metrics.snapshot().items() if () in values}
+        """The counters and gauges that a server would show under /metrics, those without labels by
+        name.
+        """
+        return {
+            metric.name: values[()]
+            for metric, values in self._front.metrics.snapshot().items()
+            if () in values
+        }
 
     def close(self) -> None:
         """End the engine and free what it holds. Safe to call twice."""
@@ -131,7 +175,12 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -148,7 +197,13 @@ class LLM:
         self._loop.close()
 
 
-async def _start(model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions) -> Front:
+async def _start(
+    model: str,
+    options: ModelOptions,
+    engine: EngineOptions,
+    parallel: ParallelOptions,
+    media: MediaOptions,
+) -> Front:
     front = build_front(model, options, engine, parallel, media)
     try:
         await front.start()
@@ -159,7 +214,10 @@ async def _start(model: str, options: ModelOptions, engine: EngineOptions, paral
 
 
 def check_picture(path: Path) -> None:
-    """Whether this file's header is that of a picture, by the default limits. Raises ImageError that names the file."""
+    """Whether this file's header is that of a picture, by the default limits.
+
+    Raises ImageError that names the file.
+    """
     try:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:
@@ -167,7 +225,9 @@ def check_picture(path: Path) -> None:
 
 
 def _take(kind: type[T], options: dict[str, Any]) -> T:
-    """An instance of `kind` from those options that are its fields; they are removed from `options`."""
+    """An instance of `kind` from those options that are its fields; they are removed from
+    `options`.
+    """
     names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names})
 
@@ -176,7 +236,10 @@ def _check_list(conversation: object) -> None:
     """Raises InvalidRequest for a text or a single message, which Python would iterate over too."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
-        raise InvalidRequest(f"messages: expected a list of messages, or of such lists, got a {kind}; {MESSAGE}", "messages")
+        raise InvalidRequest(
+            f"messages: expected a list of messages, or of such lists, got a {kind}; {MESSAGE}",
+            "messages",
+        )
 
 
 def _message(message: Mapping[str, Any], param: str) -> Message:
@@ -185,7 +248,9 @@ def _message(message: Mapping[str, Any], param: str) -> Message:
     content = message.get("content")
     extra = {name: value for name, value in message.items() if name not in ("role", "content")}
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = tuple(_part(part, f"{param}.content[{index}]") for index, part in enumerate(content))
+        content = tuple(
+            _part(part, f"{param}.content[{index}]") for index, part in enumerate(content)
+        )
     return Message(message["role"], content, extra)
 
 
@@ -201,4 +266,8 @@ def _part(part: Any, param: str) -> Part:
             return ImageSource(url, param)
         case {"type": "image", "image": picture}:
             return source_from_object(picture, param)
-    raise InvalidRequest(f'{param}: a part is text, a picture, {{"type": T, T: ...}} with T "text", "image" or "image_url"', param)
+    raise InvalidRequest(
+        f'{param}: a part is text, a picture, {{"type": T, T: ...}} with T "text", "image" or '
+        '"image_url"',
+        param,
+    )

@@ -1,8 +1,10 @@
-"""Tensor parallelism: which slice of the model this process holds, and the collectives over the slices.
+"""Tensor parallelism: which slice of the model this process holds, and the collectives over the
+slices.
 
-Layers take a `Shard` when they are built and call its collectives where the mathematics needs them; nothing else knows of ranks.
-How ranks reach each other is one of three: memory that their processes share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric
-memory (CUDA). They meet over an inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
+Layers take a `Shard` when they are built and call its collectives where the mathematics needs them;
+nothing else knows of ranks. How ranks reach each other is one of three: memory that their processes
+share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
+inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ LINE = 8
 SLOT = 1 << 20
 """Bytes of one rank's slot of shared memory; larger tensors go in pieces."""
 PATIENT_SPINS = 200
-"""Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning takes time from whom it waits for."""
+"""Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning
+takes time from whom it waits for.
+"""
 SYMMETRIC_BYTES = 4 << 20
 """Largest tensor reduced in symmetric memory; above, bandwidth counts and NCCL has it."""
 ONE_SHOT_BYTES = 256 << 10
@@ -41,10 +45,12 @@ class PeerLost(Exception):
 
 
 class Collectives(Protocol):
-    """Ranks that compute together: each makes the same calls in the same order, with tensors of equal shape.
+    """Ranks that compute together: each makes the same calls in the same order, with tensors of
+    equal shape.
 
-    The results have the same bits on every rank. They are on the tensor's device; on CUDA, in stream order. Raises PeerLost where the
-    death of another rank is noticed (in shared memory it is not: whoever supervises the ranks must end this one too).
+    The results have the same bits on every rank. They are on the tensor's device; on CUDA, in
+    stream order. Raises PeerLost where the death of another rank is noticed (in shared memory it is
+    not: whoever supervises the ranks must end this one too).
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +64,10 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slice `rank` of `size`. `group` is None where there is nobody else, or nothing to say to them."""
+    """Slice `rank` of `size`.
+
+    `group` is None where there is nobody else, or nothing to say to them.
+    """
 
     rank: int = 0
     size: int = 1
@@ -68,13 +77,20 @@ class Shard:
         assert 0 <= self.rank < self.size
 
     def divide(self, n: int, what: str) -> int:
-        """This rank's share of `n` things. Raises ConfigError where there is a rest; `what` names the things."""
+        """This rank's share of `n` things.
+
+        Raises ConfigError where there is a rest; `what` names the things.
+        """
         if n % self.size:
-            raise ConfigError(f"--tp-size {self.size}: {n} {what} cannot be divided among {self.size} ranks")
+            raise ConfigError(
+                f"--tp-size {self.size}: {n} {what} cannot be divided among {self.size} ranks"
+            )
         return n // self.size
 
     def over(self, n: int) -> Shard:
-        """The shard for `n` things of which neighbouring ranks hold the same one where there are fewer than ranks. No collectives."""
+        """The shard for `n` things of which neighbouring ranks hold the same one where there are
+        fewer than ranks. No collectives.
+        """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +111,10 @@ def meeting_place() -> int:
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`; every rank's process calls this once. On CUDA, the rank's device is the current one."""
+    """Meet the other ranks over `fd`; every rank's process calls this once.
+
+    On CUDA, the rank's device is the current one.
+    """
     if size == 1:
         return WHOLE
     if backend == "shm":
@@ -105,7 +124,9 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
         os.environ.setdefault(variable, "lo")
     store = dist.FileStore(f"/proc/self/fd/{fd}", size)  # type: ignore[attr-defined]
     wire = "gloo" if backend == "gloo" else "nccl"
-    dist.init_process_group(wire, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CONNECT_SECONDS))
+    dist.init_process_group(
+        wire, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CONNECT_SECONDS)
+    )
     assert dist.group.WORLD is not None
     group = Distributed(dist.group.WORLD)
     return Shard(rank, size, SymmetricMemory(group) if backend == "symm-mem" else group)
@@ -118,12 +139,15 @@ def leave() -> None:
 
 
 class SharedMemory:
-    """Collectives through memory that the ranks' processes map together; they wait for each other by watching counters.
+    """Collectives through memory that the ranks' processes map together; they wait for each other
+    by watching counters.
 
-    Rank r's counter says how many of its messages lie there. Messages alternate between two slots per rank: whoever writes message
-    n + 2 has seen everybody's counter at n + 1, so everybody has done with message n.
+    Rank r's counter says how many of its messages lie there. Messages alternate between two slots
+    per rank: whoever writes message n + 2 has seen everybody's counter at n + 1, so everybody has
+    done with message n.
 
-    A counter must not be seen before the message that it counts: x86 keeps stores in order, other processors may not.
+    A counter must not be seen before the message that it counts: x86 keeps stores in order, other
+    processors may not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -176,7 +200,9 @@ class SharedMemory:
 
 
 class Distributed:
-    """torch.distributed's collectives: gloo between CPU ranks, NCCL between GPUs (also inside CUDA graphs)."""
+    """torch.distributed's collectives: gloo between CPU ranks, NCCL between GPUs (also inside CUDA
+    graphs).
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -198,10 +224,13 @@ class Distributed:
 
 
 class SymmetricMemory:
-    """All-reduce in memory that every GPU maps (torch symmetric memory): no call to NCCL, a few microseconds for what decoding sends.
+    """All-reduce in memory that every GPU maps (torch symmetric memory): no call to NCCL, a few
+    microseconds for what decoding sends.
 
-    Small tensors are read by every rank at once; larger ones are reduced in the switch where it can (NVLink SHARP), else in two shots.
-    NOT YET RUN: it is written against the documented operators of torch 2.11 to 2.13, on a machine without GPUs.
+    Small tensors are read by every rank at once; larger ones are reduced in the switch where it can
+    (NVLink SHARP), else in two shots.
+    NOT YET RUN: it is written against the documented operators of torch 2.11 to 2.13, on a machine
+    without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:
@@ -221,7 +250,11 @@ class SymmetricMemory:
         shared.copy_(x)
         if x.nbytes <= ONE_SHOT_BYTES:
             return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self._name)
-        reduce = torch.ops.symm_mem.multimem_all_reduce_ if self._multicast else torch.ops.symm_mem.two_shot_all_reduce_
+        reduce = (
+            torch.ops.symm_mem.multimem_all_reduce_
+            if self._multicast
+            else torch.ops.symm_mem.two_shot_all_reduce_
+        )
         return x.copy_(reduce(shared, "sum", self._name))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:

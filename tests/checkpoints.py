@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of the real architectures, and transformers on them as the reference. Shared by all tests.
+"""Tiny random checkpoints of the real architectures, and transformers on them as the reference.
+Shared by all tests.
 
 `make_checkpoint` writes a complete Hugging Face folder; `reference` loads it with transformers.
 """
@@ -16,7 +17,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+    smart_resize,
+)
 
 FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -36,7 +40,10 @@ SPECIAL = (
     "<|video_pad|>",
 )
 VOCAB = 600
-CORPUS = "the quick brown fox jumps over the lazy dog; how many red circles are there? There are two blue squares and one green star. "
+CORPUS = (
+    "the quick brown fox jumps over the lazy dog; how many red circles are there? There are two "
+    "blue squares and one green star. "
+)
 
 CHAT_TEMPLATE = """\
 {%- if messages[0].role != 'system' %}<|im_start|>system
@@ -63,7 +70,10 @@ def make_checkpoint(
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a random checkpoint to `folder`. `text` and `vision` override fields of the configuration."""
+    """Write a random checkpoint to `folder`.
+
+    `text` and `vision` override fields of the configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _write_tokenizer(folder)
     config_class, model_class = CLASSES[family]
@@ -75,14 +85,27 @@ def make_checkpoint(
     _write_config(folder, family, config, layout)
     _write_weights(folder, family, model, layout, sharded)
     ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
-    _write(folder / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False})
+    _write(
+        folder / "generation_config.json",
+        {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False},
+    )
     _write_processor(folder, family, layout)
     return folder
 
 
-def _config(family: FamilyName, tokenizer: Tokenizer, tie: bool, text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+def _config(
+    family: FamilyName,
+    tokenizer: Tokenizer,
+    tie: bool,
+    text: dict[str, Any],
+    vision: dict[str, Any],
+) -> dict[str, Any]:
     third = family == "qwen3_vl"
-    rope = {"rope_type": "default", "rope_theta": 5e6 if third else 1e6, "mrope_section": [4, 2, 2] if third else [2, 3, 3]}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6 if third else 1e6,
+        "mrope_section": [4, 2, 2] if third else [2, 3, 3],
+    }
     text_config: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -119,7 +142,9 @@ def _config(family: FamilyName, tokenizer: Tokenizer, tie: bool, text: dict[str,
 
 
 def _randomise(model: torch.nn.Module) -> None:
-    """Scales that keep activations near one and logits far apart; nothing is left at a value that would hide a mistake."""
+    """Scales that keep activations near one and logits far apart; nothing is left at a value that
+    would hide a mistake.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
@@ -145,23 +170,35 @@ def _write_config(folder: Path, family: FamilyName, config: Any, layout: str) ->
             rope["type"] = "mrope"
             rope.pop("rope_type")
             data = text | data  # the oldest files keep the text model's fields at the top
-            data["vision_config"] |= {"model_type": family, "spatial_patch_size": data["vision_config"]["patch_size"], "in_chans": 3}
+            data["vision_config"] |= {
+                "model_type": family,
+                "spatial_patch_size": data["vision_config"]["patch_size"],
+                "in_chans": 3,
+            }
     _write(folder / "config.json", data)
 
 
-def _write_weights(folder: Path, family: FamilyName, model: torch.nn.Module, layout: str, sharded: bool) -> None:
+def _write_weights(
+    folder: Path, family: FamilyName, model: torch.nn.Module, layout: str, sharded: bool
+) -> None:
     tensors = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight")
     if layout == "old" and family != "qwen3_vl":
         tensors = {
-            name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value for name, value in tensors.items()
+            name.replace("model.language_model.", "model.").replace(
+                "model.visual.", "visual."
+            ): value
+            for name, value in tensors.items()
         }
     if not sharded:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
     names = sorted(tensors)
-    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    halves = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
     for file, part in halves.items():
         save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
     index = {name: file for file, part in halves.items() for name in part}
@@ -173,9 +210,13 @@ def _write_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False, min_frequency=1)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, show_progress=False, min_frequency=1
+    )
     tokenizer.train_from_iterator([CORPUS], trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     assert tokenizer.get_vocab_size() <= VOCAB
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
@@ -208,9 +249,16 @@ def _write_processor(folder: Path, family: FamilyName, layout: str) -> None:
     if third:
         data |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     else:
-        data |= {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+        data |= {
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+        }
     least, most = 4 * factor**2, 64 * factor**2
-    data |= {"min_pixels": least, "max_pixels": most} if layout == "old" else {"size": {"shortest_edge": least, "longest_edge": most}}
+    data |= (
+        {"min_pixels": least, "max_pixels": most}
+        if layout == "old"
+        else {"size": {"shortest_edge": least, "longest_edge": most}}
+    )
     _write(folder / "preprocessor_config.json", data)
 
 
@@ -220,7 +268,10 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """transformers on a checkpoint, float32. `pixels` are resized uint8 [H, W, 3]; tokens hold one placeholder per image token."""
+    """transformers on a checkpoint, float32.
+
+    `pixels` are resized uint8 [H, W, 3]; tokens hold one placeholder per image token.
+    """
 
     folder: Path
     model: Any
@@ -233,22 +284,37 @@ class Reference:
         target = smart_resize(height, width, factor, size["shortest_edge"], size["longest_edge"])
         if target == (height, width):
             return picture
-        planes = torch.from_numpy(picture).permute(2, 0, 1)[None].contiguous(memory_format=torch.channels_last)
-        resized = torch.nn.functional.interpolate(planes, target, mode="bicubic", antialias=True, align_corners=False)
+        planes = (
+            torch.from_numpy(picture)
+            .permute(2, 0, 1)[None]
+            .contiguous(memory_format=torch.channels_last)
+        )
+        resized = torch.nn.functional.interpolate(
+            planes, target, mode="bicubic", antialias=True, align_corners=False
+        )
         return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
     def patches(self, pixels: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(pixel_values, image_grid_thw), with the arithmetic of the torchvision processor and the layout of the Pillow one."""
+        """(pixel_values, image_grid_thw), with the arithmetic of the torchvision processor and the
+        layout of the Pillow one.
+        """
         rows, grids = [], []
-        mean, std = (torch.tensor(values) * 255.0 for values in (self.processor.image_mean, self.processor.image_std))
+        mean, std = (
+            torch.tensor(values) * 255.0
+            for values in (self.processor.image_mean, self.processor.image_std)
+        )
         for image in pixels:
             normal = (torch.from_numpy(image).float() - mean) / std
-            flat, height, width = self.processor.patchify(normal.permute(2, 0, 1).numpy(), self.processor.patch_size, 2, 2)
+            flat, height, width = self.processor.patchify(
+                normal.permute(2, 0, 1).numpy(), self.processor.patch_size, 2, 2
+            )
             rows.append(torch.from_numpy(flat.copy()))
             grids.append([1, height, width])
         return torch.cat(rows), torch.tensor(grids)
 
-    def inputs(self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = ()) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = ()
+    ) -> dict[str, torch.Tensor]:
         """Keyword arguments for the model's `forward` and `generate`."""
         ids = torch.tensor([list(tokens)])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -265,10 +331,14 @@ class Reference:
         return self.model(**self.inputs(tokens, pixels)).logits[0]
 
     @torch.inference_mode()
-    def generate(self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = (), max_new_tokens: int = 16) -> list[int]:
+    def generate(
+        self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = (), max_new_tokens: int = 16
+    ) -> list[int]:
         """Greedy answer tokens, the end token included where it came."""
         self.model.model.rope_deltas = None
-        output = self.model.generate(**self.inputs(tokens, pixels), max_new_tokens=max_new_tokens, do_sample=False)
+        output = self.model.generate(
+            **self.inputs(tokens, pixels), max_new_tokens=max_new_tokens, do_sample=False
+        )
         return output[0, len(tokens) :].tolist()
 
     @torch.inference_mode()
@@ -278,7 +348,10 @@ class Reference:
         features = self.model.model.get_image_features(values, grids)
         if "deepstack_features" not in features:
             return list(features.pooler_output)
-        return [torch.cat(levels, dim=1) for levels in zip(features.pooler_output, *features.deepstack_features)]
+        return [
+            torch.cat(levels, dim=1)
+            for levels in zip(features.pooler_output, *features.deepstack_features)
+        ]
 
 
 def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Reference:
@@ -293,5 +366,12 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     """A smooth random uint8 [H, W, 3] picture with some noise on it."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
-    waves = [np.sin(x * rng.uniform(0.02, 0.3) + y * rng.uniform(0.02, 0.3) + rng.uniform(0, 6)) for _ in range(3)]
-    return (127 + 80 * np.stack(waves, axis=-1) + rng.integers(-40, 40, (height, width, 3))).clip(0, 255).astype(np.uint8)
+    waves = [
+        np.sin(x * rng.uniform(0.02, 0.3) + y * rng.uniform(0.02, 0.3) + rng.uniform(0, 6))
+        for _ in range(3)
+    ]
+    return (
+        (127 + 80 * np.stack(waves, axis=-1) + rng.integers(-40, 40, (height, width, 3)))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )

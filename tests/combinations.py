@@ -10,7 +10,12 @@ import pytest
 
 
 def combinations(*axes: Iterable[object], default: Sequence[tuple[object, ...]]) -> list[Any]:
-    """Every combination of `axes`; those that are not in `default` are slow. The default should have each value of each axis."""
+    """Every combination of `axes`; those that are not in `default` are slow.
+
+    The default should have each value of each axis.
+    """
     every = list(product(*axes))
     assert set(default) <= set(every)
-    return [pytest.param(*each, marks=() if each in default else pytest.mark.slow) for each in every]
+    return [
+        pytest.param(*each, marks=() if each in default else pytest.mark.slow) for each in every
+    ]

@@ -1,4 +1,6 @@
-"""Fixtures that several rooms' tests share: tiny checkpoints, made once per session, and transformers on them."""
+"""Fixtures that several rooms' tests share: tiny checkpoints, made once per session, and
+transformers on them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def family(request: pytest.FixtureRequest) -> FamilyName:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`checkpoint(family, **options of make_checkpoint)`: a folder, the same for the same arguments."""
+    """`checkpoint(family, **options of make_checkpoint)`: a folder, the same for the same
+    arguments.
+    """
     from tests.checkpoints import make_checkpoint
 
     @cache
@@ -38,7 +42,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
-    """`reference(family, **options of make_checkpoint)`: transformers on that checkpoint, float32, one thread."""
+    """`reference(family, **options of make_checkpoint)`: transformers on that checkpoint, float32,
+    one thread.
+    """
     import torch
 
     from tests.checkpoints import reference as load

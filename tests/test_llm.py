@@ -25,7 +25,9 @@ GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Callable[..., Path]) -> Iterator[LLM]:
-    with LLM(checkpoint("qwen3_vl"), dtype="float32", threads=1, media_workers=1, max_total_tokens=8192) as llm:
+    with LLM(
+        checkpoint("qwen3_vl"), dtype="float32", threads=1, media_workers=1, max_total_tokens=8192
+    ) as llm:
         yield llm
 
 
@@ -138,7 +140,12 @@ def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:
 
 
 def test_no_limit_of_top_k_has_two_spellings(llm: LLM) -> None:
-    texts = {llm.chat(ask("hello"), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=top_k)).text for top_k in (0, -1)}
+    texts = {
+        llm.chat(
+            ask("hello"), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=top_k)
+        ).text
+        for top_k in (0, -1)
+    }
     assert len(texts) == 1
 
 
@@ -157,13 +164,32 @@ def test_an_option_or_model_that_will_not_do_is_refused(tmp_path: Path) -> None:
         LLM(tmp_path)
 
 
-def test_the_command_line_answers_about_a_file(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_line_answers_about_a_file(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     buffer = io.BytesIO()
     Image.fromarray(picture(64, 64)).save(buffer, "JPEG")
     path = tmp_path / "a.jpg"
     path.write_bytes(buffer.getvalue())
-    command = [sys.executable, "-m", "saccade", "chat", "what is it?", "--image", str(path), "--model", str(checkpoint("qwen3_vl"))]
-    run = partial(subprocess.run, capture_output=True, text=True, timeout=100, check=False, env=os.environ | {"COLUMNS": "300"})
+    command = [
+        sys.executable,
+        "-m",
+        "saccade",
+        "chat",
+        "what is it?",
+        "--image",
+        str(path),
+        "--model",
+        str(checkpoint("qwen3_vl")),
+    ]
+    run = partial(
+        subprocess.run,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | {"COLUMNS": "300"},
+    )
     done = run([*command, "--max-tokens", "4"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -175,4 +201,6 @@ def test_the_command_line_answers_about_a_file(checkpoint: Callable[..., Path], 
     text.write_text("no picture")
     refused = run([*command[:-1], str(tmp_path / "no-model"), "--image", str(text)])
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"error: {text}: the picture is text"), "before the model is looked for"
+    assert refused.stderr.startswith(f"error: {text}: the picture is text"), (
+        "before the model is looked for"
+    )

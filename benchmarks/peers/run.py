@@ -1,9 +1,11 @@
 """Saccade beside transformers' `generate` on one checkpoint: speed and accuracy, in turns.
 
-    python -m benchmarks.peers.run [CHECKPOINT] [--repeats 3] [--dtype bfloat16] [--threads 2] [--output benchmarks/results/NAME]
+    python -m benchmarks.peers.run [CHECKPOINT] [--repeats 3] [--dtype bfloat16] [--threads 2]
+    [--output benchmarks/results/NAME]
 
-CHECKPOINT is a folder, "demo" (the built-in model) or "random" (a small Qwen3-VL with random weights). Each repeat starts a fresh server
-of either kind, so every first request is cold, and sends both the same four workloads:
+CHECKPOINT is a folder, "demo" (the built-in model) or "random" (a small Qwen3-VL with random
+weights). Each repeat starts a fresh server of either kind, so every first request is cold, and
+sends both the same four workloads:
 
     cold     single requests, a new 1280x720 picture each: TTFT without any cache, decode speed
     again    one and the same request over and over: what a known request costs
@@ -49,7 +51,9 @@ SIZE = "1280x720"
 
 
 def sides(folder: Path, name: str, dtype: str, threads: int | None) -> tuple[Side, Side]:
-    settings = f"--port {{port}} --dtype {dtype} --served-model-name {name}" + (f" --threads {threads}" if threads else "")
+    settings = f"--port {{port}} --dtype {dtype} --served-model-name {name}" + (
+        f" --threads {threads}" if threads else ""
+    )
     place = shlex.quote(str(folder))
     peer = shlex.quote(str(Path(__file__).with_name("transformers_server.py")))
     python = shlex.quote(sys.executable)
@@ -68,16 +72,27 @@ def workloads(seed: int, output: OutputOptions, target: Target, again: Path) -> 
         return Bench(target, load, data, pictures, text, output=output)
 
     yield bench(Load(4, 1, warmup_requests=2, seed=seed), DatasetOptions())
-    yield bench(Load(6, 1, warmup_requests=1, seed=seed), DatasetOptions(dataset_name="custom", dataset_path=str(again)))
+    yield bench(
+        Load(6, 1, warmup_requests=1, seed=seed),
+        DatasetOptions(dataset_name="custom", dataset_path=str(again)),
+    )
     # Seeds of their own: no workload may find pictures that another has sent.
-    yield bench(Load(2, 1, warmup_requests=0, seed=seed + 500), DatasetOptions(dataset_name="multiturn-image", rounds=8))
-    yield bench(Load(16, 4, warmup_requests=0, seed=seed + 1000), DatasetOptions(dataset_name="image"))
+    yield bench(
+        Load(2, 1, warmup_requests=0, seed=seed + 500),
+        DatasetOptions(dataset_name="multiturn-image", rounds=8),
+    )
+    yield bench(
+        Load(16, 4, warmup_requests=0, seed=seed + 1000), DatasetOptions(dataset_name="image")
+    )
 
 
 def write_request(path: Path) -> None:
     """The request that is sent again and again."""
     url = data_url(encode(Picture("photo", 1280, 720, 77)), "jpeg")
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What does the picture show? " * 8}]
+    content = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What does the picture show? " * 8},
+    ]
     path.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
 
 
@@ -88,18 +103,24 @@ def checkpoint(name: str) -> Iterator[Path]:
         from tests.checkpoints import make_checkpoint
 
         with tempfile.TemporaryDirectory() as folder:
-            yield make_checkpoint(Path(folder), "qwen3_vl", text=TEXT | {"rope_parameters": ROPE}, vision=VISION)
+            yield make_checkpoint(
+                Path(folder), "qwen3_vl", text=TEXT | {"rope_parameters": ROPE}, vision=VISION
+            )
     else:
         yield ROOT / "saccade" / "demo" / "model" if name == "demo" else Path(name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", nargs="?", default="demo")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--questions", type=int, default=100, help="of each eval, asked once (demo model only)")
+    parser.add_argument(
+        "--questions", type=int, default=100, help="of each eval, asked once (demo model only)"
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/peers"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -113,11 +134,26 @@ def main() -> None:
                 console.print(f"repeat {repeat + 1} of {args.repeats}: {side.label}")
                 with running(side, Path(scratch), AbOptions("", "")) as url:
                     target = Target(base_url=url)
-                    for bench in workloads(repeat + 1, OutputOptions(runs, side.label), target, again):
+                    for bench in workloads(
+                        repeat + 1, OutputOptions(runs, side.label), target, again
+                    ):
                         serve(bench)
-                    for name in ("ocr", "shapes") if repeat == 0 and args.checkpoint == "demo" else ():
-                        write_eval(runs, side.label, evaluate(name, target, EvalOptions(num_prompts=args.questions)))
-    console.print(report([runs], ReportOptions(args.output, f"Saccade beside transformers: {args.checkpoint}, {args.dtype}")))
+                    for name in (
+                        ("ocr", "shapes") if repeat == 0 and args.checkpoint == "demo" else ()
+                    ):
+                        write_eval(
+                            runs,
+                            side.label,
+                            evaluate(name, target, EvalOptions(num_prompts=args.questions)),
+                        )
+    console.print(
+        report(
+            [runs],
+            ReportOptions(
+                args.output, f"Saccade beside transformers: {args.checkpoint}, {args.dtype}"
+            ),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from saccade.core.types import Image, ImageKey, Span
 
 PageKey = tuple[tuple[int, ...], tuple[tuple[int, int, ImageKey, int], ...]]
-"""Token ids, and (position in the page, length, picture, embedding row of the first) for every stretch of picture in the page."""
+"""Token ids, and (position in the page, length, picture, embedding row of the first) for every
+stretch of picture in the page.
+"""
 
 
 def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
@@ -25,7 +27,9 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Tokens (a list that grows while the answer does), spans over its prompt, and the cache partition it belongs to."""
+    """Tokens (a list that grows while the answer does), spans over its prompt, and the cache
+    partition it belongs to.
+    """
 
     tokens: list[int]
     spans: tuple[Span, ...]
@@ -33,16 +37,27 @@ class Content:
     salt: str = ""
 
     def pictures(self, start: int, end: int) -> tuple[tuple[int, int, ImageKey, int], ...]:
-        """(position after `start`, length, picture, embedding row) of every stretch of picture in `[start, end)`."""
+        """(position after `start`, length, picture, embedding row) of every stretch of picture in
+        `[start, end)`.
+        """
         if not self.spans or start >= self.spans[-1].end:
             return ()
         stretches = []
         for span in overlapping(self.spans, start, end):
             low, high = max(start, span.start), min(end, span.end)
-            stretches.append((low - start, high - low, self.images[span.image].key, span.offset + low - span.start))
+            stretches.append(
+                (
+                    low - start,
+                    high - low,
+                    self.images[span.image].key,
+                    span.offset + low - span.start,
+                )
+            )
         return tuple(stretches)
 
     def page(self, index: int, size: int) -> PageKey:
-        """Everything that decides page `index`'s keys and values, once the pages before it are the same."""
+        """Everything that decides page `index`'s keys and values, once the pages before it are the
+        same.
+        """
         start = index * size
         return tuple(self.tokens[start : start + size]), self.pictures(start, start + size)

@@ -1,11 +1,13 @@
-"""In which tier each picture's embedding lies, what it weighs, which must stay, and which goes where when room is needed.
+"""In which tier each picture's embedding lies, what it weighs, which must stay, and which goes
+where when room is needed.
 
-Owns the bookkeeping; the tensors live with the workers, who carry out the `Move`s. Knows nothing of tokens or sequences.
+Owns the bookkeeping; the tensors live with the workers, who carry out the `Move`s. Knows nothing of
+tokens or sequences.
 
-    encode ──▶ device ◀──────▶ host          an embedding is on the device or on the host, never on both
+    encode ──▶ device ◀──────▶ host         an embedding is on the device or on the host, not both
                   │ ▲
-             save │ └── staged ◀── disk       what is saved stays on disk, wherever else it is; reading happens in the background
-                  └───────────────▲
+             save │ └── staged ◀── disk      what is saved stays on disk, wherever else it is;
+                  └───────────────▲         reading happens in the background
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey, Missed, Tier
 
 QUADRATIC_TOKENS = 2048
-"""A picture of so many tokens costs the vision tower as much for attention as for everything else (about 6 x width patches of Qwen3-VL)."""
+"""A picture of so many tokens costs the vision tower as much for attention as for everything else
+(about 6 x width patches of Qwen3-VL).
+"""
 FIXED_TOKENS = 32
 """What a picture costs whatever its size, beside the cost of a token."""
 
 
 def encode_cost(num_tokens: int) -> float:
-    """What encoding a picture takes, in units of a token of a small one: linear layers, full attention, and a fixed part."""
+    """What encoding a picture takes, in units of a token of a small one: linear layers, full
+    attention, and a fixed part.
+    """
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
 
@@ -40,10 +46,20 @@ class _Known:
 
 
 class EmbeddingCache:
-    """Embeddings by key. A pinned one is on the device and stays there, even if that means going over the budget."""
+    """Embeddings by key.
 
-    def __init__(self, budgets: EmbeddingBudgets, bytes_per_token: int, on_disk: Iterable[tuple[ImageKey, int]] = ()) -> None:
-        """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used first."""
+    A pinned one is on the device and stays there, even if that means going over the budget.
+    """
+
+    def __init__(
+        self,
+        budgets: EmbeddingBudgets,
+        bytes_per_token: int,
+        on_disk: Iterable[tuple[ImageKey, int]] = (),
+    ) -> None:
+        """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
+        first.
+        """
         self.bytes_per_token = bytes_per_token
         self.device = Shelf(budgets.device_bytes)
         self.host = Shelf(budgets.host_bytes)
@@ -58,7 +74,9 @@ class EmbeddingCache:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
             self.disk.put(key, num_tokens * bytes_per_token, self.worth(key))
-        self.surplus = [Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)]
+        self.surplus = [
+            Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)
+        ]
 
     @property
     def pinned(self) -> Collection[ImageKey]:
@@ -86,7 +104,9 @@ class EmbeddingCache:
     def tiers(self) -> dict[Tier, Shelf]:
         """The tiers that have room for anything, nearest first."""
         every: dict[Tier, Shelf] = {"device": self.device, "host": self.host, "disk": self.disk}
-        return {tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes}
+        return {
+            tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
+        }
 
     def look_up(self, key: ImageKey) -> None:
         """A sequence needs `key`: count where it is found, and where not."""
@@ -116,11 +136,21 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether the device's budget allows so many tokens more. Where nothing is pinned, anything fits: a picture may be larger."""
-        return not self.device.held or self.device.held_bytes + num_tokens * self.bytes_per_token <= self.device.budget_bytes
+        """Whether the device's budget allows so many tokens more.
+
+        Where nothing is pinned, anything fits: a picture may be larger.
+        """
+        return (
+            not self.device.held
+            or self.device.held_bytes + num_tokens * self.bytes_per_token
+            <= self.device.budget_bytes
+        )
 
     def admit(self, key: ImageKey, num_tokens: int, spare: Collection[ImageKey] = ()) -> list[Move]:
-        """`key` is being encoded. Returns what must move for it; `spare` are to stay on the device if possible."""
+        """`key` is being encoded.
+
+        Returns what must move for it; `spare` are to stay on the device if possible.
+        """
         assert not self.ready(key)
         self._seen.add(key)
         known = self._known.setdefault(key, _Known(num_tokens))
@@ -128,21 +158,31 @@ class EmbeddingCache:
         return self._to_device(key, spare)
 
     def bring(self, key: ImageKey, spare: Collection[ImageKey] = ()) -> list[Move]:
-        """Move `key`, which is on the host or staged, to the device. Returns what must move for it, and itself last."""
+        """Move `key`, which is on the host or staged, to the device.
+
+        Returns what must move for it, and itself last.
+        """
         source = self.locate(key)
         assert source in ("host", "staged")
         if source == "host":
             self.host.take(key)
         else:
             self._staged.remove(key)
-        return [*self._to_device(key, spare), Move(key, source, "device", self._known[key].num_tokens)]
+        return [
+            *self._to_device(key, spare),
+            Move(key, source, "device", self._known[key].num_tokens),
+        ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
-        """What must go from the disk for `key`, just encoded, and whether it is worth its room there."""
+        """What must go from the disk for `key`, just encoded, and whether it is worth its room
+        there.
+        """
         if key in self.disk or self._bytes(key) > self.disk.budget_bytes:
             return [], False
         evicted = self._shelve(self.disk, key)
-        return [Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key], key not in evicted
+        return [
+            Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
+        ], key not in evicted
 
     # ---- reading from disk, in the background
 
@@ -154,7 +194,9 @@ class EmbeddingCache:
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """It has been read, or could not be: then it counts as gone, or it would be asked of the disk again and again."""
+        """It has been read, or could not be: then it counts as gone, or it would be asked of the
+        disk again and again.
+        """
         self.disk.release(key)
         if whole:
             self._staged.add(key)
@@ -181,7 +223,9 @@ class EmbeddingCache:
         return self._known[key].num_tokens * self.bytes_per_token
 
     def worth(self, key: ImageKey, /) -> float:
-        """What the place of `key` is worth: milliseconds saved per token, which is per byte, times how often it is shown."""
+        """What the place of `key` is worth: milliseconds saved per token, which is per byte, times
+        how often it is shown.
+        """
         num_tokens = self._known[key].num_tokens
         return self._popularity.of(key) * encode_cost(num_tokens) / num_tokens
 
@@ -198,8 +242,15 @@ class EmbeddingCache:
         if self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
         evicted = self._shelve(self.host, key)
-        dropped = [Move(victim, "device" if victim == key else "host", None, self._forget(victim)) for victim in evicted]
-        return dropped if key in evicted else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
+        dropped = [
+            Move(victim, "device" if victim == key else "host", None, self._forget(victim))
+            for victim in evicted
+        ]
+        return (
+            dropped
+            if key in evicted
+            else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
+        )
 
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""

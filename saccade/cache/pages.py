@@ -2,7 +2,8 @@
 
 Owns page numbers and reference counts. Knows nothing of tokens, sequences or tensors.
 
-Free pages are kept as maximal runs, so that a sequence usually gets consecutive pages and attention can read its keys as one slice.
+Free pages are kept as maximal runs, so that a sequence usually gets consecutive pages and attention
+can read its keys as one slice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ DUMMY_PAGE = 0
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` tokens; page 0 is the dummy page. Taking or releasing n pages costs O(n + log runs)."""
+    """`num_pages` pages of `page_size` tokens; page 0 is the dummy page.
+
+    Taking or releasing n pages costs O(n + log runs).
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         assert num_pages > 1 and page_size > 0
@@ -26,7 +30,9 @@ class PagePool:
         self.refs = [0] * num_pages
         self._runs: dict[int, int] = {}  # first page -> length, of every maximal free run
         self._ends: dict[int, int] = {}  # page after the run -> first page
-        self._longest: list[tuple[int, int]] = []  # heap of (-length, first page); entries of runs that have changed are stale
+        self._longest: list[
+            tuple[int, int]
+        ] = []  # heap of (-length, first page); entries of runs that have changed are stale
         self._add_run(1, self.capacity)
 
     def pages_for(self, tokens: int) -> int:
@@ -34,7 +40,10 @@ class PagePool:
         return -(-tokens // self.page_size)
 
     def take(self, n: int, after: int | None = None) -> list[int]:
-        """`n` free pages, each with one reference: if they can, those that follow page `after`. Needs `n <= free`."""
+        """`n` free pages, each with one reference: if they can, those that follow page `after`.
+
+        Needs `n <= free`.
+        """
         assert 0 <= n <= self.free
         taken: list[int] = []
         start = None if after is None else after + 1
@@ -69,15 +78,25 @@ class PagePool:
         self._add_run(start, end - start)
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that free and held pages are all pages, each counted as often as `holders` hold it."""
+        """Assert that free and held pages are all pages, each counted as often as `holders` hold
+        it.
+        """
         held = Counter(page for pages in holders for page in pages)
-        free = {page for start, length in self._runs.items() for page in range(start, start + length)}
+        free = {
+            page for start, length in self._runs.items() for page in range(start, start + length)
+        }
         assert len(free) == self.free == sum(self._runs.values())
-        assert not free & held.keys() and len(free) + len(held) == self.capacity, "a page is lost, or both free and held"
-        assert all(self.refs[page] == held[page] for page in range(1, self.capacity + 1)), "a reference count is wrong"
+        assert not free & held.keys() and len(free) + len(held) == self.capacity, (
+            "a page is lost, or both free and held"
+        )
+        assert all(self.refs[page] == held[page] for page in range(1, self.capacity + 1)), (
+            "a reference count is wrong"
+        )
 
     def _open_run(self, n: int) -> int:
-        """Where a new run of `n` pages had best begin: in the longest free run, leaving its left neighbour half of what is to spare."""
+        """Where a new run of `n` pages had best begin: in the longest free run, leaving its left
+        neighbour half of what is to spare.
+        """
         while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
             heapq.heappop(self._longest)
         length, start = -self._longest[0][0], self._longest[0][1]

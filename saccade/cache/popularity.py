@@ -1,7 +1,9 @@
-"""How often each picture was shown lately, also while its embedding is not here. Owns counts; a bounded number of them.
+"""How often each picture was shown lately, also while its embedding is not here. Owns counts; a
+bounded number of them.
 
-Counts are halved every so many uses, so that what was popular once does not stay so. Nothing counts for more than `MOST`: from there on
-when it was last used decides, or a picture shown all day yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
+Counts are halved every so many uses, so that what was popular once does not stay so. Nothing counts
+for more than `MOST`: from there on when it was last used decides, or a picture shown all day
+yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ class Popularity:
         return len(self._counts)
 
     def use(self, key: ImageKey, cached: int) -> None:
-        """A sequence shows `key`, while so many pictures are cached. At most `SPAN` keys per cached one are added between two halvings."""
+        """A sequence shows `key`, while so many pictures are cached.
+
+        At most `SPAN` keys per cached one are added between two halvings.
+        """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1
         if self._since >= SPAN * max(LEAST, cached):

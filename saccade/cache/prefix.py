@@ -1,9 +1,11 @@
 """The prefix cache: a trie of whole KV pages, one root per cache salt.
 
-Owns the trie, one reference to each of its pages, and the order of eviction. Knows nothing of scheduling or tensors.
+Owns the trie, one reference to each of its pages, and the order of eviction. Knows nothing of
+scheduling or tensors.
 
-An edge is compared exactly: tokens, and which picture at which offset. A sequence holds a path from the root, whose pages are the
-first of its own page table; what nobody holds can be evicted, leaf by leaf, least recently used first.
+An edge is compared exactly: tokens, and which picture at which offset. A sequence holds a path from
+the root, whose pages are the first of its own page table; what nobody holds can be evicted, leaf by
+leaf, least recently used first.
 
     find -> hold -> extend ... extend -> leave
 """
@@ -35,13 +37,18 @@ class Node:
 
 
 class PrefixCache:
-    """Pages of finished and running sequences by content. `evictable`: pages that `evict` could free right now."""
+    """Pages of finished and running sequences by content.
+
+    `evictable`: pages that `evict` could free right now.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._roots: dict[str, Node] = {}
         self._clock = count(1)
-        self._leaves: list[tuple[int, int, Node]] = []  # heap of (used, tie, node); stale where `used` has moved on
+        self._leaves: list[
+            tuple[int, int, Node]
+        ] = []  # heap of (used, tie, node); stale where `used` has moved on
         self.pages = 0
         self.evictable = 0
         self.hit_tokens = 0
@@ -59,7 +66,10 @@ class PrefixCache:
         return path
 
     def hold(self, content: Content, path: Sequence[Node]) -> Node:
-        """Hold the path that `find` has just returned; the caller now shares its pages. Returns its last node (the root if empty)."""
+        """Hold the path that `find` has just returned; the caller now shares its pages.
+
+        Returns its last node (the root if empty).
+        """
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
         self._pool.retain(node.page for node in path)
@@ -69,10 +79,11 @@ class PrefixCache:
         return path[-1] if path else root
 
     def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
-        """Make the holder's pages `[node.depth, whole)` findable, up to the first whose content is cached under another page.
+        """Make the holder's pages `[node.depth, whole)` findable, up to the first whose content is
+        cached under another page.
 
-        A holder's page table is append-only, so a duplicate stays the holder's own and hides what follows it until `leave`.
-        Returns the last node now held.
+        A holder's page table is append-only, so a duplicate stays the holder's own and hides what
+        follows it until `leave`. Returns the last node now held.
         """
         while node.depth < whole:
             key = content.page(node.depth, self._pool.page_size)
@@ -84,7 +95,9 @@ class PrefixCache:
         return node
 
     def leave(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> None:
-        """End a hold and all of the holder's `pages`: the first `whole` stay cached (duplicates do not), the rest are free."""
+        """End a hold and all of the holder's `pages`: the first `whole` stay cached (duplicates do
+        not), the rest are free.
+        """
         held = node
         duplicates: list[int] = []
         for page in pages[node.depth : whole]:
@@ -156,5 +169,9 @@ class PrefixCache:
         elif self._is_idle_leaf(node):
             heapq.heappush(self._leaves, (node.used, next(self._clock), node))
             if len(self._leaves) > 2 * self.pages + 64:
-                self._leaves = [(used, tie, node) for used, tie, node in self._leaves if node.used == used and self._is_idle_leaf(node)]
+                self._leaves = [
+                    (used, tie, node)
+                    for used, tie, node in self._leaves
+                    if node.used == used and self._is_idle_leaf(node)
+                ]
                 heapq.heapify(self._leaves)

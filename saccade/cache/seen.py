@@ -1,4 +1,7 @@
-"""Which pictures have ever been encoded here, so that a miss can say why. Owns keys only; a bounded number of them."""
+"""Which pictures have ever been encoded here, so that a miss can say why.
+
+Owns keys only; a bounded number of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ KEYS_PER_DIGEST = 8
 
 
 class Seen:
-    """The last `size` pictures by digest, each with the settings and salts it was last encoded under."""
+    """The last `size` pictures by digest, each with the settings and salts it was last encoded
+    under.
+    """
 
     def __init__(self, size: int = 1 << 16) -> None:
         self._size = size

@@ -1,8 +1,9 @@
 """One tier of a cache: what lies on it within a budget, and what goes next when room is needed.
 
-Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998): an item's priority is the shelf's floor when it was last
-used, plus what it is worth per byte; whatever is evicted raises the floor to its own priority. So the worth decides among items used
-at about the same time, and an item that is not used again is overtaken by all others in the end. Of equal worth, the least
+Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998): an item's priority
+is the shelf's floor when it was last used, plus what it is worth per byte; whatever is evicted
+raises the floor to its own priority. So the worth decides among items used at about the same time,
+and an item that is not used again is overtaken by all others in the end. Of equal worth, the least
 recently used goes first. Knows nothing of other tiers.
 """
 
@@ -36,7 +37,9 @@ class Shelf:
         self._floor = 0.0
         self._clock = 0
         self._items: dict[ImageKey, _Item] = {}
-        self._heap: list[tuple[float, int, ImageKey]] = []  # with stale entries: one counts if its stamp is the item's
+        self._heap: list[
+            tuple[float, int, ImageKey]
+        ] = []  # with stale entries: one counts if its stamp is the item's
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
@@ -45,7 +48,10 @@ class Shelf:
         return len(self._items)
 
     def put(self, key: ImageKey, nbytes: int, worth: float) -> None:
-        """Add an item, whatever the budget says. `worth`: what having it saves, per byte, times how often it was used."""
+        """Add an item, whatever the budget says.
+
+        `worth`: what having it saves, per byte, times how often it was used.
+        """
         assert key not in self._items
         self._items[key] = _Item(nbytes, 0.0, 0.0, 0)
         self.used_bytes += nbytes
@@ -80,7 +86,9 @@ class Shelf:
             self._refresh(key)
 
     def make_room(self, nbytes: int, spare: Collection[ImageKey] = ()) -> list[ImageKey]:
-        """Evict until `nbytes` more fit, or nothing is left that is not held; those in `spare` only if all others have gone."""
+        """Evict until `nbytes` more fit, or nothing is left that is not held; those in `spare` only
+        if all others have gone.
+        """
         evicted: list[ImageKey] = []
         spared: list[tuple[float, int, ImageKey]] = []
         while self._heap and self.used_bytes + nbytes > self.budget_bytes:

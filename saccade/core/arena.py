@@ -1,8 +1,10 @@
 """The pixel arena: one bounded region of anonymous shared memory, and who holds which bytes of it.
 
-The front creates it and hands its descriptor to the decode workers (who write pixels) and to the engine (who reads them). It has no
-name: when the last process that holds it has gone, however it went, the memory is gone too. Only the front allocates. The arena
-knows offsets and sizes; whose pixels they are, and who waits for room, is `intake/pixels.py`'s business.
+The front creates it and hands its descriptor to the decode workers (who write pixels) and to the
+engine (who reads them). It has no
+name: when the last process that holds it has gone, however it went, the memory is gone too. Only
+the front allocates. The arena knows offsets and sizes; whose pixels they are, and who waits for
+room, is `media/pixels.py`'s business.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ ALIGNMENT = 4096
 
 
 class Arena:
-    """Shared memory of `size` bytes with a first-fit allocator. `fd` is inheritable only through `pass_fds`."""
+    """Shared memory of `size` bytes with a first-fit allocator.
+
+    `fd` is inheritable only through `pass_fds`.
+    """
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -32,7 +37,10 @@ class Arena:
 
     @classmethod
     def create(cls, size: int) -> Arena:
-        """A new arena of at least `size` bytes. Memory is committed page by page, as it is first written."""
+        """A new arena of at least `size` bytes.
+
+        Memory is committed page by page, as it is first written.
+        """
         size = _aligned(size)
         fd = os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
@@ -40,7 +48,9 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:
-        """The arena behind an inherited descriptor, in another process: read and write its slots, leave allocation to the creator."""
+        """The arena behind an inherited descriptor, in another process: read and write its slots,
+        leave allocation to the creator.
+        """
         return cls(fd, size)
 
     def allocate(self, nbytes: int) -> int | None:
@@ -77,7 +87,10 @@ class Arena:
         return sum(self._taken.values())
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
-        """The pixels of a slot, [height, width, 3], without a copy. Valid as long as the slot is the caller's."""
+        """The pixels of a slot, [height, width, 3], without a copy.
+
+        Valid as long as the slot is the caller's.
+        """
         flat = np.frombuffer(self._memory, dtype=np.uint8, count=slot.nbytes, offset=slot.offset)
         return flat.reshape(slot.height, slot.width, 3)
 
@@ -86,7 +99,9 @@ class Arena:
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def close(self) -> None:
-        """Let go of this process's mapping; views that still live keep the memory until they are gone."""
+        """Let go of this process's mapping; views that still live keep the memory until they are
+        gone.
+        """
         with contextlib.suppress(BufferError):
             self._memory.close()
         os.close(self.fd)

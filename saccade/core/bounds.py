@@ -1,4 +1,7 @@
-"""Bounds that options must keep. Every check names the option as the command line has it. Owns nothing."""
+"""Bounds that options must keep.
+
+Every check names the option as the command line has it. Owns nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ def filled(options: object, *names: str) -> None:
             raise ConfigError(f"--{name.replace('_', '-')}: name at least one")
 
 
-def _check(options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str) -> None:
+def _check(
+    options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str
+) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not right(value):

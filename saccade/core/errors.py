@@ -1,7 +1,8 @@
-"""The exception tree. Whoever meets bad input raises one of these; `server/` turns it into OpenAI's error shape.
+"""The exception tree. Whoever meets bad input raises one of these; `server/` turns it into OpenAI's
+error shape.
 
 SaccadeError
-├── RequestError          the caller's request cannot be served; has an HTTP status and names the field
+├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
 │   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
 │   ├── Unauthorized      401
@@ -23,7 +24,10 @@ class SaccadeError(Exception):
 
 
 class RequestError(SaccadeError):
-    """The request cannot be served. `param` names the field as the client wrote it, e.g. "messages[2].content[0]"."""
+    """The request cannot be served.
+
+    `param` names the field as the client wrote it, e.g. "messages[2].content[0]".
+    """
 
     status = 400
     type = "invalid_request_error"
@@ -108,4 +112,6 @@ class ConfigError(StartupError):
 
 
 class CheckpointError(StartupError):
-    """A file of the model is missing, damaged or does not fit: the message names the file and, where it has one, the tensor."""
+    """A file of the model is missing, damaged or does not fit: the message names the file and,
+    where it has one, the tensor.
+    """

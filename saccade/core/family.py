@@ -1,7 +1,8 @@
-"""What the rest of Saccade asks of a model family on the CPU: the `FamilySpec` protocol and its value types.
+"""What the rest of Saccade asks of a model family on the CPU: the `FamilySpec` protocol and its
+value types.
 
-A spec answers from `config.json` and its neighbours alone: sizes, token counts, prompt expansion, positions. No tensors, no torch.
-The tensor side is `nn.protocol.FamilyNet`.
+A spec answers from `config.json` and its neighbours alone: sizes, token counts, prompt expansion,
+positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from saccade.core.types import Grid, Image, Span
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """How a family turns a picture into patches. `min_pixels`, `max_pixels` bound height * width after resizing."""
+    """How a family turns a picture into patches.
+
+    `min_pixels`, `max_pixels` bound height * width after resizing.
+    """
 
     patch: int
     merge: int
@@ -49,7 +53,9 @@ class KVLayout:
     head_dim: int
 
     def on_rank(self, ranks: int) -> KVLayout:
-        """What one of `ranks` ranks stores: its share of the heads; where there are fewer heads than ranks, one that others hold too."""
+        """What one of `ranks` ranks stores: its share of the heads; where there are fewer heads
+        than ranks, one that others hold too.
+        """
         return replace(self, kv_heads=max(1, self.kv_heads // ranks))
 
 
@@ -59,7 +65,10 @@ Divisible = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a model may be cut among ranks. `encoder_width`: the narrowest rows of the vision tower's matrices that are cut."""
+    """How a model may be cut among ranks.
+
+    `encoder_width`: the narrowest rows of the vision tower's matrices that are cut.
+    """
 
     text: Divisible
     kv_heads: int
@@ -112,7 +121,10 @@ class FamilySpec(Protocol):
         ...
 
     def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        """(height, width) after resizing. Raises ImageError when the aspect ratio is beyond what the family allows."""
+        """(height, width) after resizing.
+
+        Raises ImageError when the aspect ratio is beyond what the family allows.
+        """
         ...
 
     def grid(self, height: int, width: int) -> Grid:
@@ -121,7 +133,9 @@ class FamilySpec(Protocol):
 
     def num_tokens(self, grid: Grid) -> int: ...
 
-    def expand_prompt(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    def expand_prompt(
+        self, tokens: Sequence[int], images: Sequence[Image]
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         """Replace the k-th image placeholder token by as many as `images[k]` has tokens.
 
         Raises InvalidRequest when placeholders and images do not correspond.
@@ -129,7 +143,8 @@ class FamilySpec(Protocol):
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Rotary positions [3, num_tokens] (time, height, width) of a picture's tokens, were it the first of a prompt.
+        """Rotary positions [3, num_tokens] (time, height, width) of a picture's tokens, were it the
+        first of a prompt.
 
         Computed anew at every call; who asks often keeps them.
         """
@@ -140,6 +155,7 @@ class FamilySpec(Protocol):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Rotary positions [3, num_tokens], and the position of the token that would come next.
 
-        `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last span advance all axes by one each.
+        `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last
+        span advance all axes by one each.
         """
         ...

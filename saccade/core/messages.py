@@ -1,4 +1,5 @@
-"""What the front process and the engine process say to each other (msgpack over a local socket, encoded by `engine/link.py`).
+"""What the front process and the engine process say to each other (msgpack over a local socket,
+encoded by `engine/link.py`).
 
 Pixels never travel here: they lie in the shared arena and a `PixelSlot` says where.
 """
@@ -22,14 +23,20 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client has left, or a stop string was seen. Answered by a final delta (`abort`) unless the request has already ended."""
+    """The client has left, or a stop string was seen.
+
+    Answered by a final delta (`abort`) unless the request has already ended.
+    """
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The picture's pixels lie in the arena. The engine owns the slot until it names it in `PixelsDone`."""
+    """The picture's pixels lie in the arena.
+
+    The engine owns the slot until it names it in `PixelsDone`.
+    """
 
     key: ImageKey
     slot: PixelSlot
@@ -45,12 +52,17 @@ class PixelsFailed:
 
 @dataclass(frozen=True, slots=True)
 class ArenaFull:
-    """A picture that the engine wants finds no room, and all room is the engine's: only what it names in `News.done` can help."""
+    """A picture that the engine wants finds no room, and all room is the engine's: only what it
+    names in `News.done` can help.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish what runs, then exit. Requests still unfinished after `grace` seconds end with an error."""
+    """Finish what runs, then exit.
+
+    Requests still unfinished after `grace` seconds end with an error.
+    """
 
     grace: float
 
@@ -60,7 +72,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine has loaded the model. `decided` lists what start-up decided, for people: (name, value)."""
+    """The engine has loaded the model.
+
+    `decided` lists what start-up decided, for people: (name, value).
+    """
 
     kv_tokens: int
     context_length: int
@@ -81,7 +96,8 @@ class News:
     want: pictures to be encoded soon whose pixels the engine has not seen: decode them first.
     done: arena slots the engine has finished with, to be freed.
     confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
-    encoded: pictures that were run through the vision tower, the ms that took, and when it was done, as in `plan.Sampled`.
+    encoded: pictures that were run through the vision tower, the ms that took, and when it was
+    done, as in `plan.Sampled`.
     metrics: absolute values of the engine's metrics that changed: (name, label values, value).
     """
 

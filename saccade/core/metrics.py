@@ -1,7 +1,8 @@
 """Every metric, declared once: name, kind, help, label names. `Metrics` holds their values.
 
-One `Metrics` lives in the front; the engine keeps its own and sends what changed (`Metrics.changed`) with its news, so that
-`/metrics` is up to date whenever an answer has ended. Rendering for Prometheus is the server's (`server/metrics.py`).
+One `Metrics` lives in the front; the engine keeps its own and sends what changed
+(`Metrics.changed`) with its news, so that `/metrics` is up to date whenever an answer has ended.
+Rendering for Prometheus is the server's (`server/metrics.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)
 """Histogram bucket bounds, in seconds."""
 
 
@@ -27,35 +45,90 @@ class Metric:
 
 DECLARED: tuple[Metric, ...] = (
     # The path of a picture.
-    Metric("saccade_images_received_total", "counter", "Pictures named in accepted requests, repeats included"),
+    Metric(
+        "saccade_images_received_total",
+        "counter",
+        "Pictures named in accepted requests, repeats included",
+    ),
     Metric("saccade_images_fetched_total", "counter", "Pictures fetched over http(s)"),
     Metric("saccade_images_decoded_total", "counter", "Pictures decoded and resized"),
-    Metric("saccade_image_bytes_shipped_total", "counter", "Bytes of resized pixels handed to the engine"),
+    Metric(
+        "saccade_image_bytes_shipped_total",
+        "counter",
+        "Bytes of resized pixels handed to the engine",
+    ),
     Metric("saccade_images_encoded_total", "counter", "Pictures run through the vision tower"),
-    Metric("saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"),
-    Metric("saccade_step_patches_largest", "gauge", "Most patches run through the vision tower in one step so far"),
-    Metric("saccade_image_hits_total", "counter", "Pictures of requests found at a level of cache", ("level",)),
+    Metric(
+        "saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"
+    ),
+    Metric(
+        "saccade_step_patches_largest",
+        "gauge",
+        "Most patches run through the vision tower in one step so far",
+    ),
+    Metric(
+        "saccade_image_hits_total",
+        "counter",
+        "Pictures of requests found at a level of cache",
+        ("level",),
+    ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
-    Metric("saccade_decode_worker_restarts_total", "counter", "Decode workers replaced after a crash, a hang or a memory blow-up"),
-    Metric("saccade_embedding_hits_total", "counter", "Picture embeddings found in a tier by a sequence that needed them", ("tier",)),
-    Metric("saccade_embedding_misses_total", "counter", "Picture embeddings looked for in a tier and not found", ("tier",)),
-    Metric("saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident", ("tier",)),
-    Metric("saccade_embedding_evictions_total", "counter", "Picture embeddings evicted from a tier", ("tier",)),
-    Metric("saccade_position_cache_lookups_total", "counter", "Lookups of what follows from a grid alone", ("kind", "outcome")),
+    Metric(
+        "saccade_decode_worker_restarts_total",
+        "counter",
+        "Decode workers replaced after a crash, a hang or a memory blow-up",
+    ),
+    Metric(
+        "saccade_embedding_hits_total",
+        "counter",
+        "Picture embeddings found in a tier by a sequence that needed them",
+        ("tier",),
+    ),
+    Metric(
+        "saccade_embedding_misses_total",
+        "counter",
+        "Picture embeddings looked for in a tier and not found",
+        ("tier",),
+    ),
+    Metric(
+        "saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident", ("tier",)
+    ),
+    Metric(
+        "saccade_embedding_evictions_total",
+        "counter",
+        "Picture embeddings evicted from a tier",
+        ("tier",),
+    ),
+    Metric(
+        "saccade_position_cache_lookups_total",
+        "counter",
+        "Lookups of what follows from a grid alone",
+        ("kind", "outcome"),
+    ),
     Metric("saccade_position_cache_bytes", "gauge", "Bytes of what follows from a grid alone"),
     # Tokens and steps.
     Metric("saccade_prompt_tokens_total", "counter", "Prompt tokens of admitted requests"),
-    Metric("saccade_cached_tokens_total", "counter", "Prompt tokens that came from the prefix cache"),
+    Metric(
+        "saccade_cached_tokens_total", "counter", "Prompt tokens that came from the prefix cache"
+    ),
     Metric("saccade_generated_tokens_total", "counter", "Tokens generated"),
     Metric("saccade_steps_total", "counter", "Steps of the engine"),
-    Metric("saccade_preemptions_total", "counter", "Sequences sent back to waiting because pages ran out"),
+    Metric(
+        "saccade_preemptions_total",
+        "counter",
+        "Sequences sent back to waiting because pages ran out",
+    ),
     Metric("saccade_requests_running", "gauge", "Sequences that hold a slot"),
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     # Requests as clients see them.
     Metric("saccade_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
     Metric("saccade_requests_in_flight", "gauge", "Requests accepted and not yet ended"),
-    Metric("saccade_request_bytes_held", "gauge", "Bytes of bodies and encoded pictures held for requests in flight"),
+    Metric(
+        "saccade_request_bytes_held",
+        "gauge",
+        "Bytes of bodies and encoded pictures held for requests in flight",
+    ),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),
     Metric("saccade_e2e_seconds", "histogram", "Time from arrival to the end of the answer"),
@@ -78,12 +151,19 @@ class Histogram:
 
 
 class Metrics:
-    """Values of the declared metrics. Using an undeclared name, a wrong kind or wrong labels is a bug and raises KeyError."""
+    """Values of the declared metrics.
+
+    Using an undeclared name, a wrong kind or wrong labels is a bug and raises KeyError.
+    """
 
     def __init__(self) -> None:
         self._declared = {metric.name: metric for metric in DECLARED}
-        self._values: dict[Key, float] = {(m.name, ()): 0.0 for m in DECLARED if m.kind != "histogram" and not m.labels}
-        self._histograms: dict[str, Histogram] = {m.name: Histogram() for m in DECLARED if m.kind == "histogram"}
+        self._values: dict[Key, float] = {
+            (m.name, ()): 0.0 for m in DECLARED if m.kind != "histogram" and not m.labels
+        }
+        self._histograms: dict[str, Histogram] = {
+            m.name: Histogram() for m in DECLARED if m.kind == "histogram"
+        }
         self._sent: dict[Key, float] = {}
 
     def _key(self, name: str, labels: Mapping[str, str]) -> Key:
@@ -106,7 +186,11 @@ class Metrics:
     def changed(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
         """Values that differ from what the last call returned."""
         values = self._values.items()
-        news = tuple((name, labels, value) for (name, labels), value in values if self._sent.get((name, labels), 0.0) != value)
+        news = tuple(
+            (name, labels, value)
+            for (name, labels), value in values
+            if self._sent.get((name, labels), 0.0) != value
+        )
         self._sent = dict(self._values)
         return news
 
@@ -117,7 +201,9 @@ class Metrics:
 
     def snapshot(self) -> dict[Metric, dict[tuple[str, ...], float]]:
         """Counter and gauge values by metric and label values."""
-        by_metric: dict[Metric, dict[tuple[str, ...], float]] = {m: {} for m in DECLARED if m.kind != "histogram"}
+        by_metric: dict[Metric, dict[tuple[str, ...], float]] = {
+            m: {} for m in DECLARED if m.kind != "histogram"
+        }
         for (name, labels), value in self._values.items():
             by_metric[self._declared[name]][labels] = value
         return by_metric

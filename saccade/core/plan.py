@@ -1,7 +1,8 @@
 """The only message from the scheduler to the workers: one immutable `Plan` per step.
 
-Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what `Open` told it and the tokens it
-sampled itself, so a plan names positions, not token values, and the plan of step n+1 can be made before the tokens of step n are known.
+Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what
+`Open` told it and the tokens it sampled itself, so a plan names positions, not token values, and
+the plan of step n+1 can be made before the tokens of step n are known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from saccade.core.types import Grid, Image, ImageKey, SamplingParams, Span, Toke
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """Where resized uint8 RGB pixels [height, width, 3] lie in the shared arena: `offset` in bytes."""
+    """Where resized uint8 RGB pixels [height, width, 3] lie in the shared arena: `offset` in
+    bytes.
+    """
 
     offset: int
     height: int
@@ -30,8 +33,9 @@ class PixelSlot:
 class Open:
     """A sequence enters `slot`.
 
-    `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length` are the prompt.
-    `pages` already hold KV for the first `len(pages) * page_size` tokens (the cached prefix).
+    `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
+    are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
+    cached prefix).
     """
 
     slot: int
@@ -45,7 +49,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page table. `sample`: draw the next token."""
+    """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
+    table. `sample`: draw the next token.
+    """
 
     slot: int
     start: int
@@ -62,8 +68,8 @@ Place = Literal["device", "host", "staged", "disk"]
 class Move:
     """The embedding of `key` goes from `source` to `target`; None: it is dropped there.
 
-    device <-> host, staged -> device: it leaves `source`. disk -> staged: it stays on disk too, and is read in the background, until
-    `Sampled.disk` says how that went.
+    device <-> host, staged -> device: it leaves `source`. disk -> staged: it stays on disk too, and
+    is read in the background, until `Sampled.disk` says how that went.
     """
 
     key: ImageKey
@@ -74,7 +80,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Run the vision tower on one picture; the embedding is then on the device under `key` until it is moved."""
+    """Run the vision tower on one picture; the embedding is then on the device under `key` until it
+    is moved.
+    """
 
     key: ImageKey
     grid: Grid
@@ -83,7 +91,9 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Batch rows `[row, row + length)` are rows `[offset, offset + length)` of the embedding of `key`, not of the token table."""
+    """Batch rows `[row, row + length)` are rows `[offset, offset + length)` of the embedding of
+    `key`, not of the token table.
+    """
 
     row: int
     length: int
@@ -95,9 +105,12 @@ class Splice:
 class Plan:
     """One step, executed in this order: close, open, moves, encode, one forward over `rows`, save.
 
-    Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill chunks.
-    save: embeddings on the device to be written to disk, in the background. wait: there is nothing to do before a read from disk ends.
-    adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has nothing else in it.
+    Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
+    chunks.
+    save: embeddings on the device to be written to disk, in the background. wait: there is nothing
+    to do before a read from disk ends.
+    adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has
+    nothing else in it.
     """
 
     step: int
@@ -126,16 +139,21 @@ class Plan:
 
 
 DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]
-"""What became of an embedding on disk. not read: it counts as gone; it is there again once it has been encoded and saved again."""
+"""What became of an embedding on disk.
+
+not read: it counts as gone; it is there again once it has been encoded and saved again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None where none were asked for.
+    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None
+    where none were asked for.
 
-    `encoded`: what the vision tower took for pictures that it has finished since the last step (their pack's ms, shared by patches), and
-    when it was done with them (`time.monotonic()`, which all processes of a machine share).
-    `disk` is what the background has finished since the last step. `unfinished`: there is more to adapt.
+    `encoded`: what the vision tower took for pictures that it has finished since the last step
+    (their pack's ms, shared by patches), and when it was done with them (`time.monotonic()`, which
+    all processes of a machine share). `disk` is what the background has finished since the last
+    step. `unfinished`: there is more to adapt.
     """
 
     tokens: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """What a request is: pictures by key, tokens, spans, sampling, and what comes back.
 
-Owns the value types that every room shares. All are frozen: they are built whole and never changed afterwards.
-Knows nothing of bytes, pixels, tensors, pages or HTTP.
+Owns the value types that every room shares. All are frozen: they are built whole and never changed
+afterwards. Knows nothing of bytes, pixels, tensors, pages or HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class ImageKey:
     """The name of a picture: equal keys mean equal encoded bytes, processing settings and salt.
 
     digest: 32 bytes, blake3 of the encoded bytes.
-    settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees (`ImageRules.fingerprint`).
+    settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
+    (`ImageRules.fingerprint`).
     salt: the request's `cache_salt`; it separates tenants.
     """
 
@@ -37,7 +38,9 @@ class ImageKey:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture as the engine knows it: a name, its patch grid, and how many tokens stand for it."""
+    """One picture as the engine knows it: a name, its patch grid, and how many tokens stand for
+    it.
+    """
 
     key: ImageKey
     grid: Grid
@@ -51,7 +54,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the embedding of `images[image]`."""
+    """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the
+    embedding of `images[image]`.
+    """
 
     start: int
     length: int
@@ -86,12 +91,14 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over HTTP or from Python, passes here.
+    """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over
+    HTTP or from Python, passes here.
 
-    temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives to report beside the chosen
-    token, None for no log-probabilities at all. `stop` strings are watched by the front (the engine knows no text); the other
-    fields by the engine. `seed` alone decides the random draws: the n-th token of a request depends on (seed, n) and its
-    logits, on nothing else in the batch.
+    temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives
+    to report beside the chosen token, None for no log-probabilities at all. `stop` strings are
+    watched by the front (the engine knows no text); the other fields by the engine. `seed` alone
+    decides the random draws: the n-th token of a request depends on (seed, n) and its logits, on
+    nothing else in the batch.
     """
 
     max_tokens: int = 256
@@ -115,23 +122,38 @@ class SamplingParams:
             value = getattr(self, name)
             is_kind = isinstance(value, kind)
             if not is_kind or (value is not None and not least <= value <= most):
-                what = "a whole number" if kind is int else "a number" if kind is NUMBER else "None or a whole number"
+                what = (
+                    "a whole number"
+                    if kind is int
+                    else "a number"
+                    if kind is NUMBER
+                    else "None or a whole number"
+                )
                 allowed = f"of at least {least}" if most == INFINITY else f"from {least} to {most}"
                 raise InvalidRequest(f"{name}: expected {what} {allowed}, got {value!r}", name)
         if not self.repetition_penalty:
-            raise InvalidRequest("repetition_penalty: expected a number above 0 (1 is no penalty), got 0", "repetition_penalty")
+            raise InvalidRequest(
+                "repetition_penalty: expected a number above 0 (1 is no penalty), got 0",
+                "repetition_penalty",
+            )
         if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
-            raise InvalidRequest(f"logit_bias: expected biases from {-MAX_BIAS} to {MAX_BIAS}", "logit_bias")
+            raise InvalidRequest(
+                f"logit_bias: expected biases from {-MAX_BIAS} to {MAX_BIAS}", "logit_bias"
+            )
         stop: Any = self.stop  # a single string would pass for a tuple of its letters
         if isinstance(stop, str) or len(stop) > MAX_STOPS or not all(stop):
-            raise InvalidRequest(f"stop: expected at most {MAX_STOPS} stop strings, none of them empty", "stop")
+            raise InvalidRequest(
+                f"stop: expected at most {MAX_STOPS} stop strings, none of them empty", "stop"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to generate. `tokens` are token ids only (image placeholders included, never hashes or sentinels).
+    """One answer to generate. `tokens` are token ids only (image placeholders included, never
+    hashes or sentinels).
 
-    `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is `time.monotonic()` seconds.
+    `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
+    `time.monotonic()` seconds.
     """
 
     id: str
@@ -145,7 +167,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability (natural; of the model's own distribution, before penalties) of the chosen token and of the best others."""
+    """Log-probability (natural; of the model's own distribution, before penalties) of the chosen
+    token and of the best others.
+    """
 
     token: int
     logprob: float
@@ -153,13 +177,23 @@ class TokenLogprobs:
 
 
 Missed = Literal[
-    "never seen", "evicted", "other settings", "other salt", "no full page", "other prompt", "other prompt or evicted", "prefix cache off"
+    "never seen",
+    "evicted",
+    "other settings",
+    "other salt",
+    "no full page",
+    "other prompt",
+    "other prompt or evicted",
+    "prefix cache off",
 ]
 """Why a picture was not found at a level.
 
-other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as never seen.)
-no full page: the page with its last tokens is not cached, for it was not full, or went on differently.
-other prompt: something else stood before it. From the first eviction on nobody can tell: it may have gone since.
+other salt: it was seen without a salt. (That another tenant has sent it is never said: it counts as
+never seen.)
+no full page: the page with its last tokens is not cached, for it was not full, or went on
+differently.
+other prompt: something else stood before it. From the first eviction on nobody can tell: it may
+have gone since.
 """
 
 
@@ -169,9 +203,11 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`, or `none` (it was encoded).
+    """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
+    or `none` (it was encoded).
 
-    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below. `tier`: where the embedding was.
+    `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
+    `tier`: where the embedding was.
     """
 
     image: int
@@ -183,10 +219,11 @@ class ImageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one request: tokens generated since the last delta. The one with `finish` set is the last.
+    """News of one request: tokens generated since the last delta. The one with `finish` set is the
+    last.
 
-    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first delta with a token or a finish.
-    `error` is set if and only if `finish == "error"`.
+    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first
+    delta with a token or a finish. `error` is set if and only if `finish == "error"`.
     """
 
     id: str

@@ -1,7 +1,9 @@
 """Pictures for the demo model: a scene is a frozen description, `render` turns it into pixels.
 
-Owns: the colours, shapes and fonts that exist, the placing of things, and the drawing (Pillow only).
-Does not know: questions, answers, tokens or tensors. Everything random comes from the `random.Random` that is passed in.
+Owns: the colours, shapes and fonts that exist, the placing of things, and the drawing (Pillow
+only).
+Does not know: questions, answers, tokens or tensors. Everything random comes from the
+`random.Random` that is passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 RGB = tuple[int, int, int]
 
-COLOURS: dict[str, tuple[RGB, RGB]] = {  # two shades each; a drawn colour lies between them, plus a little jitter
+COLOURS: dict[
+    str, tuple[RGB, RGB]
+] = {  # two shades each; a drawn colour lies between them, plus a little jitter
     "red": ((205, 35, 40), (255, 0, 0)),
     "green": ((35, 150, 60), (0, 128, 0)),
     "blue": ((45, 95, 215), (0, 0, 255)),
@@ -31,7 +35,9 @@ COLOURS: dict[str, tuple[RGB, RGB]] = {  # two shades each; a drawn colour lies 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross")
 
 DEFAULT_FONT = "default"
-FONT_FILES: dict[str, tuple[str, str]] = {  # name -> (importable package, file inside it); used where installed
+FONT_FILES: dict[
+    str, tuple[str, str]
+] = {  # name -> (importable package, file inside it); used where installed
     "dejavu-sans": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSans.ttf"),
     "dejavu-sans-bold": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSans-Bold.ttf"),
     "dejavu-serif": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSerif.ttf"),
@@ -50,7 +56,12 @@ FONT_FILES: dict[str, tuple[str, str]] = {  # name -> (importable package, file 
     "source-serif-semibold": ("font_source_serif_pro", "files/SourceSerifPro-Semibold.ttf"),
     "dejavu-serif-italic": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSerif-Italic.ttf"),
 }
-HELD_OUT_FONTS = ("roboto-medium", "source-sans-italic", "source-serif-semibold", "dejavu-serif-italic")
+HELD_OUT_FONTS = (
+    "roboto-medium",
+    "source-sans-italic",
+    "source-serif-semibold",
+    "dejavu-serif-italic",
+)
 """Never trained on; the held-out evaluation adds them where they are installed."""
 
 MIN_FONT = 14  # px; smaller text is not promised
@@ -59,7 +70,9 @@ MIN_RADIUS = 9  # px
 
 @dataclass(frozen=True)
 class Shape:
-    """One coloured shape; `x`, `y` is its centre and `radius` half its extent, in pixels; `angle` in radians."""
+    """One coloured shape; `x`, `y` is its centre and `radius` half its extent, in pixels; `angle`
+    in radians.
+    """
 
     kind: str
     colour: str
@@ -84,7 +97,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture before it is drawn. `shade` is the background's lower edge (a gradient from `background`)."""
+    """A picture before it is drawn.
+
+    `shade` is the background's lower edge (a gradient from `background`).
+    """
 
     width: int
     height: int
@@ -166,14 +182,19 @@ def glyphs(text: Text) -> list[Glyph]:
         edges.append(edges[-1] + _advance(text.font, char) * text.size)
     middle = text.y - 0.35 * text.size
     height = 0.7 * text.size
-    return [Glyph(char, (edges[i] + edges[i + 1]) / 2, middle, edges[i + 1] - edges[i], height) for i, char in enumerate(text.text)]
+    return [
+        Glyph(char, (edges[i] + edges[i + 1]) / 2, middle, edges[i + 1] - edges[i], height)
+        for i, char in enumerate(text.text)
+    ]
 
 
 # Drawing
 
 
 def render(scene: Scene) -> Image.Image:
-    """Draw the scene: an RGB picture of `scene.width` x `scene.height` pixels, the same for the same scene."""
+    """Draw the scene: an RGB picture of `scene.width` x `scene.height` pixels, the same for the
+    same scene.
+    """
     scale = 2 if scene.smooth and scene.shapes else 1
     size = (scene.width * scale, scene.height * scale)
     image = _background(scene, size)
@@ -183,7 +204,13 @@ def render(scene: Scene) -> Image.Image:
     if scale > 1:
         image = image.reduce(scale)
     for text in lines(scene):
-        ImageDraw.Draw(image).text((text.x, text.y), text.text, fill=text.rgb, font=load_font(text.font, text.size), anchor="ls")
+        ImageDraw.Draw(image).text(
+            (text.x, text.y),
+            text.text,
+            fill=text.rgb,
+            font=load_font(text.font, text.size),
+            anchor="ls",
+        )
     if scene.noise:
         grain = _grain(scene.width, scene.height, scene.noise)
         image = Image.blend(image, grain, 0.08)
@@ -222,7 +249,10 @@ def _draw_shape(draw: ImageDraw.ImageDraw, shape: Shape, scale: int) -> None:
         draw.ellipse((x - r, y - r, x + r, y + r), fill=shape.rgb)
         return
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
-    points = [(x + r * (px * cos - py * sin), y + r * (px * sin + py * cos)) for px, py in _outline(shape.kind)]
+    points = [
+        (x + r * (px * cos - py * sin), y + r * (px * sin + py * cos))
+        for px, py in _outline(shape.kind)
+    ]
     draw.polygon(points, fill=shape.rgb)
 
 
@@ -235,13 +265,32 @@ def _outline(kind: str) -> tuple[tuple[float, float], ...]:
         return ((0.0, -0.95), (0.98, 0.8), (-0.98, 0.8))
     if kind == "cross":
         a, b = 0.32, 0.95
-        return ((-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a))
+        return (
+            (-a, -b),
+            (a, -b),
+            (a, -a),
+            (b, -a),
+            (b, a),
+            (a, a),
+            (a, b),
+            (-a, b),
+            (-a, a),
+            (-b, a),
+            (-b, -a),
+            (-a, -a),
+        )
     if kind == "star":
         turns = [(i * math.pi / 5 - math.pi / 2, 1.0 if i % 2 == 0 else 0.42) for i in range(10)]
         return tuple((r * math.cos(t), r * math.sin(t)) for t, r in turns)
     if kind == "heart":
         steps = [i * math.tau / 48 for i in range(48)]
-        curve = [(16 * math.sin(t) ** 3, -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t))) for t in steps]
+        curve = [
+            (
+                16 * math.sin(t) ** 3,
+                -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)),
+            )
+            for t in steps
+        ]
         return tuple((px / 17, (py - 2.5) / 15.5) for px, py in curve)
     raise ValueError(f"unknown shape {kind!r}")
 
@@ -252,7 +301,9 @@ def _outline(kind: str) -> tuple[tuple[float, float], ...]:
 def draw_size(rng: random.Random, low: int = 96, high: int = 256) -> tuple[int, int]:
     """A picture size: each side log-uniform in [low, high] pixels, at most 2.5 times the other."""
     while True:
-        width, height = (round(math.exp(rng.uniform(math.log(low), math.log(high)))) for _ in range(2))
+        width, height = (
+            round(math.exp(rng.uniform(math.log(low), math.log(high)))) for _ in range(2)
+        )
         if max(width, height) <= 2.5 * min(width, height):
             return width, height
 
@@ -261,7 +312,9 @@ def draw_colour(rng: random.Random, name: str) -> RGB:
     """A shade of the named colour."""
     first, second = COLOURS[name]
     mix = rng.random() ** 2
-    red, green, blue = (round(a + (b - a) * mix) + rng.randint(-10, 10) for a, b in zip(first, second, strict=True))
+    red, green, blue = (
+        round(a + (b - a) * mix) + rng.randint(-10, 10) for a, b in zip(first, second, strict=True)
+    )
     return _clip(red), _clip(green), _clip(blue)
 
 
@@ -275,7 +328,11 @@ def draw_background(rng: random.Random, avoid: Sequence[RGB] = ()) -> tuple[RGB,
             base = (rng.randint(190, 250), rng.randint(190, 250), rng.randint(190, 250))
         elif kind < 0.85:
             grey = rng.randint(110, 180)
-            base = (grey + rng.randint(-12, 12), grey + rng.randint(-12, 12), grey + rng.randint(-12, 12))
+            base = (
+                grey + rng.randint(-12, 12),
+                grey + rng.randint(-12, 12),
+                grey + rng.randint(-12, 12),
+            )
         else:
             base = (rng.randint(0, 70), rng.randint(0, 70), rng.randint(0, 70))
         shade = base
@@ -287,9 +344,15 @@ def draw_background(rng: random.Random, avoid: Sequence[RGB] = ()) -> tuple[RGB,
 
 
 def draw_text_scene(
-    rng: random.Random, text: str, size: tuple[int, int], fonts: Sequence[str], limits: tuple[float, float] = (MIN_FONT, math.inf)
+    rng: random.Random,
+    text: str,
+    size: tuple[int, int],
+    fonts: Sequence[str],
+    limits: tuple[float, float] = (MIN_FONT, math.inf),
 ) -> Scene:
-    """One line of text in a random font, size (within `limits`, px), colour and place; it always fits into the picture."""
+    """One line of text in a random font, size (within `limits`, px), colour and place; it always
+    fits into the picture.
+    """
     width, height = size
     name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
     unit = load_font(name, 100).getlength(text) / 100  # line width per pixel of font size
@@ -302,14 +365,26 @@ def draw_text_scene(
     x = rng.uniform(2 - left, max(2 - left, width - 2 - right))
     y = rng.uniform(2 - top, max(2 - top, height - 2 - bottom))
     rgb, (background, shade) = _text_colours(rng)
-    return Scene(width, height, background, shade, (), Text(text, name, font_size, rgb, x, y), _draw_noise(rng))
+    return Scene(
+        width,
+        height,
+        background,
+        shade,
+        (),
+        Text(text, name, font_size, rgb, x, y),
+        _draw_noise(rng),
+    )
 
 
 def _text_colours(rng: random.Random) -> tuple[RGB, tuple[RGB, RGB]]:
     """A text colour and a background that differ by at least 100 levels of luminance."""
     while True:
         named = rng.random() < 0.5
-        rgb = draw_colour(rng, rng.choice(list(COLOURS))) if named else (rng.randint(0, 255), rng.randint(0, 255), rng.randint(0, 255))
+        rgb = (
+            draw_colour(rng, rng.choice(list(COLOURS)))
+            if named
+            else (rng.randint(0, 255), rng.randint(0, 255), rng.randint(0, 255))
+        )
         if rng.random() < 0.3:
             rgb = (0, 0, 0)
         background = draw_background(rng)
@@ -317,10 +392,14 @@ def _text_colours(rng: random.Random) -> tuple[RGB, tuple[RGB, RGB]]:
             return rgb, background
 
 
-def draw_shapes_scene(rng: random.Random, things: Sequence[tuple[str, str]], size: tuple[int, int]) -> Scene:
-    """The `(colour, shape)` pairs placed apart from each other; for up to three, left to right in the order given.
+def draw_shapes_scene(
+    rng: random.Random, things: Sequence[tuple[str, str]], size: tuple[int, int]
+) -> Scene:
+    """The `(colour, shape)` pairs placed apart from each other; for up to three, left to right in
+    the order given.
 
-    Centres of up to three things are at least 14 px apart horizontally, so that "left to right" is never in doubt.
+    Centres of up to three things are at least 14 px apart horizontally, so that "left to right" is
+    never in doubt.
     """
     width, height = size
     ordered = len(things) <= 3
@@ -338,18 +417,28 @@ def draw_shapes_scene(rng: random.Random, things: Sequence[tuple[str, str]], siz
         for (colour, kind), rgb, (x, y, r) in zip(things, colours, places, strict=True)
     )
     background, shade = draw_background(rng, colours)
-    return Scene(width, height, background, shade, shapes, None, _draw_noise(rng), rng.random() < 0.7)
+    return Scene(
+        width, height, background, shade, shapes, None, _draw_noise(rng), rng.random() < 0.7
+    )
 
 
-def _place(rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool) -> list[tuple[float, float, float]] | None:
+def _place(
+    rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool
+) -> list[tuple[float, float, float]] | None:
     """Centres and radii without overlap, or None when this try has no room."""
     side = min(width, height)
-    largest = max(MIN_RADIUS + 1.0, side * {1: 0.44, 2: 0.3, 3: 0.24}.get(count, 0.42 / math.sqrt(count)))
+    largest = max(
+        MIN_RADIUS + 1.0, side * {1: 0.44, 2: 0.3, 3: 0.24}.get(count, 0.42 / math.sqrt(count))
+    )
     smallest = min(largest, max(MIN_RADIUS, side * 0.07))
     common = math.exp(rng.uniform(math.log(smallest), math.log(largest)))
     places: list[tuple[float, float, float]] = []
     for _ in range(60):
-        radius = common * rng.uniform(0.9, 1.0) if alike else math.exp(rng.uniform(math.log(smallest), math.log(largest)))
+        radius = (
+            common * rng.uniform(0.9, 1.0)
+            if alike
+            else math.exp(rng.uniform(math.log(smallest), math.log(largest)))
+        )
         radius = max(float(MIN_RADIUS), radius)
         x = rng.uniform(radius + 1, width - radius - 1)
         y = rng.uniform(radius + 1, height - radius - 1)
@@ -362,8 +451,12 @@ def _place(rng: random.Random, count: int, width: int, height: int, ordered: boo
     return None
 
 
-def draw_page(rng: random.Random, size: tuple[int, int], fonts: Sequence[str], letters: str, largest: float) -> Scene:
-    """A picture full of short random lines and coloured shapes, none upon another: the first stage of training learns to see on it."""
+def draw_page(
+    rng: random.Random, size: tuple[int, int], fonts: Sequence[str], letters: str, largest: float
+) -> Scene:
+    """A picture full of short random lines and coloured shapes, none upon another: the first stage
+    of training learns to see on it.
+    """
     width, height = size
     background, shade = draw_background(rng)
     taken: list[tuple[float, float, float, float]] = []
@@ -371,30 +464,55 @@ def draw_page(rng: random.Random, size: tuple[int, int], fonts: Sequence[str], l
     shapes: list[Shape] = []
     for _ in range(40):
         if rng.random() < 0.3:
-            radius = math.exp(rng.uniform(math.log(MIN_RADIUS), math.log(min(60.0, 0.3 * min(size)))))
+            radius = math.exp(
+                rng.uniform(math.log(MIN_RADIUS), math.log(min(60.0, 0.3 * min(size))))
+            )
             x, y = rng.uniform(radius, width - radius), rng.uniform(radius, height - radius)
             colour = rng.choice(list(COLOURS))
             rgb = draw_colour(rng, colour)
             if min(_distance(rgb, background), _distance(rgb, shade)) > 95 and _free(
                 taken, (x - radius, y - radius, x + radius, y + radius)
             ):
-                shapes.append(Shape(rng.choice(SHAPES), colour, rgb, x, y, radius, rng.uniform(-0.2, 0.2)))
+                shapes.append(
+                    Shape(rng.choice(SHAPES), colour, rgb, x, y, radius, rng.uniform(-0.2, 0.2))
+                )
             continue
         name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
         text = "".join(rng.choice(letters) for _ in range(rng.randint(1, 6)))
         high = max(MIN_FONT + 1.0, min(largest, 0.6 * height, 0.9 * width / (0.6 * len(text))))
         font_size = round(math.exp(rng.uniform(math.log(MIN_FONT), math.log(high))))
-        length, above, below = sum(_advance(name, char) for char in text) * font_size, 0.76 * font_size, 0.24 * font_size
+        length, above, below = (
+            sum(_advance(name, char) for char in text) * font_size,
+            0.76 * font_size,
+            0.24 * font_size,
+        )
         x, y = rng.uniform(1, width - 1 - length), rng.uniform(above, height - below)
         if length < width - 2 and _free(taken, (x, y - above, x + length, y + below)):
             texts.append(Text(text, name, font_size, _contrasting(rng, background, shade), x, y))
-    return Scene(width, height, background, shade, tuple(shapes), None, _draw_noise(rng), rng.random() < 0.7, tuple(texts))
+    return Scene(
+        width,
+        height,
+        background,
+        shade,
+        tuple(shapes),
+        None,
+        _draw_noise(rng),
+        rng.random() < 0.7,
+        tuple(texts),
+    )
 
 
-def _free(taken: list[tuple[float, float, float, float]], box: tuple[float, float, float, float]) -> bool:
-    """Whether the box (left, top, right, bottom) touches none that is taken; if so it is taken now."""
+def _free(
+    taken: list[tuple[float, float, float, float]], box: tuple[float, float, float, float]
+) -> bool:
+    """Whether the box (left, top, right, bottom) touches none that is taken; if so it is taken
+    now.
+    """
     left, top, right, bottom = box
-    if any(left < box[2] + 2 and box[0] - 2 < right and top < box[3] + 2 and box[1] - 2 < bottom for box in taken):
+    if any(
+        left < box[2] + 2 and box[0] - 2 < right and top < box[3] + 2 and box[1] - 2 < bottom
+        for box in taken
+    ):
         return False
     taken.append(box)
     return True

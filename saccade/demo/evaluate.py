@@ -1,8 +1,9 @@
-"""Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m saccade.demo.evaluate --base-url URL -n 200`.
+"""Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m
+saccade.demo.evaluate --base-url URL -n 200`.
 
-Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or model answers.
-Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom multiples of 32). In a chat the model's own answers
-stay in the history.
+Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or
+model answers. Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom
+multiples of 32). In a chat the model's own answers stay in the history.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from saccade.demo.draw import DEFAULT_FONT, HELD_OUT_FONTS, Scene, installed_fonts, render, training_fonts
+from saccade.demo.draw import (
+    DEFAULT_FONT,
+    HELD_OUT_FONTS,
+    Scene,
+    installed_fonts,
+    render,
+    training_fonts,
+)
 from saccade.demo.tasks import SKILLS, Task, Turn, held_out
 
 Message = dict[str, Any]
@@ -31,7 +39,9 @@ Ask = Callable[[list[Message]], str]
 """The whole contract of a model: OpenAI chat messages in, text out."""
 READING = ("number", "word")
 LARGE, ANY_SIZE = 28, 10_000
-"""Text of at least so many px is shown apart: a digit then is about as wide as a patch of the vision tower."""
+"""Text of at least so many px is shown apart: a digit then is about as wide as a patch of the
+vision tower.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,15 +80,21 @@ def data_url(scene: Scene) -> str:
 
 
 def user_message(turn: Turn) -> Message:
-    """A turn as an OpenAI message: its pictures, then the question; plain text where there is no picture."""
+    """A turn as an OpenAI message: its pictures, then the question; plain text where there is no
+    picture.
+    """
     if not turn.pictures:
         return {"role": "user", "content": turn.question}
-    pictures = [{"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.pictures]
+    pictures = [
+        {"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.pictures
+    ]
     return {"role": "user", "content": [*pictures, {"type": "text", "text": turn.question}]}
 
 
 def ask_task(ask: Ask, task: Task) -> list[str]:
-    """The answers to all turns; each turn sees the whole chat so far with the model's own answers."""
+    """The answers to all turns; each turn sees the whole chat so far with the model's own
+    answers.
+    """
     messages: list[Message] = []
     answers = []
     for turn in task.turns:
@@ -88,7 +104,9 @@ def ask_task(ask: Ask, task: Task) -> list[str]:
     return answers
 
 
-def score_skill(ask: Ask, skill: str, seeds: Sequence[int], fonts: tuple[str, ...], label: str, threads: int) -> Score:
+def score_skill(
+    ask: Ask, skill: str, seeds: Sequence[int], fonts: tuple[str, ...], label: str, threads: int
+) -> Score:
     """Ask `len(seeds)` tasks of a skill. In "chat" every turn counts as one question."""
     tasks = [held_out(skill, seed, fonts) for seed in seeds]
     with ThreadPoolExecutor(threads) as pool:
@@ -104,7 +122,9 @@ def score_skill(ask: Ask, skill: str, seeds: Sequence[int], fonts: tuple[str, ..
 
 
 def font_sets() -> dict[str, tuple[str, ...]]:
-    """The fonts of the three rows of reading: Pillow's own, all training fonts, and fonts never trained on."""
+    """The fonts of the three rows of reading: Pillow's own, all training fonts, and fonts never
+    trained on.
+    """
     sets: dict[str, tuple[str, ...]] = {"default": (DEFAULT_FONT,)}
     if len(training_fonts()) > 1:
         sets["varied"] = training_fonts()
@@ -124,12 +144,20 @@ def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: r
 
     kept = {seed for seed in seeds if size(seed) in sizes}
     misses = tuple(miss for miss in score.misses if miss.seed in kept)
-    label = f"{score.fonts}, from {sizes.start} px" if sizes.stop >= ANY_SIZE else f"{score.fonts}, below {sizes.stop} px"
+    label = (
+        f"{score.fonts}, from {sizes.start} px"
+        if sizes.stop >= ANY_SIZE
+        else f"{score.fonts}, below {sizes.stop} px"
+    )
     return Score(score.skill, label, len(kept) - len(misses), len(kept), misses)
 
 
-def evaluate(ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 0, threads: int = 4) -> list[Score]:
-    """Scores of all skills, `count` tasks each from seed `first` on; the reading skills once for each set of fonts, and by text size."""
+def evaluate(
+    ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 0, threads: int = 4
+) -> list[Score]:
+    """Scores of all skills, `count` tasks each from seed `first` on; the reading skills once for
+    each set of fonts, and by text size.
+    """
     seeds = range(first, first + count)
     scores: list[Score] = []
     for skill in skills:
@@ -137,10 +165,16 @@ def evaluate(ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 
         label = "varied" if "varied" in sets else "default"
         if skill not in READING:
             sets = {label: sets[label]}
-        found = {label: score_skill(ask, skill, seeds, fonts, label, threads) for label, fonts in sets.items()}
+        found = {
+            label: score_skill(ask, skill, seeds, fonts, label, threads)
+            for label, fonts in sets.items()
+        }
         scores += found.values()
         if skill in READING:
-            scores += [of_size(found[label], seeds, sets[label], sizes) for sizes in (range(LARGE, ANY_SIZE), range(LARGE))]
+            scores += [
+                of_size(found[label], seeds, sets[label], sizes)
+                for sizes in (range(LARGE, ANY_SIZE), range(LARGE))
+            ]
     return scores
 
 
@@ -153,15 +187,25 @@ def print_scores(scores: Sequence[Score], misses: int = 0) -> None:
     console.print(table)
     for score in scores:
         for miss in score.misses[:misses]:
-            console.print(f"{score.skill} {miss.seed}: {miss.question} expected {miss.expected!r}, got {miss.answer!r}", markup=False)
+            console.print(
+                f"{score.skill} {miss.seed}: {miss.question} expected {miss.expected!r}, got "
+                f"{miss.answer!r}",
+                markup=False,
+            )
 
 
 def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    return [{**asdict(score), "accuracy": round(score.accuracy, 4), "error": round(score.error, 4)} for score in scores]
+    return [
+        {**asdict(score), "accuracy": round(score.accuracy, 4), "error": round(score.error, 4)}
+        for score in scores
+    ]
 
 
 def http_asker(base_url: str, model: str | None, key: str | None) -> Ask:
-    """Ask an OpenAI-compatible server, greedily. Raises httpx's errors, HTTPStatusError with the server's reply in its message."""
+    """Ask an OpenAI-compatible server, greedily.
+
+    Raises httpx's errors, HTTPStatusError with the server's reply in its message.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = base_url.rstrip("/").removesuffix("/v1")
     client = httpx.Client(base_url=root, headers=headers, timeout=120)
@@ -172,26 +216,40 @@ def http_asker(base_url: str, model: str | None, key: str | None) -> Ask:
         body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
         reply = client.post("/v1/chat/completions", json=body)
         if reply.is_error:
-            raise httpx.HTTPStatusError(f"{reply.status_code}: {reply.text}", request=reply.request, response=reply)
+            raise httpx.HTTPStatusError(
+                f"{reply.status_code}: {reply.text}", request=reply.request, response=reply
+            )
         return str(reply.json()["choices"][0]["message"]["content"])
 
     return ask
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server (with or without /v1)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:8000", help="the server (with or without /v1)"
+    )
     parser.add_argument("--model", help="model name; default: the first that the server names")
     parser.add_argument("--api-key")
     parser.add_argument("-n", type=int, default=200, help="tasks per skill")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
     parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=SKILLS)
-    parser.add_argument("--misses", type=int, default=0, help="print so many wrong answers per skill")
+    parser.add_argument(
+        "--misses", type=int, default=0, help="print so many wrong answers per skill"
+    )
     parser.add_argument("--json", type=Path, help="write the scores and every wrong answer here")
     args = parser.parse_args()
     try:
-        scores = evaluate(http_asker(args.base_url, args.model, args.api_key), args.n, args.skills, args.first, args.threads)
+        scores = evaluate(
+            http_asker(args.base_url, args.model, args.api_key),
+            args.n,
+            args.skills,
+            args.first,
+            args.threads,
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         parser.exit(1, f"error: --base-url {args.base_url}: {error}\n")
     print_scores(scores, args.misses)

@@ -1,6 +1,8 @@
-"""`saccade demo`: serve the demo model, ask it about pictures drawn here, show what came back and what was cached, keep serving.
+"""`saccade demo`: serve the demo model, ask it about pictures drawn here, show what came back and
+what was cached, keep serving.
 
-An HTTP client like any other: everything it shows came through the API. Knows nothing of the server's insides.
+An HTTP client like any other: everything it shows came through the API. Knows nothing of the
+server's insides.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from rich.text import Text
 
 from saccade.demo.draw import DEFAULT_FONT, Scene, render
 from saccade.demo.evaluate import LARGE, Message, user_message
-from saccade.demo.tasks import HARDEST, Draw, Turn, ask_colour, ask_describe, ask_number, ask_which, number_scene, shapes_scene
+from saccade.demo.tasks import (
+    HARDEST,
+    Draw,
+    Turn,
+    ask_colour,
+    ask_describe,
+    ask_number,
+    ask_which,
+    number_scene,
+    shapes_scene,
+)
 
 START_TIMEOUT = 120.0
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
@@ -51,7 +63,11 @@ def script(seed: int) -> list[Turn]:
     It asks for what the model does well (see its card): text is large, and nothing is counted.
     """
     draw = Draw(random.Random(f"demo/{seed}"), replace(HARDEST, small=LARGE), (DEFAULT_FONT,))
-    number, shapes, more = number_scene(draw, (256, 144)), shapes_scene(draw, (250, 200), 2), shapes_scene(draw, (200, 250), 3)
+    number, shapes, more = (
+        number_scene(draw, (256, 144)),
+        shapes_scene(draw, (250, 200), 2),
+        shapes_scene(draw, (200, 250), 3),
+    )
     asked = [
         ((number,), ask_number(draw, number, "")),
         ((shapes,), ask_describe(draw, shapes, " in picture 2")),
@@ -60,7 +76,11 @@ def script(seed: int) -> list[Turn]:
         ((), ask_number(draw, number, " in picture 1")),
         ((), ask_describe(draw, more, " in picture 3")),
     ]
-    return [Turn(question[0], pictures, question[1], question[2]) for pictures, question in asked if question is not None]
+    return [
+        Turn(question[0], pictures, question[1], question[2])
+        for pictures, question in asked
+        if question is not None
+    ]
 
 
 def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/demo")) -> int:
@@ -69,7 +89,10 @@ def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/dem
     port = free_port(port)
     console.print(f"[bold]saccade serve demo --port {port}[/bold]")
     # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-    server = subprocess.Popen([sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)], start_new_session=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)],
+        start_new_session=True,
+    )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             wait_until_ready(client, server)
@@ -86,11 +109,16 @@ def run(*, port: int = 8000, exit_after: bool = False, out: Path = Path("out/dem
 
 
 SEED = 2
-"""Chosen once, so that the show is the same for everyone; how often the model is right on fresh pictures stands in its card."""
+"""Chosen once, so that the show is the same for everyone; how often the model is right on fresh
+pictures stands in its card.
+"""
 
 
 def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out: Path) -> bool:
-    """Ask all turns as one chat, print each, then the table. True if every answer was the expected one."""
+    """Ask all turns as one chat, print each, then the table.
+
+    True if every answer was the expected one.
+    """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     messages: list[Message] = []
     rows: list[tuple[Turn, Answer]] = []
@@ -103,8 +131,15 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out:
         answer = ask(client, model, messages)
         messages.append({"role": "assistant", "content": answer.text})
         rows.append((turn, answer))
-        mark = "[green]right[/green]" if answer.text == turn.answer else f"[red]wrong, expected:[/red] {turn.answer}"
-        console.print(f"[bold cyan]Q[/bold cyan] {turn.question}\n[bold cyan]A[/bold cyan] {answer.text}  {mark}\n")
+        mark = (
+            "[green]right[/green]"
+            if answer.text == turn.answer
+            else f"[red]wrong, expected:[/red] {turn.answer}"
+        )
+        console.print(
+            f"[bold cyan]Q[/bold cyan] {turn.question}\n[bold cyan]A[/bold cyan] {answer.text} "
+            f" {mark}\n"
+        )
     print_table(console, [answer for _, answer in rows])
     return all(answer.text == turn.answer for turn, answer in rows)
 
@@ -137,7 +172,15 @@ def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     after = picture_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
-    return Answer(text.strip(), first, total, usage["prompt_tokens"], cached, spent["encoded"], spent["reused"])
+    return Answer(
+        text.strip(),
+        first,
+        total,
+        usage["prompt_tokens"],
+        cached,
+        spent["encoded"],
+        spent["reused"],
+    )
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -158,13 +201,24 @@ def picture_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[Answer]) -> None:
-    """What each turn took; it fits a terminal of 80 columns, so questions and answers, which stand above, are not repeated."""
+    """What each turn took; it fits a terminal of 80 columns, so questions and answers, which stand
+    above, are not repeated.
+    """
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
-        figures = (f"{answer.ttft * 1000:.0f}", answer.prompt_tokens, answer.cached_tokens, answer.encoded, answer.reused)
+        figures = (
+            f"{answer.ttft * 1000:.0f}",
+            answer.prompt_tokens,
+            answer.cached_tokens,
+            answer.encoded,
+            answer.reused,
+        )
         table.add_row(str(index), *map(str, figures))
     console.print(table)
-    console.print("encoded: pictures that the vision tower had to see; reused: pictures of the chat that cost a hash.\n")
+    console.print(
+        "encoded: pictures that the vision tower had to see; reused: pictures of the chat that "
+        "cost a hash.\n"
+    )
 
 
 def show(console: Console, scene: Scene, path: Path, number: int) -> None:
@@ -187,7 +241,10 @@ def half_blocks(picture: Image.Image, width: int) -> Text:
             upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
             assert isinstance(upper, tuple)
             assert isinstance(lower, tuple)
-            text.append("▀", f"rgb({upper[0]},{upper[1]},{upper[2]}) on rgb({lower[0]},{lower[1]},{lower[2]})")
+            text.append(
+                "▀",
+                f"rgb({upper[0]},{upper[1]},{upper[2]}) on rgb({lower[0]},{lower[1]},{lower[2]})",
+            )
         text.append("\n")
     return text
 
@@ -196,7 +253,8 @@ def serve_on(console: Console, server: subprocess.Popen[bytes], port: int) -> No
     """Wait for Ctrl-C, or for the server to end."""
     url = f"http://127.0.0.1:{port}/v1"
     console.print(
-        f"[bold]Serving at {url}[/bold] until Ctrl-C. Try:\n  saccade chat --base-url {url} --image FILE 'What is in the picture?'"
+        f"[bold]Serving at {url}[/bold] until Ctrl-C. Try:\n  saccade chat --base-url {url} "
+        "--image FILE 'What is in the picture?'"
     )
     with suppress(KeyboardInterrupt):
         server.wait()
@@ -207,7 +265,9 @@ def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> N
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise SystemExit(f"the server ended with status {server.returncode} before it was ready")
+            raise SystemExit(
+                f"the server ended with status {server.returncode} before it was ready"
+            )
         with suppress(httpx.TransportError):
             if client.get("/health").is_success:
                 return

@@ -1,9 +1,11 @@
-"""What the demo model is asked: conversations about drawn pictures, each turn with its one right answer.
+"""What the demo model is asked: conversations about drawn pictures, each turn with its one right
+answer.
 
 Owns: the phrasing of questions and answers, and which question may be asked of which scene.
 Does not know: how scenes are drawn (`draw`), tokens, tensors, or HTTP.
 
-A question without "in picture k" is about the last picture; it is only asked where the latest pictures came one at a time.
+A question without "in picture k" is about the last picture; it is only asked where the latest
+pictures came one at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.demo.draw import COLOURS, MIN_FONT, SHAPES, Scene, draw_shapes_scene, draw_size, draw_text_scene, training_fonts
+from saccade.demo.draw import (
+    COLOURS,
+    MIN_FONT,
+    SHAPES,
+    Scene,
+    draw_shapes_scene,
+    draw_size,
+    draw_text_scene,
+    training_fonts,
+)
 from saccade.demo.words import KNOWN_WORDS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -22,7 +33,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Turn:
-    """One question with the pictures that come with it, and its answer. `kind` names the skill that it asks for."""
+    """One question with the pictures that come with it, and its answer.
+
+    `kind` names the skill that it asks for.
+    """
 
     kind: str
     pictures: tuple[Scene, ...]
@@ -50,7 +64,12 @@ class Level:
     small: int = MIN_FONT  # px, the smallest font size
     text: float = math.inf  # px, the largest font size
     random_words: float = 0.0  # share of words that are random letters; only training uses any
-    asking: tuple[float, float, float, float] = (3, 3, 3, 2)  # weights of describe, count, colour, shape
+    asking: tuple[float, float, float, float] = (
+        3,
+        3,
+        3,
+        2,
+    )  # weights of describe, count, colour, shape
     which: float = 0.45  # share of "which picture" among questions on several pictures
 
 
@@ -71,11 +90,13 @@ SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
     for questions, answer in (
         (
             ("Who are you?", "What are you?", "What is your name?"),
-            "I am the Saccade demo model. I can read numbers and short words, and name colours and shapes.",
+            "I am the Saccade demo model. I can read numbers and short words, and name colours "
+            "and shapes.",
         ),
         (
             ("What can you do?", "Help", "How can you help me?"),
-            "I can read numbers and short words, name colours and shapes, count, and compare pictures.",
+            "I can read numbers and short words, name colours and shapes, count, and compare "
+            "pictures.",
         ),
         (("Hello", "Hello!", "Hi", "Hi!", "Hi there!"), "Hello! Show me a picture."),
         (("Thank you.", "Thank you!", "Thanks!", "Thanks"), "You are welcome."),
@@ -118,12 +139,18 @@ def describe(scene: Scene) -> str:
 def number_scene(draw: Draw, size: tuple[int, int]) -> Scene:
     digits = draw.rng.randint(1, draw.level.digits)
     return draw_text_scene(
-        draw.rng, "".join(draw.rng.choice("0123456789") for _ in range(digits)), size, draw.fonts, (draw.level.small, draw.level.text)
+        draw.rng,
+        "".join(draw.rng.choice("0123456789") for _ in range(digits)),
+        size,
+        draw.fonts,
+        (draw.level.small, draw.level.text),
     )
 
 
 def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
-    """A known word (or, for training, random letters) in lower case, capitalised, or in capitals."""
+    """A known word (or, for training, random letters) in lower case, capitalised, or in
+    capitals.
+    """
     rng = draw.rng
     if rng.random() < draw.level.random_words:
         word = "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, draw.level.letters)))
@@ -149,7 +176,9 @@ def count_scene(draw: Draw, size: tuple[int, int]) -> Scene:
     rng = draw.rng
     kind, count = rng.choice(SHAPES), rng.randint(1, draw.level.count)
     palette = rng.sample(list(COLOURS), rng.choice([1, 1, 2, 3]))
-    return draw_shapes_scene(rng, _compatible(rng, [(rng.choice(palette), kind) for _ in range(count)]), size)
+    return draw_shapes_scene(
+        rng, _compatible(rng, [(rng.choice(palette), kind) for _ in range(count)]), size
+    )
 
 
 def _compatible(rng: random.Random, things: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -162,7 +191,12 @@ def _compatible(rng: random.Random, things: list[tuple[str, str]]) -> list[tuple
 
 
 SceneMaker = Callable[[Draw, tuple[int, int]], Scene]
-SCENES: dict[str, SceneMaker] = {"number": number_scene, "word": word_scene, "shapes": shapes_scene, "count": count_scene}
+SCENES: dict[str, SceneMaker] = {
+    "number": number_scene,
+    "word": word_scene,
+    "shapes": shapes_scene,
+    "count": count_scene,
+}
 
 
 # Questions on one scene. `where` is "" or " in picture k".
@@ -173,16 +207,32 @@ Question = tuple[str, str, str]  # kind, question, answer
 def ask_number(draw: Draw, scene: Scene, where: str) -> Question | None:
     if not is_number(scene) or scene.text is None:
         return None
-    forms = ["What number is this?", "What is the number?", "Read the number.", "What number is in the picture?", "Which number is this?"]
+    forms = [
+        "What number is this?",
+        "What is the number?",
+        "Read the number.",
+        "What number is in the picture?",
+        "Which number is this?",
+    ]
     if where:
-        forms = [f"What number is{where}?", f"What is the number{where}?", f"Read the number{where}."]
+        forms = [
+            f"What number is{where}?",
+            f"What is the number{where}?",
+            f"Read the number{where}.",
+        ]
     return "number", draw.rng.choice(forms), f"The number is {scene.text.text}."
 
 
 def ask_word(draw: Draw, scene: Scene, where: str) -> Question | None:
     if scene.text is None or is_number(scene):
         return None
-    forms = ["What word is this?", "What is the word?", "Read the word.", "What word is in the picture?", "Which word is this?"]
+    forms = [
+        "What word is this?",
+        "What is the word?",
+        "Read the word.",
+        "What word is in the picture?",
+        "Which word is this?",
+    ]
     if where:
         forms = [f"What word is{where}?", f"What is the word{where}?", f"Read the word{where}."]
     return "word", draw.rng.choice(forms), f"The word is {scene.text.text.lower()}."
@@ -191,7 +241,12 @@ def ask_word(draw: Draw, scene: Scene, where: str) -> Question | None:
 def ask_text(draw: Draw, scene: Scene, where: str) -> Question | None:
     if scene.text is None:
         return None
-    forms = ["What does it say?", "What does the picture say?", "Read the text.", "What is written here?"]
+    forms = [
+        "What does it say?",
+        "What does the picture say?",
+        "Read the text.",
+        "What is written here?",
+    ]
     if where:
         forms = [f"What is written{where}?", f"Read the text{where}."]
     return "text", draw.rng.choice(forms), f"It says {scene.text.text.lower()}."
@@ -200,9 +255,22 @@ def ask_text(draw: Draw, scene: Scene, where: str) -> Question | None:
 def ask_describe(draw: Draw, scene: Scene, where: str) -> Question | None:
     if where:
         picture = where.removeprefix(" in ")
-        form = draw.rng.choice([f"What is{where}?", f"Describe {picture}.", f"What does {picture} show?", f"What do you see{where}?"])
+        form = draw.rng.choice(
+            [
+                f"What is{where}?",
+                f"Describe {picture}.",
+                f"What does {picture} show?",
+                f"What do you see{where}?",
+            ]
+        )
         return "picture k", form, f"{picture.capitalize()} shows {describe(scene)}."
-    forms = ["What is in the picture?", "Describe the picture.", "What do you see?", "What is this?", "What does the picture show?"]
+    forms = [
+        "What is in the picture?",
+        "Describe the picture.",
+        "What do you see?",
+        "What is this?",
+        "What does the picture show?",
+    ]
     phrase = describe(scene)
     return "describe", draw.rng.choice(forms), f"{phrase[0].upper()}{phrase[1:]}."
 
@@ -215,7 +283,11 @@ def ask_count(draw: Draw, scene: Scene, where: str) -> Question | None:
     if draw.rng.random() < 0.2:
         kind, count = "shape", len(scene.shapes)
     things = plural(kind)
-    forms = [f"How many {things} are there{where}?", f"How many {things} do you see{where}?", f"Count the {things}{where}."]
+    forms = [
+        f"How many {things} are there{where}?",
+        f"How many {things} do you see{where}?",
+        f"Count the {things}{where}.",
+    ]
     if not where:
         forms.append(f"How many {things} are in the picture?")
     answer = f"There is 1 {kind}." if count == 1 else f"There are {count} {things}."
@@ -229,7 +301,10 @@ def ask_colour(draw: Draw, scene: Scene, where: str) -> Question | None:
         return None
     shape = draw.rng.choice(unique)
     word = draw.rng.choice(["colour", "colour", "color"])
-    forms = [f"What {word} is the {shape.kind}{where}?", f"Which {word} is the {shape.kind}{where}?"]
+    forms = [
+        f"What {word} is the {shape.kind}{where}?",
+        f"Which {word} is the {shape.kind}{where}?",
+    ]
     if not where:
         forms.append(f"What is the {word} of the {shape.kind}?")
     return "colour", draw.rng.choice(forms), f"The {shape.kind} is {shape.colour}."
@@ -241,7 +316,11 @@ def ask_shape(draw: Draw, scene: Scene, where: str) -> Question | None:
     if not unique:
         return None
     shape = draw.rng.choice(unique)
-    forms = [f"What shape is {shape.colour}{where}?", f"Which shape is {shape.colour}{where}?", f"What is the {shape.colour} shape{where}?"]
+    forms = [
+        f"What shape is {shape.colour}{where}?",
+        f"Which shape is {shape.colour}{where}?",
+        f"What is the {shape.colour} shape{where}?",
+    ]
     return "shape", draw.rng.choice(forms), f"The {shape.colour} shape is a {shape.kind}."
 
 
@@ -250,11 +329,20 @@ def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
     found: Counter[str] = Counter()
     for scene in scenes:
         found.update(_findable(scene))
-    pairs = [(name, k) for k, scene in enumerate(scenes, 1) for name in sorted(_findable(scene)) if found[name] == 1]
+    pairs = [
+        (name, k)
+        for k, scene in enumerate(scenes, 1)
+        for name in sorted(_findable(scene))
+        if found[name] == 1
+    ]
     if len(scenes) < 2 or not pairs:
         return None
     name, k = draw.rng.choice(pairs)
-    forms = [f"Which picture shows the {name}?", f"Which picture has the {name}?", f"Where is the {name}?"]
+    forms = [
+        f"Which picture shows the {name}?",
+        f"Which picture has the {name}?",
+        f"Where is the {name}?",
+    ]
     return "which", draw.rng.choice(forms), f"The {name} is in picture {k}."
 
 
@@ -296,9 +384,14 @@ def _try_skill(kind: str, draw: Draw) -> Task | None:
     if kind == "count":
         return _single(draw, kind, count_scene(draw, draw_size(rng)), ask_count)
     if kind in ("colour", "shape"):
-        return _single(draw, kind, shapes_scene(draw, draw_size(rng), rng.randint(2, 3)), ASKERS[kind])
+        return _single(
+            draw, kind, shapes_scene(draw, draw_size(rng), rng.randint(2, 3)), ASKERS[kind]
+        )
     if kind == "picture k":
-        scenes = [rng.choice([shapes_scene, shapes_scene, number_scene])(draw, draw_size(rng)) for _ in range(rng.randint(2, 4))]
+        scenes = [
+            rng.choice([shapes_scene, shapes_scene, number_scene])(draw, draw_size(rng))
+            for _ in range(rng.randint(2, 4))
+        ]
         k = rng.randint(1, len(scenes))
         asked = ask_describe(draw, scenes[k - 1], f" in picture {k}")
     elif kind == "which":
@@ -306,7 +399,9 @@ def _try_skill(kind: str, draw: Draw) -> Task | None:
         asked = ask_which(draw, scenes)
     else:
         raise ValueError(f"unknown skill {kind!r}; known: {', '.join(SKILLS)}")
-    return None if asked is None else Task(kind, (Turn(asked[0], tuple(scenes), asked[1], asked[2]),))
+    return (
+        None if asked is None else Task(kind, (Turn(asked[0], tuple(scenes), asked[1], asked[2]),))
+    )
 
 
 SKILLS = ("number", "word", "describe", "shape", "colour", "count", "picture k", "which", "chat")
@@ -333,8 +428,8 @@ def conversation(
 ) -> Task:
     """A chat of several turns in which pictures are added along the way.
 
-    `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.pictures` of any size.
-    `weights` are those of the kinds of scenes, in the order of `SCENES`.
+    `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.pictures` of
+    any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:
@@ -362,7 +457,9 @@ def conversation(
 
 
 def _ask_any(draw: Draw, seen: Sequence[Scene], single: bool) -> Question:
-    """A question that has one answer: about the last picture, about picture k, or which picture shows something."""
+    """A question that has one answer: about the last picture, about picture k, or which picture
+    shows something.
+    """
     rng = draw.rng
     while True:
         asked: Question | None = None

@@ -1,11 +1,23 @@
-"""The loop: messages in, a plan, a step, news out. Owns the order of these; the scheduler decides, the worker computes."""
+"""The loop: messages in, a plan, a step, news out.
+
+Owns the order of these; the scheduler decides, the worker computes.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Protocol
 
-from saccade.core.messages import Abort, ArenaFull, News, PixelsFailed, PixelsReady, Stop, Submit, ToEngine
+from saccade.core.messages import (
+    Abort,
+    ArenaFull,
+    News,
+    PixelsFailed,
+    PixelsReady,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot, Plan, Sampled
 from saccade.core.types import Delta, ImageKey
@@ -24,7 +36,9 @@ class Workers(Protocol):
 class Engine:
     """Runs until it is told to stop."""
 
-    def __init__(self, scheduler: Scheduler, workers: Workers, link: EngineLink, metrics: Metrics) -> None:
+    def __init__(
+        self, scheduler: Scheduler, workers: Workers, link: EngineLink, metrics: Metrics
+    ) -> None:
         self._scheduler = scheduler
         self._workers = workers
         self._link = link
@@ -77,7 +91,9 @@ class Engine:
             case Submit(request) if self._deadline is None:
                 self._deltas += scheduler.add(request)
             case Submit(request):
-                self._deltas.append(Delta(request.id, finish="error", error="the server is shutting down"))
+                self._deltas.append(
+                    Delta(request.id, finish="error", error="the server is shutting down")
+                )
             case Abort(id):
                 self._deltas += scheduler.abort(id)
             case PixelsReady(key, slot):
@@ -94,7 +110,14 @@ class Engine:
         notices = self._scheduler.take_notices()
         done = (*self._returned, *notices.done)
         measure(self._scheduler, self._metrics)
-        news = News(tuple(self._deltas), notices.want, done, notices.confirmed, tuple(self._encoded), self._metrics.changed())
+        news = News(
+            tuple(self._deltas),
+            notices.want,
+            done,
+            notices.confirmed,
+            tuple(self._encoded),
+            self._metrics.changed(),
+        )
         self._deltas, self._returned, self._encoded = [], [], []
         self._arena_full = self._arena_full and not done  # else the front says so again
         if news != News():

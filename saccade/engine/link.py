@@ -1,9 +1,11 @@
 """Between front and engine: the engine's process, the socket, the encoding of messages.
 
-A message is two frames: the name of its type, and its fields as msgpack. The socket is a ZeroMQ pair in a private folder that goes
-with the front. The arena's descriptor and the boot message are inherited, so nothing else has a name. The engine dies with
-the front (PDEATHSIG), and the front notices the engine's death at once (its process is awaited). Why it died, where it still could say
-so, stands in a pipe that only last words go through: they can be spoken while the engine's main thread hangs.
+A message is two frames: the name of its type, and its fields as msgpack. The socket is a ZeroMQ
+pair in a private folder that goes with the front. The arena's descriptor and the boot message are
+inherited, so nothing else has a name. The engine dies with the front (PDEATHSIG), and the front
+notices the engine's death at once (its process is awaited). Why it died, where it still could say
+so, stands in a pipe that only last words go through: they can be spoken while the engine's main
+thread hangs.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ import zmq
 import zmq.asyncio
 
 from saccade.core.arena import Arena
-from saccade.core.config import EngineOptions, ModelOptions, ParallelOptions, engine_environment
 from saccade.core.errors import EngineUnavailable, StartupError
 from saccade.core.messages import Failed, Ready, Stop, ToEngine, ToFront
+from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, engine_environment
 
 T = TypeVar("T")
 
@@ -42,7 +44,9 @@ def encode(message: ToEngine | ToFront) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What the engine process needs to know before it can listen; it reads this from its standard input."""
+    """What the engine process needs to know before it can listen; it reads this from its standard
+    input.
+    """
 
     parent: int
     address: str
@@ -68,7 +72,9 @@ class EngineLink:
         self._socket.send_multipart(encode(message))
 
     def receive(self, wait: float | None) -> Iterator[ToEngine]:
-        """Messages that are here; if none is, waits up to `wait` seconds (None: until one comes)."""
+        """Messages that are here; if none is, waits up to `wait` seconds (None: until one
+        comes).
+        """
         if not self._socket.poll(None if wait is None else int(wait * 1000)):
             return
         with suppress(zmq.Again):
@@ -84,14 +90,24 @@ class EngineLink:
 class EngineProcess:
     """The front's end: starts the engine process, talks to it, notices its death."""
 
-    def __init__(self, folder: Path, model: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, arena: Arena) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelOptions,
+        engine: EngineOptions,
+        parallel: ParallelOptions,
+        arena: Arena,
+    ) -> None:
         self._boot = (folder, model, engine, parallel, arena)
         self._process: subprocess.Popen[bytes] | None = None
         self._died = asyncio.Event()
         self._reason = "the engine is not running"
 
     async def start(self) -> Ready:
-        """Start the process and wait until the model is loaded. Raises StartupError with the engine's reason."""
+        """Start the process and wait until the model is loaded.
+
+        Raises StartupError with the engine's reason.
+        """
         folder, model, engine, parallel, arena = self._boot
         self._room = tempfile.TemporaryDirectory(prefix="saccade-")
         self._context = zmq.asyncio.Context()
@@ -100,11 +116,26 @@ class EngineProcess:
         address = f"ipc://{self._room.name}/engine"
         self._socket.bind(address)
         words, words_fd = os.pipe()
-        boot = Boot(os.getpid(), address, arena.fd, arena.size, words_fd, str(folder), model, engine, parallel)
+        boot = Boot(
+            os.getpid(),
+            address,
+            arena.fd,
+            arena.size,
+            words_fd,
+            str(folder),
+            model,
+            engine,
+            parallel,
+        )
         command = [sys.executable, "-m", "saccade.engine.process"]
-        # A session of its own: Ctrl-C in the terminal is for the front, which then stops the engine in order.
+        # A session of its own: Ctrl-C in the terminal is for the front, which then stops the engine
+        # in order.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, pass_fds=(arena.fd, words_fd), start_new_session=True, env=engine_environment()
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=(arena.fd, words_fd),
+            start_new_session=True,
+            env=engine_environment(),
         )
         os.close(words_fd)
         assert self._process.stdin is not None
@@ -157,7 +188,10 @@ class EngineProcess:
         self._socket.send_multipart(encode(message))
 
     async def receive(self) -> ToFront:
-        """The next message. Raises EngineUnavailable once the engine is dead and everything it sent has been read."""
+        """The next message.
+
+        Raises EngineUnavailable once the engine is dead and everything it sent has been read.
+        """
         incoming = asyncio.ensure_future(self._socket.recv_multipart())
         died = asyncio.ensure_future(self._died.wait())
         try:
@@ -176,7 +210,9 @@ class EngineProcess:
                 incoming.cancel()
 
     async def stop(self, grace: float) -> None:
-        """Ask the engine to finish what runs, for up to `grace` seconds; then end it whatever it does."""
+        """Ask the engine to finish what runs, for up to `grace` seconds; then end it whatever it
+        does.
+        """
         if self._process is None:
             return
         if self.alive:

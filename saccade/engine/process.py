@@ -1,6 +1,8 @@
-"""The engine process: `python -m saccade.engine.process`, started by `engine/link.py` with a `Boot` on standard input.
+"""The engine process: `python -m saccade.engine.process`, started by `engine/link.py` with a `Boot`
+on standard input.
 
-Loads the model, decides what was left open, then runs the engine loop. Tells the front why when it cannot.
+Loads the model, decides what was left open, then runs the engine loop. Tells the front why when it
+cannot.
 """
 
 from __future__ import annotations
@@ -20,32 +22,36 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.arena import Arena
-from saccade.core.config import (
-    Dtype,
-    EngineConfig,
-    Hardware,
-    ModelOptions,
+from saccade.core.config import Dtype, EngineConfig, Hardware
+from saccade.core.errors import ConfigError, StartupError
+from saccade.core.family import FamilySpec
+from saccade.core.messages import Failed, Ready
+from saccade.core.metrics import Metrics
+from saccade.core.options import ModelOptions, usable_cores
+from saccade.core.types import ImageKey
+from saccade.engine.engine import Engine
+from saccade.engine.link import Boot, EngineLink
+from saccade.engine.ranks import Ranks
+from saccade.engine.sizing import (
     count_saved,
     describe,
     embedding_bytes_per_token,
     resolve,
     resolve_parallel,
-    usable_cores,
 )
-from saccade.core.errors import ConfigError, StartupError
-from saccade.core.family import FamilySpec
-from saccade.core.messages import Failed, Ready
-from saccade.core.metrics import Metrics
-from saccade.core.types import ImageKey
-from saccade.engine.engine import Engine
-from saccade.engine.link import Boot, EngineLink
-from saccade.engine.ranks import Ranks
 from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.parallel import meeting_place
-from saccade.runtime.rank import Load, die_with_parent, leave_signals_to_front, load, measure_hardware
+from saccade.runtime.rank import (
+    Load,
+    die_with_parent,
+    leave_signals_to_front,
+    load,
+    measure_hardware,
+)
 from saccade.runtime.worker import Worker
-from saccade.sched.scheduler import Scheduler, SchedulerLimits
+from saccade.sched.limits import SchedulerLimits
+from saccade.sched.scheduler import Scheduler
 
 
 def main() -> int:
@@ -84,10 +90,19 @@ def serve(boot: Boot, link: EngineLink) -> None:
     worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
     if ranks:
         ranks.follow(worker)
-    saved_bytes = sum(tokens for _, tokens in worker.saved) * embedding_bytes_per_token(spec, config.dtype)
+    saved_bytes = sum(tokens for _, tokens in worker.saved) * embedding_bytes_per_token(
+        spec, config.dtype
+    )
     config = count_saved(config, boot.engine, saved_bytes)
-    engine = Engine(build_scheduler(config, spec, worker.saved, boot.arena_bytes), ranks or worker, link, metrics)
-    decided = describe(config, wanted.parallel, spec, hardware, wanted.patch_embed, len(worker.saved))
+    engine = Engine(
+        build_scheduler(config, spec, worker.saved, boot.arena_bytes),
+        ranks or worker,
+        link,
+        metrics,
+    )
+    decided = describe(
+        config, wanted.parallel, spec, hardware, wanted.patch_embed, len(worker.saved)
+    )
     link.send(Ready(config.kv_tokens, config.context_length, decided))
     engine.run()
     worker.close()
@@ -113,7 +128,9 @@ def plan_load(boot: Boot, spec: FamilySpec) -> Load:
 
 
 def share_hardware(wanted: Load, others: list[Hardware]) -> Hardware:
-    """What each rank may use: its own device, as the fullest of them is, or its part of the machine."""
+    """What each rank may use: its own device, as the fullest of them is, or its part of the
+    machine.
+    """
     mine = measure_hardware(wanted.device)
     ranks = 1 + len(others)
     if wanted.device == "cuda":
@@ -129,9 +146,15 @@ def give_up(words_fd: int, why: str) -> None:
 
 
 def build_scheduler(
-    config: EngineConfig, spec: FamilySpec, saved: Iterable[tuple[ImageKey, int]] = (), arena_bytes: int = 1 << 40
+    config: EngineConfig,
+    spec: FamilySpec,
+    saved: Iterable[tuple[ImageKey, int]] = (),
+    arena_bytes: int = 1 << 40,
 ) -> Scheduler:
-    """The deciding half of the engine: page pool, caches, scheduler. `saved`: embeddings on disk (`Worker.saved`)."""
+    """The deciding half of the engine: page pool, caches, scheduler.
+
+    `saved`: embeddings on disk (`Worker.saved`).
+    """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = SchedulerLimits(
         max_running=config.max_running,
@@ -140,13 +163,17 @@ def build_scheduler(
         encode_patches=config.encode_patches,
         arena_patches=arena_bytes // (3 * spec.image_rules.patch**2),
     )
-    embeddings = EmbeddingCache(config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved)
+    embeddings = EmbeddingCache(
+        config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved
+    )
     prefix = PrefixCache(pool) if config.prefix_cache else None
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 
 def pick_dtype(model: ModelOptions, folder: Path) -> Dtype:
-    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine computes in."""
+    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
+    computes in.
+    """
     wanted = read_checkpoint(folder).dtype() if model.dtype == "auto" else model.dtype
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(wanted, "bfloat16")
@@ -158,9 +185,14 @@ def pick_device(model: ModelOptions, ranks: int) -> Literal["cpu", "cuda"]:
         return "cpu"
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if model.device == "cuda" and not devices:
-        raise ConfigError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use --device cpu")
+        raise ConfigError(
+            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
+            "--device cpu"
+        )
     if 0 < devices < ranks:
-        raise ConfigError(f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one")
+        raise ConfigError(
+            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
+        )
     return "cuda" if devices else "cpu"
 
 

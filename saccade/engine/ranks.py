@@ -1,8 +1,9 @@
-"""The ranks beside the first: starts their processes, hands every plan to each, and ends the engine when one of them fails.
+"""The ranks beside the first: starts their processes, hands every plan to each, and ends the engine
+when one of them fails.
 
-A plan is encoded once and written to one socket pair per rank; nothing comes back but signs of life. A thread watches the processes:
-whatever a step hangs in, the death or the silence of a rank ends this process, which takes the other ranks with it. Knows nothing of
-what plans say.
+A plan is encoded once and written to one socket pair per rank; nothing comes back but signs of
+life. A thread watches the processes: whatever a step hangs in, the death or the silence of a rank
+ends this process, which takes the other ranks with it. Knows nothing of what plans say.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from saccade.runtime.rank import HEARTBEAT_SECONDS, PEER_LOST, Load, RankBoot, R
 SILENT_SECONDS = 5.0
 """A rank that has not been heard of for so long is stuck, or stopped."""
 SETTLE_SECONDS = 0.2
-"""After the first sign of trouble, time for the others: the one that failed first should be named, not those that it took along."""
+"""After the first sign of trouble, time for the others: the one that failed first should be named,
+not those that it took along.
+"""
 STOP_SECONDS = 5.0
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -69,18 +72,28 @@ class _Rank:
         """(how sure this is the one that failed first: 0 is most, why)."""
         code = self.process.poll()
         if code is not None and code < 0:
-            return 0, f"rank {self.number} (process {self.process.pid}) was killed by signal {-code}"
+            return (
+                0,
+                f"rank {self.number} (process {self.process.pid}) was killed by signal {-code}",
+            )
         if self.error is not None:
             return 1, f"rank {self.number}: {self.error}"
         if code is not None:
             return 3 if code == PEER_LOST else 2, f"rank {self.number} ended with status {code}"
         if self.heard is not None and time.monotonic() - self.heard > SILENT_SECONDS:
-            return 4, f"rank {self.number} (process {self.process.pid}) has not been heard of for {SILENT_SECONDS:.0f} s"
+            return (
+                4,
+                f"rank {self.number} (process {self.process.pid}) has not been heard of for "
+                f"{SILENT_SECONDS:.0f} s",
+            )
         return None
 
 
 class Ranks:
-    """Processes 1 to size - 1, from `load` of rank 0. `give_up(why)` must end this process; it is called from another thread."""
+    """Processes 1 to size - 1, from `load` of rank 0.
+
+    `give_up(why)` must end this process; it is called from another thread.
+    """
 
     def __init__(self, load: Load, arena: Arena, give_up: Callable[[str], None]) -> None:
         self._give_up = give_up
@@ -89,7 +102,9 @@ class Ranks:
         self._first: Executor | None = None
         self._loaded: queue.Queue[Hardware] = queue.Queue()
         self._closing = threading.Event()
-        self._ranks = [_start(replace(load, rank=rank), arena) for rank in range(1, load.parallel.size)]
+        self._ranks = [
+            _start(replace(load, rank=rank), arena) for rank in range(1, load.parallel.size)
+        ]
         threading.Thread(target=self._watch, name="saccade-ranks", daemon=True).start()
 
     def wait_loaded(self) -> list[Hardware]:
@@ -97,7 +112,10 @@ class Ranks:
         return [self._loaded.get() for _ in self._ranks]
 
     def begin(self, config: EngineConfig) -> None:
-        """Every rank makes its memory. The first must do so now too: they may have sums to make together."""
+        """Every rank makes its memory.
+
+        The first must do so now too: they may have sums to make together.
+        """
         self._send(_ENCODER.encode(config))
 
     def follow(self, first: Executor) -> None:
@@ -140,7 +158,10 @@ class Ranks:
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            wait([source for rank in self._ranks for source in (rank.socket, rank.pidfd)], HEARTBEAT_SECONDS)
+            wait(
+                [source for rank in self._ranks for source in (rank.socket, rank.pidfd)],
+                HEARTBEAT_SECONDS,
+            )
             for rank in self._ranks:
                 if (loaded := rank.read()) is not None:
                     self._loaded.put(loaded)
@@ -155,7 +176,10 @@ class Ranks:
     def _trouble(self) -> str | None:
         began = self._step_began
         if began is not None and time.monotonic() - began > self._step_timeout:
-            return f"a step has taken longer than {self._step_timeout:g} s on {len(self._ranks) + 1} ranks (--step-timeout)"
+            return (
+                f"a step has taken longer than {self._step_timeout:g} s on {len(self._ranks) + 1} "
+                "ranks (--step-timeout)"
+            )
         if not any(rank.failure for rank in self._ranks):
             return None
         time.sleep(SETTLE_SECONDS)
@@ -170,7 +194,9 @@ def _start(load: Load, arena: Arena) -> _Rank:
     boot = RankBoot(os.getpid(), load, theirs.fileno(), arena.fd, arena.size)
     inherited = (theirs.fileno(), arena.fd, load.group_fd)
     command = [sys.executable, "-m", "saccade.runtime.rank"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=inherited, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, pass_fds=inherited, start_new_session=True
+    )
     theirs.close()
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has died already: the watch will say so

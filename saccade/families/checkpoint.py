@@ -1,7 +1,8 @@
 """A model's folder: where it is, and what its JSON files say.
 
-Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the wording of what is wrong with them.
-Knows nothing of tensors (`runtime/weights.py` reads those), nor of what a family makes of the fields.
+Owns the reading of `config.json`, `generation_config.json` and the image processor's file, and the
+wording of what is wrong with them. Knows nothing of tensors (`runtime/weights.py` reads those), nor
+of what a family makes of the fields.
 """
 
 from __future__ import annotations
@@ -21,36 +22,55 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: "demo", a folder, or a Hugging Face hub id, downloaded on first use (with hub's own progress bars).
+    """The folder of `model`: "demo", a folder, or a Hugging Face hub id, downloaded on first use
+    (with hub's own progress bars).
 
     Raises CheckpointError that says what to do.
     """
     folder = DEMO if model == "demo" else Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} has no config.json: give the folder that holds the model's config.json and *.safetensors")
+            raise CheckpointError(
+                f"{folder} has no config.json: give the folder that holds the model's "
+                "config.json and *.safetensors"
+            )
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} is a file: give the folder that holds it")
     parts = model.split("/")
     if len(parts) != 2 or not all(parts) or model.startswith((".", "~")):
-        raise CheckpointError(f"there is no folder {model!r}, and it is no hub id (like Qwen/Qwen3-VL-2B-Instruct) either")
+        raise CheckpointError(
+            f"there is no folder {model!r}, and it is no hub id (like "
+            "Qwen/Qwen3-VL-2B-Instruct) either"
+        )
     return _download(model, revision)
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import errors, snapshot_download  # here, not above: it takes long to import, and a folder needs none of it
+    from huggingface_hub import (
+        errors,
+        snapshot_download,
+    )  # here, not above: it takes long to import, and a folder needs none of it
 
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
     except errors.GatedRepoError as error:
-        raise CheckpointError(f"{repo} is gated: accept its terms on the hub, then run `hf auth login`") from error
+        raise CheckpointError(
+            f"{repo} is gated: accept its terms on the hub, then run `hf auth login`"
+        ) from error
     except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(f"the hub has no {repo} (if it is private: `hf auth login`); there is no such folder either") from error
+        raise CheckpointError(
+            f"the hub has no {repo} (if it is private: `hf auth login`); there is no such "
+            "folder either"
+        ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"cannot download {repo} (you may fetch it elsewhere and give its folder): {error}") from error
+        raise CheckpointError(
+            f"cannot download {repo} (you may fetch it elsewhere and give its folder): {error}"
+        ) from error
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{repo} on the hub has no config.json: it is not a transformers checkpoint")
+        raise CheckpointError(
+            f"{repo} on the hub has no config.json: it is not a transformers checkpoint"
+        )
     return folder
 
 
@@ -58,7 +78,8 @@ def _download(repo: str, revision: str | None) -> Path:
 class Section:
     """One JSON object of a file, read field by field. A field that is null counts as absent.
 
-    Methods take alternative names for fields that moved; the first that is present wins. Raise CheckpointError naming file and field.
+    Methods take alternative names for fields that moved; the first that is present wins. Raise
+    CheckpointError naming file and field.
     """
 
     where: str
@@ -103,13 +124,19 @@ class Section:
         value = self._first(names, default)
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise CheckpointError(f"{self.where}: {names[0]} must be a list of integers, not {value!r}")
+            raise CheckpointError(
+                f"{self.where}: {names[0]} must be a list of integers, not {value!r}"
+            )
         return tuple(items)
 
     def numbers(self, *names: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         value = self._first(names, default)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
-            raise CheckpointError(f"{self.where}: {names[0]} must be a list of numbers, not {value!r}")
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(item, int | float) for item in value
+        ):
+            raise CheckpointError(
+                f"{self.where}: {names[0]} must be a list of numbers, not {value!r}"
+            )
         return tuple(float(item) for item in value)
 
     def _first(self, names: tuple[str, ...], default: object) -> Any:
@@ -123,7 +150,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The JSON side of one model. `generation` and `processor` are empty where their files are missing."""
+    """The JSON side of one model.
+
+    `generation` and `processor` are empty where their files are missing.
+    """
 
     folder: Path
     config: Section
@@ -138,18 +168,28 @@ class Checkpoint:
         return self.config.text("model_type")
 
     def dtype(self) -> str:
-        """The number format of the weights as config.json names it; "bfloat16" where it does not."""
+        """The number format of the weights as config.json names it; "bfloat16" where it does
+        not.
+        """
         text = self.config.section("text_config")
-        return self.config.text("dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16"))
+        return self.config.text(
+            "dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16")
+        )
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer: generation_config.json's; where it has none, config.json's and the tokenizer's."""
+        """Tokens that end an answer: generation_config.json's; where it has none, config.json's and
+        the tokenizer's.
+        """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")
         sections = (self.config, self.config.section("text_config"))
-        found = [token for section in sections for token in section.integers("eos_token_id", default=())] + self._tokenizer_eos()
+        found = [
+            token for section in sections for token in section.integers("eos_token_id", default=())
+        ] + self._tokenizer_eos()
         if not found:
-            raise CheckpointError(f"{self.folder}: neither generation_config.json nor config.json has eos_token_id")
+            raise CheckpointError(
+                f"{self.folder}: neither generation_config.json nor config.json has eos_token_id"
+            )
         return tuple(dict.fromkeys(found))
 
     def _tokenizer_eos(self) -> list[int]:
@@ -158,14 +198,20 @@ class Checkpoint:
         token = settings.data.get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
         added = settings.section("added_tokens_decoder").data.items()
-        return [int(number) for number, entry in added if isinstance(entry, dict) and entry.get("content") == content]
+        return [
+            int(number)
+            for number, entry in added
+            if isinstance(entry, dict) and entry.get("content") == content
+        ]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the JSON files of `folder`. Raises CheckpointError naming the file."""
     processor = read_json(folder / "preprocessor_config.json", required=False)
     if not processor.data:
-        processor = read_json(folder / "processor_config.json", required=False).section("image_processor")
+        processor = read_json(folder / "processor_config.json", required=False).section(
+            "image_processor"
+        )
     return Checkpoint(
         folder=folder,
         config=read_json(folder / "config.json"),
@@ -175,7 +221,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:
-    """The object in a JSON file; an empty one where an optional file is missing. Raises CheckpointError naming the file."""
+    """The object in a JSON file; an empty one where an optional file is missing.
+
+    Raises CheckpointError naming the file.
+    """
     if not path.is_file():
         if required:
             raise CheckpointError(f"{path} is missing")

@@ -1,6 +1,7 @@
 """Architecture name -> family: one line per architecture.
 
-The spec side imports no torch: a family's network is named by its module, and imported when it is built.
+The spec side imports no torch: a family's network is named by its module, and imported when it is
+built.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard, encoder_shard, patch_embed) -> FamilyNet`,
-    `canonical_name(name)` and `harmless(name, spec)`.
+    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard,
+    encoder_shard, patch_embed) -> FamilyNet`, `canonical_name(name)` and `harmless(name, spec)`.
     """
 
     spec: Callable[[Checkpoint], FamilySpec]
@@ -41,12 +42,18 @@ MODEL_TYPES = {"qwen2_vl": QWEN_VL, "qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL}
 
 
 def load_spec(folder: Path) -> FamilySpec:
-    """The facts of the checkpoint in `folder`. Raises CheckpointError; for an unknown architecture it lists the known ones."""
+    """The facts of the checkpoint in `folder`.
+
+    Raises CheckpointError; for an unknown architecture it lists the known ones.
+    """
     checkpoint = read_checkpoint(folder)
     architecture = checkpoint.architecture()
     family = ARCHITECTURES.get(architecture) or MODEL_TYPES.get(architecture)
     if family is None:
-        raise CheckpointError(f"{checkpoint.config.where}: {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"{checkpoint.config.where}: {architecture} is not supported; supported are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
     return family.spec(checkpoint)
 
 

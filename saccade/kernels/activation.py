@@ -13,7 +13,8 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU with the tanh approximation, computed in float32, in the dtype of `x`.
 
-    With 0.5 (1 + tanh(z)) = sigmoid(2 z) it is x * sigmoid(SLOPE * (x + 0.044715 x^3)): on a CPU half the time of torch's.
+    With 0.5 (1 + tanh(z)) = sigmoid(2 z) it is x * sigmoid(SLOPE * (x + 0.044715 x^3)): on a CPU
+    half the time of torch's.
     """
     if x.is_cuda:
         return F.gelu(x, approximate="tanh")

@@ -1,7 +1,9 @@
-"""Attention: causal over paged keys and values (language model), and bidirectional over segments (vision tower).
+"""Attention: causal over paged keys and values (language model), and bidirectional over segments
+(vision tower).
 
-Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than `MASK_VALUES` is ever made, on a CPU or in 16
-bits none at all; grouped queries share their keys without copies.
+Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than
+`MASK_VALUES` is ever made, on a CPU or in 16 bits none at all; grouped queries share their keys
+without copies.
 """
 
 from __future__ import annotations
@@ -15,21 +17,27 @@ import torch
 from torch.nn import functional as F
 
 Backend = Literal["flash", "sdpa"]
-"""Of attention within segments. flash: CUDA, 16 bits, can be captured in a graph. sdpa: everywhere."""
+"""Of attention within segments.
+
+flash: CUDA, 16 bits, can be captured in a graph. sdpa: everywhere.
+"""
 
 MASK_VALUES = 1 << 20
-"""Query rows times keys of one masked block: bounds the memory of a prefill that has a cached prefix."""
+"""Query rows times keys of one masked block: bounds the memory of a prefill that has a cached
+prefix.
+"""
 MERGING = ("cpu",)
 """Devices on which a cached prefix is attended to apart from the rest, without any mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One sequence's part of a batch: query rows [start, start + length) attend to its first `kv_length` tokens.
+    """One sequence's part of a batch: query rows [start, start + length) attend to its first
+    `kv_length` tokens.
 
     The query rows are the last `length` of those `kv_length` tokens (causal, lower right).
-    `slots` are the kv slots of the tokens in order, an int64 tensor [kv_length]; `run` is the first slot where they are
-    consecutive (so that a slice can stand for a gather), else -1.
+    `slots` are the kv slots of the tokens in order, an int64 tensor [kv_length]; `run` is the first
+    slot where they are consecutive (so that a slice can stand for a gather), else -1.
     """
 
     start: int
@@ -39,18 +47,32 @@ class Context:
     run: int
 
 
-def write_kv(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out_slots: torch.Tensor) -> None:
-    """Put keys and values [T, Hkv, D] into kv slots `out_slots` [T] of the caches [slots, Hkv, D]."""
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out_slots: torch.Tensor,
+) -> None:
+    """Put keys and values [T, Hkv, D] into kv slots `out_slots` [T] of the caches [slots, Hkv,
+    D].
+    """
     k_cache.index_copy_(0, out_slots, k)
     v_cache.index_copy_(0, out_slots, v)
 
 
 def paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, contexts: Sequence[Context], scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    contexts: Sequence[Context],
+    scale: float,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Causal attention of the queries `q` [T, Hq, D] of several sequences to their own cached tokens.
+    """Causal attention of the queries `q` [T, Hq, D] of several sequences to their own cached
+    tokens.
 
-    The keys and values of the query rows themselves are in the caches [slots, Hkv, D] already. Contexts cover [0, T) in order.
+    The keys and values of the query rows themselves are in the caches [slots, Hkv, D] already.
+    Contexts cover [0, T) in order.
     """
     parts = []
     for context in contexts:
@@ -60,13 +82,18 @@ def paged_attention(
 
 
 def _cached(context: Context, cache: torch.Tensor) -> torch.Tensor:
-    """Keys or values [1, Hkv, K, D] of one sequence; a view of the cache where its slots are consecutive."""
+    """Keys or values [1, Hkv, K, D] of one sequence; a view of the cache where its slots are
+    consecutive.
+    """
     if context.run < 0:
         return cache.index_select(0, context.slots).transpose(0, 1).unsqueeze(0)
-    # One call where slicing and turning would be four: this runs twice per layer, sequence and token.
+    # One call where slicing and turning would be four: this runs twice per layer, sequence and
+    # token.
     slot, head, value = cache.stride()
     shape = (1, cache.shape[1], context.kv_length, cache.shape[2])
-    return cache.as_strided(shape, (0, head, slot, value), cache.storage_offset() + context.run * slot)
+    return cache.as_strided(
+        shape, (0, head, slot, value), cache.storage_offset() + context.run * slot
+    )
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -77,9 +104,13 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     if length == 1:
-        # One query sees every key: the queries that share a key head become rows of one unmasked problem.
-        return F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), k, v, scale=scale).reshape(1, heads, dim)
-    # The members of a group become the batch, over which keys and values are expanded without a copy.
+        # One query sees every key: the queries that share a key head become rows of one unmasked
+        # problem.
+        return F.scaled_dot_product_attention(
+            q.view(1, kv_heads, group, dim), k, v, scale=scale
+        ).reshape(1, heads, dim)
+    # The members of a group become the batch, over which keys and values are expanded without a
+    # copy.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
     k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
@@ -87,25 +118,33 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     elif q.device.type in MERGING:
         out = _merged(queries, k, v, scale)
     else:
-        out = torch.cat([_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2)
+        out = torch.cat(
+            [_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2
+        )
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
 
 
 def _flash_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """One launch: this kernel's causal mask is the lower right one, and its groups of queries share keys.
+    """One launch: this kernel's causal mask is the lower right one, and its groups of queries share
+    keys.
 
-    PyTorch's `scaled_dot_product_attention` would give a cached prefix a mask, and on Hopper cuDNN, which plans anew for each length.
+    PyTorch's `scaled_dot_product_attention` would give a cached prefix a mask, and on Hopper cuDNN,
+    which plans anew for each length.
     """
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [1, K, Hkv, D]
     flash = torch.ops.aten._flash_attention_forward
-    out, *_ = flash(q.unsqueeze(0), k, v, None, None, len(q), k.shape[1], 0.0, True, False, scale=scale)
+    out, *_ = flash(
+        q.unsqueeze(0), k, v, None, None, len(q), k.shape[1], 0.0, True, False, scale=scale
+    )
     return out.squeeze(0)
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention of q [G, Hkv, L, D] in two parts: to the prefix, which every row sees whole, and among the rows themselves.
+    """Causal attention of q [G, Hkv, L, D] in two parts: to the prefix, which every row sees whole,
+    and among the rows themselves.
 
-    Each part's softmax has its own denominator; their logs say how to weigh the two (Milakov & Gimelshein 2018, online softmax).
+    Each part's softmax has its own denominator; their logs say how to weigh the two (Milakov &
+    Gimelshein 2018, online softmax).
     """
     prefix = k.shape[2] - q.shape[2]
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -120,18 +159,25 @@ def _blocks(length: int, keys: int) -> list[range]:
     return [range(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def _masked_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: range, scale: float) -> torch.Tensor:
+def _masked_block(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: range, scale: float
+) -> torch.Tensor:
     """Rows `block` of q [G, Hkv, L, D] against the keys that the last of them may see."""
     prefix = k.shape[2] - q.shape[2]
     seen = prefix + block.stop
-    mask = torch.ones(len(block), seen, dtype=torch.bool, device=q.device).tril(prefix + block.start)
+    mask = torch.ones(len(block), seen, dtype=torch.bool, device=q.device).tril(
+        prefix + block.start
+    )
     rows = q[:, :, block.start : block.stop]
-    return F.scaled_dot_product_attention(rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(
+        rows, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]), of which none is longer than `longest`.
+    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]), of which none is
+    longer than `longest`.
 
     Runs may be empty. What was captured in a graph reads the bounds anew at every replay.
     """
@@ -141,24 +187,39 @@ class Segments:
 
 
 def varlen_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float, backend: Backend
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    backend: Backend,
 ) -> torch.Tensor:  # [T, H, D]
-    """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and nothing else."""
+    """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and
+    nothing else.
+    """
     attend = _flash_segments if backend == "flash" else _sdpa_segments
     return attend(q, k, v, segments, scale)
 
 
-def _flash_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float) -> torch.Tensor:
-    """One launch of torch's variable-length flash attention (CUDA, 16 bits), which takes head sizes that are multiples of 8."""
+def _flash_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """One launch of torch's variable-length flash attention (CUDA, 16 bits), which takes head sizes
+    that are multiples of 8.
+    """
     dim = q.shape[-1]
     if missing := -dim % 8:
         q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
     bounds, longest = segments.bounds, segments.longest
-    out, *_ = torch.ops.aten._flash_attention_forward(q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=scale)
+    out, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
+    )
     return out[..., :dim]
 
 
-def _sdpa_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float) -> torch.Tensor:
+def _sdpa_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
     """Neighbouring segments of equal length are one batched call."""
     lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -168,7 +229,9 @@ def _sdpa_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: 
         if not length:
             continue
         rows = slice(start, start + count * length)
-        queries, keys, values = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))  # [B, H, L, D]
+        queries, keys, values = (
+            x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)
+        )  # [B, H, L, D]
         attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
         out[rows].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
         start = rows.stop

@@ -1,7 +1,8 @@
 """Products with weight matrices, and the activation after them.
 
-On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the product is made: nothing is reordered at each
-call, which counts most for few rows (LOG.md). Owns nothing.
+On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the
+product is made: nothing is reordered at each call, which counts most for few rows (LOG.md). Owns
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 ROWS_FORESEEN = 1024
 """oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
 LEAST_VALUES = 160_000
-"""A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer than the product (measured: LOG.md)."""
+"""A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
+than the product (measured: LOG.md).
+"""
 FUSED: dict[Activation, tuple[str, str]] = {
     "none": ("none", ""),
     "gelu": ("gelu", "none"),
@@ -33,19 +36,30 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """`weight` [out, in] in the form in which `linear` is fastest; nothing else can read it."""
     if not _packs(weight):
         return weight
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_FORESEEN)
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight.contiguous(), ROWS_FORESEEN
+    )
     return packed
 
 
 def _packs(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
+    if (
+        weight.device.type != "cpu"
+        or platform.machine() != "x86_64"
+        or not torch.backends.mkldnn.is_available()
+    ):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32 and weight.numel() >= LEAST_VALUES
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation = "none") -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Activation = "none",
+) -> torch.Tensor:
     """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)

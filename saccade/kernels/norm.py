@@ -6,13 +6,17 @@ import torch
 from torch.nn import functional as F
 
 FEW_VALUES = 2048
-"""On a CPU, PyTorch's RMS norm is a chain of ten operations, whose calls are all that a few values cost (measured: LOG.md)."""
+"""On a CPU, PyTorch's RMS norm is a chain of ten operations, whose calls are all that a few values
+cost (measured: LOG.md).
+"""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32, in the dtype of `x`.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32, in the dtype
+    of `x`.
 
-    weight: [D], or [H, D] where the last two dimensions of `x` are heads that have weights of their own.
+    weight: [D], or [H, D] where the last two dimensions of `x` are heads that have weights of their
+    own.
     """
     if x.device.type == "cpu" and x.numel() <= FEW_VALUES:
         return _by_layer_norm(x, eps) * weight
@@ -22,6 +26,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) in one operation that PyTorch has: (x, -x) has the mean 0 and the variance mean(x^2)."""
+    """x / sqrt(mean(x^2) + eps) in one operation that PyTorch has: (x, -x) has the mean 0 and the
+    variance mean(x^2).
+    """
     size = x.shape[-1]
     return F.layer_norm(torch.cat((x, x.neg()), dim=-1), (2 * size,), eps=eps)[..., :size]

@@ -9,11 +9,19 @@ import torch
 
 
 def patchify(
-    image: torch.Tensor, patch: int, merge: int, frames: int, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
+    image: torch.Tensor,
+    patch: int,
+    merge: int,
+    frames: int,
+    mean: torch.Tensor,
+    std: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], in merged order.
+    """Normalised patches [N, 3 * frames * patch * patch] of a still picture, uint8 [H, W, 3], in
+    merged order.
 
-    Merged order: the merge x merge patches that become one token stand together, row by row. A still picture fills all frames of a patch.
+    Merged order: the merge x merge patches that become one token stand together, row by row. A
+    still picture fills all frames of a patch.
     mean, std: [3] float32, of the 0..255 scale.
     """
     channels = image.shape[2]
@@ -24,7 +32,11 @@ def patchify(
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """The bytes of each patch [N, 3 * patch * patch] of a picture, uint8 [H, W, 3], in merged order."""
+    """The bytes of each patch [N, 3 * patch * patch] of a picture, uint8 [H, W, 3], in merged
+    order.
+    """
     height, width, channels = image.shape
-    cut = image.view(height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels)
+    cut = image.view(
+        height // (merge * patch), merge, patch, width // (merge * patch), merge, patch, channels
+    )
     return cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels * patch * patch)

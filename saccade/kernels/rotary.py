@@ -1,7 +1,9 @@
-"""Rotary position embedding: turns pairs of a head's values by angles that depend on the token's place.
+"""Rotary position embedding: turns pairs of a head's values by angles that depend on the token's
+place.
 
-Owns nothing; works for any even head size, and for heads of which only the first values are turned. On a GPU all heads are one launch of
-`rotary_gpu.py`; here is what that is tested against, and what CPUs run.
+Owns nothing; works for any even head size, and for heads of which only the first values are turned.
+On a GPU all heads are one launch of `rotary_gpu.py`; here is what that is tested against, and what
+CPUs run.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ CPU_VALUES = 1 << 17
 class Rotation:
     """How far to turn the first R values of each token's heads.
 
-    cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token t's. With `index` [A, T], token t
-    takes row index[a, t], where a is 0, or axis[j] for the j-th of its R / 2 angles: several axes of position (mRoPE) are turned from
-    one table.
+    cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
+    t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
+    of its R / 2 angles: several axes of position (mRoPE) are turned from one table.
     """
 
     cos: torch.Tensor  # [P, R] float32
@@ -47,8 +49,12 @@ class Rotation:
         return replace(self, cos=cos, sin=sin, index=None, axis=None)
 
 
-def rotary_tables(angles: torch.Tensor, pairs: Pairs = "halves") -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) [P, R] float32 from angles [P, R / 2], a column per value; `sin` carries the sign with which the partner is added."""
+def rotary_tables(
+    angles: torch.Tensor, pairs: Pairs = "halves"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) [P, R] float32 from angles [P, R / 2], a column per value; `sin` carries the sign
+    with which the partner is added.
+    """
     cos, sin = angles.cos(), angles.sin()
     if pairs == "halves":
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -58,8 +64,8 @@ def rotary_tables(angles: torch.Tensor, pairs: Pairs = "halves") -> tuple[torch.
 def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
     """Which axis each of the sum(sections) angles belongs to (mRoPE), int64.
 
-    In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved (Qwen3-VL): 0 1 2 0 1 2 ... as far as the
-    sections of the axes 1 and 2 reach, then axis 0.
+    In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved
+    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the sections of the axes 1 and 2 reach, then axis 0.
     """
     if not interleaved:
         return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
@@ -70,7 +76,8 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 
 
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
-    """Turn, in place, heads [T, H, D] (of queries and keys; a view of a larger tensor will do), whose values lie next to each other.
+    """Turn, in place, heads [T, H, D] (of queries and keys; a view of a larger tensor will do),
+    whose values lie next to each other.
 
     Computed in float32, rounded once to the dtype of the heads.
     """
@@ -86,9 +93,15 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
     step = max(1, CPU_VALUES // (x.shape[1] * size))
     for start in range(0, x.shape[0], step):
         rows = x[start : start + step]
-        cos, sin = (table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin))
+        cos, sin = (
+            table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin)
+        )
         wide = rows.float()
-        partner = wide.roll(size // 2, -1) if halves else wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
+        partner = (
+            wide.roll(size // 2, -1)
+            if halves
+            else wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
+        )
         if wide is rows:
             rows.mul_(cos).addcmul_(partner, sin)
         else:

@@ -1,4 +1,7 @@
-"""The rotary embedding of `rotary.py` as one Triton kernel. Imported only where it runs: on a GPU, or in Triton's interpreter."""
+"""The rotary embedding of `rotary.py` as one Triton kernel.
+
+Imported only where it runs: on a GPU, or in Triton's interpreter.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -11,7 +14,9 @@ import triton.language as tl
 from saccade.kernels.rotary import Rotation
 
 BLOCK_VALUES = 2048
-"""Pairs that one program turns: tokens of a program times heads of a program times pairs of a head, at most."""
+"""Pairs that one program turns: tokens of a program times heads of a program times pairs of a head,
+at most.
+"""
 
 
 @triton.jit
@@ -36,7 +41,8 @@ def _rotate(
 ):
     """Program (i, j): a block of tokens, a block of heads.
 
-    Sizes of a head are constants: where the compiler knows that they are multiples of 4 or 8, it loads as many values at once.
+    Sizes of a head are constants: where the compiler knows that they are multiples of 4 or 8, it
+    loads as many values at once.
     """
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     pair = tl.arange(0, block_pairs)
@@ -62,7 +68,9 @@ def _rotate(
 
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
     mine = known[:, None, :] & (head < heads)[None, :, None]
-    low_at = x + (token[:, None, None] * token_stride + head[None, :, None] * head_stride + at[None, None, :])
+    low_at = x + (
+        token[:, None, None] * token_stride + head[None, :, None] * head_stride + at[None, None, :]
+    )
     high_at = low_at + step
     low = tl.load(low_at, mask=mine, other=0.0)
     high = tl.load(high_at, mask=mine, other=0.0)

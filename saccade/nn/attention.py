@@ -1,4 +1,6 @@
-"""Causal self-attention over the paged cache: rotary embedding, grouped key/value heads, queries and keys normalised where asked."""
+"""Causal self-attention over the paged cache: rotary embedding, grouped key/value heads, queries
+and keys normalised where asked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class AttentionShape:
 
 
 class CausalAttention:
-    """Query, key and value are one multiplication; queries and keys are normalised and rotated together."""
+    """Query, key and value are one multiplication; queries and keys are normalised and rotated
+    together.
+    """
 
     __slots__ = ("eps", "heads", "kv_heads", "out", "qk_weight", "qkv", "scale")
 
@@ -38,17 +42,29 @@ class CausalAttention:
         sharing = shard.over(shape.kv_heads)
         self.kv_heads = sharing.divide(shape.kv_heads, "key/value heads")
         self.scale = shape.head_dim**-0.5
-        columns = [Column(f"{name}.q_proj", q, shard), Column(f"{name}.k_proj", kv, sharing), Column(f"{name}.v_proj", kv, sharing)]
+        columns = [
+            Column(f"{name}.q_proj", q, shard),
+            Column(f"{name}.k_proj", kv, sharing),
+            Column(f"{name}.v_proj", kv, sharing),
+        ]
         self.qkv = Linear.columns(weights, columns, shape.hidden, bias=shape.qkv_bias)
         self.out = RowLinear(weights, f"{name}.o_proj", q, shape.hidden, shard, bias=False)
         self.eps = shape.qk_norm_eps or 0.0
         self.qk_weight = None
         if shape.qk_norm_eps is not None:
             head = (shape.head_dim,)
-            each = [Part(f"{name}.q_norm.weight", head)] * self.heads + [Part(f"{name}.k_norm.weight", head)] * self.kv_heads
+            each = [Part(f"{name}.q_norm.weight", head)] * self.heads + [
+                Part(f"{name}.k_norm.weight", head)
+            ] * self.kv_heads
             self.qk_weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        kv: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the keys and values of all T tokens into `kv`."""
         rotated = self.heads + self.kv_heads
         qkv = self.qkv(x).view(x.shape[0], rotated + self.kv_heads, -1)  # [T, Hq + 2 Hkv, D]

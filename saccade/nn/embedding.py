@@ -1,4 +1,6 @@
-"""The two ends of a language model, cut among ranks by vocabulary: tokens to rows, rows to logits."""
+"""The two ends of a language model, cut among ranks by vocabulary: tokens to rows, rows to
+logits.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from saccade.parallel import Shard
 
 
 class TokenEmbedding:
-    """A row per token. A rank holds a run of tokens; the last ranks' runs are shorter where the vocabulary does not divide."""
+    """A row per token.
+
+    A rank holds a run of tokens; the last ranks' runs are shorter where the vocabulary does not
+    divide.
+    """
 
     __slots__ = ("first", "shard", "share", "table", "vocab_size")
 
@@ -18,7 +24,9 @@ class TokenEmbedding:
         self.vocab_size = shape[0]
         self.share = -(-shape[0] // shard.size)
         self.first = min(shard.rank * self.share, shape[0])
-        self.table = weights.load(Part(name, shape, (slice(self.first, min(self.first + self.share, shape[0])),)))
+        self.table = weights.load(
+            Part(name, shape, (slice(self.first, min(self.first + self.share, shape[0])),))
+        )
         self.shard = shard
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -32,7 +40,9 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Logits: products with every row of an embedding's table, which it may share with the embedding itself."""
+    """Logits: products with every row of an embedding's table, which it may share with the
+    embedding itself.
+    """
 
     __slots__ = ("rows",)
 

@@ -1,6 +1,7 @@
 """Matrix multiplications, and how they are cut among ranks.
 
-Each constructor says which checkpoint tensors make up its matrix and which slice of them this rank holds.
+Each constructor says which checkpoint tensors make up its matrix and which slice of them this rank
+holds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def share(shard: Shard, start: int, n: int, what: str) -> slice:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A projection to `outputs` values over all ranks, of which `shard` says which are this rank's."""
+    """A projection to `outputs` values over all ranks, of which `shard` says which are this
+    rank's.
+    """
 
     name: str
     outputs: int
@@ -39,7 +42,12 @@ class Linear:
 
     __slots__ = ("activation", "bias", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation = "none") -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: Activation = "none",
+    ) -> None:
         self.weight = pack(weight)
         self.bias = bias
         self.activation = activation
@@ -48,29 +56,60 @@ class Linear:
         return linear(x, self.weight, self.bias, self.activation)
 
     @classmethod
-    def columns(cls, weights: Weights, columns: Sequence[Column], inputs: int, *, bias: bool, activation: Activation = "none") -> Linear:
-        """Several projections of one input in one multiplication; a rank holds its slice of each one's outputs."""
+    def columns(
+        cls,
+        weights: Weights,
+        columns: Sequence[Column],
+        inputs: int,
+        *,
+        bias: bool,
+        activation: Activation = "none",
+    ) -> Linear:
+        """Several projections of one input in one multiplication; a rank holds its slice of each
+        one's outputs.
+        """
         matrix = weights.load(*(column.part("weight", inputs) for column in columns))
-        return cls(matrix, weights.load(*(column.part("bias") for column in columns)) if bias else None, activation)
+        return cls(
+            matrix,
+            weights.load(*(column.part("bias") for column in columns)) if bias else None,
+            activation,
+        )
 
     @classmethod
-    def fused_columns(cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard) -> Linear:
-        """Like `columns`, with a bias, for `pieces` projections of `outputs` each that the checkpoint keeps in one tensor."""
-        mine = [share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)]
+    def fused_columns(
+        cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard
+    ) -> Linear:
+        """Like `columns`, with a bias, for `pieces` projections of `outputs` each that the
+        checkpoint keeps in one tensor.
+        """
+        mine = [
+            share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)
+        ]
         if shard.size == 1:
             mine = [slice(0, pieces * outputs)]
-        matrix = weights.load(*(Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine))
-        return cls(matrix, weights.load(*(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)))
+        matrix = weights.load(
+            *(Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine)
+        )
+        return cls(
+            matrix,
+            weights.load(*(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)),
+        )
 
 
 class RowLinear:
-    """A projection whose inputs are cut among ranks: each multiplies its slice, and the sum over ranks is the answer."""
+    """A projection whose inputs are cut among ranks: each multiplies its slice, and the sum over
+    ranks is the answer.
+    """
 
     __slots__ = ("bias", "shard", "weight")
 
-    def __init__(self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool) -> None:
+    def __init__(
+        self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool
+    ) -> None:
         mine = share(shard, 0, inputs, f"inputs of {name}")
-        self.weight = pack(weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))))
+        self.weight = pack(
+            weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
+        )
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard
 

@@ -19,9 +19,15 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """The kernel for what a checkpoint calls `name`. Raises CheckpointError that lists what is known."""
+    """The kernel for what a checkpoint calls `name`.
+
+    Raises CheckpointError that lists what is known.
+    """
     if name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: hidden_act {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        raise CheckpointError(
+            f"config.json: hidden_act {name!r} is not supported; supported are "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name]
 
 
@@ -30,9 +36,22 @@ class MLP:
 
     __slots__ = ("down", "up")
 
-    def __init__(self, weights: Weights, names: tuple[str, str], sizes: tuple[int, int], act: str, shard: Shard) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        names: tuple[str, str],
+        sizes: tuple[int, int],
+        act: str,
+        shard: Shard,
+    ) -> None:
         hidden, intermediate = sizes
-        self.up = Linear.columns(weights, [Column(names[0], intermediate, shard)], hidden, bias=True, activation=activation(act))
+        self.up = Linear.columns(
+            weights,
+            [Column(names[0], intermediate, shard)],
+            hidden,
+            bias=True,
+            activation=activation(act),
+        )
         self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,9 +63,20 @@ class GatedMLP:
 
     __slots__ = ("act", "down", "gate_up")
 
-    def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], act: str, shard: Shard, *, bias: bool) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        sizes: tuple[int, int],
+        act: str,
+        shard: Shard,
+        *,
+        bias: bool,
+    ) -> None:
         hidden, intermediate = sizes
-        columns = [Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")]
+        columns = [
+            Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")
+        ]
         self.gate_up = Linear.columns(weights, columns, hidden, bias=bias)
         self.down = RowLinear(weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias)
         self.act = activation(act)

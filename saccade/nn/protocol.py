@@ -1,6 +1,8 @@
-"""What one forward pass reads (`Batch`, `Pack`), and what a family's network must answer (`FamilyNet`, `VisionNet`).
+"""What one forward pass reads (`Batch`, `Pack`), and what a family's network must answer
+(`FamilyNet`, `VisionNet`).
 
-Both are passed as arguments, never kept in a global. `runtime/batch.py` and `runtime/encoder.py` build them.
+Both are passed as arguments, never kept in a global. `runtime/batch.py` and `runtime/encoder.py`
+build them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from saccade.core.types import Grid
 from saccade.kernels.attention import Backend, Context, Segments
 
 KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer (keys, values), each [kv slots, kv heads, head dim]. A kv slot is page * page_size + offset in page."""
+"""Per layer (keys, values), each [kv slots, kv heads, head dim].
+
+A kv slot is page * page_size + offset in page.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,8 @@ class Batch:
     """T tokens of several sequences, back to back; on the device.
 
     contexts: one per sequence, in order, covering [0, T) (see kernels/attention.py).
-    embeddings: image rows to put in place of token embeddings at `splice_rows`; all deepstack levels side by side.
+    embeddings: image rows to put in place of token embeddings at `splice_rows`; all deepstack
+    levels side by side.
     sample_rows: the rows whose logits are wanted.
     """
 
@@ -39,13 +45,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class GridFacts:
-    """All that a vision tower needs to know of one grid of N patches (M tokens), on the tower's device.
+    """All that a vision tower needs to know of one grid of N patches (M tokens), on the tower's
+    device.
 
     Rows are in the order in which the tower's blocks see them, except where said.
     places: where each patch stands on each axis that the tower's rotary embedding turns by.
-    position_embedding: learned positions at the patches, in merged order, before `order` is applied; None without.
-    order: which token stands at each place of the tower's own order, and `restore`, its inverse; None where it keeps reading order.
-    segments: for each kind of attention in the tower, the lengths in patches of the runs that attend to each other.
+    position_embedding: learned positions at the patches, in merged order, before `order` is
+    applied; None without.
+    order: which token stands at each place of the tower's own order, and `restore`, its inverse;
+    None where it keeps reading order.
+    segments: for each kind of attention in the tower, the lengths in patches of the runs that
+    attend to each other.
     """
 
     places: torch.Tensor  # [A, N] int64
@@ -62,12 +72,15 @@ class GridFacts:
     def nbytes(self) -> int:
         """Bytes of memory, nearly all of them on the device."""
         tensors = (self.places, self.position_embedding, self.order, self.restore)
-        return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(map(len, self.segments))
+        return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(
+            map(len, self.segments)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows of several pictures, back to back, as the blocks of a vision tower take them; on the device.
+    """Rows of several pictures, back to back, as the blocks of a vision tower take them; on the
+    device.
 
     segments: one for each kind of attention, as in `GridFacts`.
     """
@@ -79,7 +92,10 @@ class Pack:
 
 
 class VisionNet(Protocol):
-    """The vision tower of one checkpoint. `blocks` reads nothing but its argument, so that a graph of it can be captured."""
+    """The vision tower of one checkpoint.
+
+    `blocks` reads nothing but its argument, so that a graph of it can be captured.
+    """
 
     @property
     def hidden(self) -> int:
@@ -98,7 +114,9 @@ class VisionNet(Protocol):
 
     @property
     def longest_segments(self) -> tuple[int | None, ...]:
-        """For each kind of attention, the most patches that may see each other; None: as many as a picture has."""
+        """For each kind of attention, the most patches that may see each other; None: as many as a
+        picture has.
+        """
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
@@ -110,7 +128,9 @@ class VisionNet(Protocol):
         ...
 
     def blocks(self, pack: Pack) -> torch.Tensor:
-        """Embeddings [M, embedding_width] of all pictures of a pack, in the tower's order; owned."""
+        """Embeddings [M, embedding_width] of all pictures of a pack, in the tower's order;
+        owned.
+        """
         ...
 
 
@@ -124,5 +144,7 @@ class FamilyNet(Protocol):
     def vision(self) -> VisionNet: ...
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Logits [R, vocab_size] in float32 of `batch.sample_rows`; writes the keys and values of all T tokens into `kv`."""
+        """Logits [R, vocab_size] in float32 of `batch.sample_rows`; writes the keys and values of
+        all T tokens into `kv`.
+        """
         ...

@@ -1,6 +1,8 @@
-"""Where a network's tensors come from, as its layers see it. `runtime/weights.py` implements it for files and for random numbers.
+"""Where a network's tensors come from, as its layers see it. `runtime/weights.py` implements it for
+files and for random numbers.
 
-Layers ask for what they need in the form they need it, so a network is whole as soon as it is built.
+Layers ask for what they need in the form they need it, so a network is whole as soon as it is
+built.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor: its canonical name, its whole shape, and the slice of it that is wanted (all, unless told)."""
+    """One checkpoint tensor: its canonical name, its whole shape, and the slice of it that is
+    wanted (all, unless told).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -36,8 +40,10 @@ class Weights(Protocol):
     def device(self) -> torch.device: ...
 
     def load(self, *parts: Part) -> torch.Tensor:
-        """The parts one below another (along the first dimension), in the network's dtype, on its device; owned.
+        """The parts one below another (along the first dimension), in the network's dtype, on its
+        device; owned.
 
-        Only the wanted slices are read. Raises CheckpointError naming file and tensor where one is missing or misshapen.
+        Only the wanted slices are read. Raises CheckpointError naming file and tensor where one is
+        missing or misshapen.
         """
         ...

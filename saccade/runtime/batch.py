@@ -1,6 +1,7 @@
 """From a plan to tensors: the worker's per-slot state, and `build_batch`.
 
-A slot remembers what the plan does not repeat: token values (those that this worker sampled too), rotary positions and the page table.
+A slot remembers what the plan does not repeat: token values (those that this worker sampled too),
+rotary positions and the page table.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from saccade.runtime.sampler import SamplerState
 class PageTable:
     """KV slots of one sequence's tokens, in order, on the device; grows page by page.
 
-    `run` is the first KV slot while all pages are consecutive (attention then reads a slice instead of gathering), else -1.
+    `run` is the first KV slot while all pages are consecutive (attention then reads a slice instead
+    of gathering), else -1.
     """
 
     def __init__(self, page_size: int, device: torch.device) -> None:
@@ -60,9 +62,13 @@ class PageTable:
 class Slot:
     """One sequence on this worker. `tokens` grows by the tokens sampled here."""
 
-    def __init__(self, opened: Open, known: PositionCache, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, opened: Open, known: PositionCache, page_size: int, device: torch.device
+    ) -> None:
         self.tokens = list(opened.tokens)
-        self._positions, next_position = known.sequence(len(opened.tokens), opened.spans, opened.images)  # [3, P]
+        self._positions, next_position = known.sequence(
+            len(opened.tokens), opened.spans, opened.images
+        )  # [3, P]
         # Every token after those known now is text: all three axes advance by one.
         self._shift = next_position - len(opened.tokens)
         self.table = PageTable(page_size, device)
@@ -75,7 +81,9 @@ class Slot:
         if start >= known:
             later = np.arange(start + self._shift, start + self._shift + length)
             return np.broadcast_to(later, (3, length))
-        assert start + length <= known, "a row lies either in the tokens a slot was opened with, or after them"
+        assert start + length <= known, (
+            "a row lies either in the tokens a slot was opened with, or after them"
+        )
         return self._positions[:, start : start + length]
 
     def append(self, token: int) -> None:
@@ -83,7 +91,9 @@ class Slot:
         self.sampler.append(token)
 
 
-def build_batch(plan: Plan, slots: Sequence[Slot | None], embeddings: EmbeddingMemory, device: torch.device) -> Batch:
+def build_batch(
+    plan: Plan, slots: Sequence[Slot | None], embeddings: EmbeddingMemory, device: torch.device
+) -> Batch:
     """The tensors of one step. Appends each row's new pages to its slot's table first."""
     tokens: list[int] = []
     contexts: list[Context] = []
@@ -112,8 +122,12 @@ def build_batch(plan: Plan, slots: Sequence[Slot | None], embeddings: EmbeddingM
         positions=put(np.concatenate(positions, axis=1)),  # [3, T]
         out_slots=put(np.concatenate(out_slots)),  # [T]
         contexts=tuple(contexts),
-        splice_rows=put(np.concatenate(splice_rows) if splice_rows else np.empty(0, np.int64)),  # [S]
-        embeddings=embeddings.gather([(splice.key, splice.offset, splice.length) for splice in plan.splices]),  # [S, W]
+        splice_rows=put(
+            np.concatenate(splice_rows) if splice_rows else np.empty(0, np.int64)
+        ),  # [S]
+        embeddings=embeddings.gather(
+            [(splice.key, splice.offset, splice.length) for splice in plan.splices]
+        ),  # [S, W]
         sample_rows=put(np.array(sample_rows, np.int64)),  # [R]
     )
 
@@ -121,4 +135,10 @@ def build_batch(plan: Plan, slots: Sequence[Slot | None], embeddings: EmbeddingM
 def _context(row: Row, begin: int, table: PageTable) -> Context:
     kv_length = row.start + row.length
     assert kv_length <= table.length, "a row reaches beyond its pages"
-    return Context(start=begin, length=row.length, kv_length=kv_length, slots=table.device_slots[:kv_length], run=table.run)
+    return Context(
+        start=begin,
+        length=row.length,
+        kv_length=kv_length,
+        slots=table.device_slots[:kv_length],
+        run=table.run,
+    )

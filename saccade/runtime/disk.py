@@ -1,9 +1,12 @@
-"""Embeddings on disk: one safetensors file each, written and read by one thread beside the worker, so that no step waits for a write.
+"""Embeddings on disk: one safetensors file each, written and read by one thread beside the worker,
+so that no step waits for a write.
 
-A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the checksum of its values. Whatever else
-lies in the model's folder is removed, but for folders, and for what could not be looked at: the next run may be able to.
-A file appears under its name only when it is whole and on the disk (write, fsync, rename).
-Decides nothing but this: what cannot be written is not written, what cannot be read is not there, and `collect` says so.
+A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
+checksum of its values. Whatever else lies in the model's folder is removed, but for folders, and
+for what could not be looked at: the next run may be able to. A file appears under its name only
+when it is whole and on the disk (write, fsync, rename).
+Decides nothing but this: what cannot be written is not written, what cannot be read is not there,
+and `collect` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from saccade.core.types import ImageKey
 log = logging.getLogger("saccade")
 
 FORMAT = "saccade-embedding-1"
-"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that the fingerprint does not show."""
+"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
+the fingerprint does not show.
+"""
 SUFFIX = ".safetensors"
 TENSOR = "embedding"
 PENDING_BYTES = 1 << 30
@@ -39,13 +44,22 @@ PENDING_BYTES = 1 << 30
 LARGEST_HEADER = 1 << 16
 
 
-def fingerprint_encoder(spec: FamilySpec, device: torch.device, encode: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]) -> bytes:
-    """16 bytes that differ where the vision tower's answers do: weights, dtype, kind of device. What it makes of a test picture, hashed.
+def fingerprint_encoder(
+    spec: FamilySpec,
+    device: torch.device,
+    encode: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+) -> bytes:
+    """16 bytes that differ where the vision tower's answers do: weights, dtype, kind of device.
+    What it makes of a test picture, hashed.
 
     encode: uint8 [H, W, 3] on `device` to [num_tokens, embedding_width]. Every rank must call this.
     """
     side = 4 * spec.image_rules.factor
-    pixels = (torch.arange(side * side * 3, dtype=torch.int64) * 2654435761 >> 7).to(torch.uint8).view(side, side, 3)
+    pixels = (
+        (torch.arange(side * side * 3, dtype=torch.int64) * 2654435761 >> 7)
+        .to(torch.uint8)
+        .view(side, side, 3)
+    )
     rows = encode([pixels.to(device)])[0].cpu()  # [16, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
     return hashlib.blake2b(told.encode() + _bytes(rows), digest_size=16).digest()
@@ -95,7 +109,9 @@ class DiskTier:
         self._thread.start()
 
     def write(self, key: ImageKey, embedding: torch.Tensor) -> None:
-        """Begin to write `embedding` [n, width], which is on the CPU and does not change any more."""
+        """Begin to write `embedding` [n, width], which is on the CPU and does not change any
+        more.
+        """
         with self._changed:
             if self._pending_bytes + embedding.nbytes > PENDING_BYTES:
                 self._events.append((key, "not saved"))
@@ -118,7 +134,8 @@ class DiskTier:
             return self._read.pop(key)
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
-        """What has come to pass since the last call; with `wait`, at least one event, for which a read must be under way.
+        """What has come to pass since the last call; with `wait`, at least one event, for which a
+        read must be under way.
 
         Raises RuntimeError if the thread has failed: what it was to read will never come.
         """
@@ -156,7 +173,10 @@ class DiskTier:
                 self._changed.notify_all()
 
     def _next(self) -> _Job | None:
-        """Somebody waits for a read: it goes before all others, but for those of the same picture. None: closed, and nothing left."""
+        """Somebody waits for a read: it goes before all others, but for those of the same picture.
+
+        None: closed, and nothing left.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             for job in self._jobs:
@@ -189,7 +209,9 @@ class DiskTier:
             return None
         except Damaged as error:
             _discard(path, error)
-        except OSError as error:  # it may pass (too many open files, a disk that is away): the file stays
+        except (
+            OSError
+        ) as error:  # it may pass (too many open files, a disk that is away): the file stays
             log.warning("embedding cache on disk: %s %s: %s", job.kind, path.name, error)
         if job.kind == "remove":
             return None
@@ -202,7 +224,11 @@ class DiskTier:
         return self._folder / (name.hexdigest() + SUFFIX)
 
     def _store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
-        metadata = self._identity | {"digest": key.digest.hex(), "settings": key.settings.hex(), "salt": key.salt}
+        metadata = self._identity | {
+            "digest": key.digest.hex(),
+            "settings": key.settings.hex(),
+            "salt": key.salt,
+        }
         data = save({TENSOR: embedding}, metadata | {"blake3": _checksum(embedding)})
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -234,12 +260,16 @@ class DiskTier:
             try:
                 with _open(path) as file:
                     header = self._header(file, path)
-                    found.append((os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens))
+                    found.append(
+                        (os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens)
+                    )
             except Damaged as error:
                 _discard(path, error)
             except OSError as error:
                 log.warning("embedding cache on disk: %s is not used: %s", path.name, error)
-        return tuple((key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0]))
+        return tuple(
+            (key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0])
+        )
 
     def _header(self, file: BinaryIO, path: Path) -> _Header:
         """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
@@ -248,7 +278,11 @@ class DiskTier:
         try:
             told = json.loads(text)
             metadata, shape = told["__metadata__"], told[TENSOR]["shape"]
-            key = ImageKey(bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["settings"]), metadata["salt"])
+            key = ImageKey(
+                bytes.fromhex(metadata["digest"]),
+                bytes.fromhex(metadata["settings"]),
+                metadata["salt"],
+            )
             checksum = metadata["blake3"]
             named = self._path(key)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -265,18 +299,29 @@ class DiskTier:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file to read. Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to write."""
+    """A file to read.
+
+    Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to
+    write.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise Damaged("it is not a regular file")
     return path.open("rb")
 
 
 def _discard(path: Path, why: Damaged) -> None:
-    """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing can where writing is forbidden."""
+    """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing
+    can where writing is forbidden.
+    """
     try:
         path.unlink()
     except OSError as error:
-        log.warning("embedding cache on disk: %s is not used (%s), and cannot be removed: %s", path.name, why, error)
+        log.warning(
+            "embedding cache on disk: %s is not used (%s), and cannot be removed: %s",
+            path.name,
+            why,
+            error,
+        )
     else:
         log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
 

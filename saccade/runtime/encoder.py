@@ -1,5 +1,5 @@
-"""Pictures to embeddings on one device: packs pictures of any mix of sizes into one forward of the vision tower, replays a graph of it
-where one fits, and hands each picture its own rows.
+"""Pictures to embeddings on one device: packs pictures of any mix of sizes into one forward of the
+vision tower, replays a graph of it where one fits, and hands each picture its own rows.
 
 Owns the buffers that graphs read and write. Knows nothing of plans, ranks or the arena.
 """
@@ -19,18 +19,33 @@ from saccade.runtime.graphs import Capture, GraphRunner
 from saccade.runtime.positions import PositionCache
 
 CPU_PACK = 1024
-"""Patches of one packed forward on a CPU: larger packs only leave its caches. An accelerator takes all pictures at once."""
+"""Patches of one packed forward on a CPU: larger packs only leave its caches.
+
+An accelerator takes all pictures at once.
+"""
 ROWS_PER_SEGMENT = 16
-"""A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have more of them run eagerly."""
+"""A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
+more of them run eagerly.
+"""
 MOST_UNBOUNDED = 32
-"""But for no more segments that may be as long as the graph: for each of them it launches blocks for N rows, most of which find none."""
+"""But for no more segments that may be as long as the graph: for each of them it launches blocks
+for N rows, most of which find none.
+"""
 
 
 class PackedEncoder:
-    """The vision tower of `net`. `like` has the dtype and the device of embeddings. `capture` None: without graphs."""
+    """The vision tower of `net`.
+
+    `like` has the dtype and the device of embeddings. `capture` None: without graphs.
+    """
 
     def __init__(
-        self, net: FamilyNet, positions: PositionCache, config: EncoderConfig, like: torch.Tensor, capture: Capture | None = None
+        self,
+        net: FamilyNet,
+        positions: PositionCache,
+        config: EncoderConfig,
+        like: torch.Tensor,
+        capture: Capture | None = None,
     ) -> None:
         self._spec = net.spec
         self._vision = net.vision
@@ -46,7 +61,9 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on the device. Each owns its storage."""
+        """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on
+        the device. Each owns its storage.
+        """
         facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
         embeddings: list[torch.Tensor] = []
         for pack in packs([fact.num_patches for fact in facts], self._pack):
@@ -58,11 +75,15 @@ class PackedEncoder:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         return self._graphs is not None and self._graphs.adapt()
 
-    def _forward(self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+    def _forward(
+        self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]
+    ) -> list[torch.Tensor]:
         rows = [self._vision.embed(image, fact) for image, fact in zip(pixels, facts)]
         if self._graphs is not None and self._buffers is not None:
             buffers = self._buffers
-            output = self._graphs.run(sum(map(len, rows)), lambda inputs: buffers.fill(inputs, rows, facts))
+            output = self._graphs.run(
+                sum(map(len, rows)), lambda inputs: buffers.fill(inputs, rows, facts)
+            )
             if output is not None:
                 return split(output, facts, self._vision.merged)
         return split(self._vision.blocks(self._eager_pack(rows, facts)), facts, self._vision.merged)
@@ -83,16 +104,21 @@ class PackedEncoder:
 
 
 class PackBuffers:
-    """Inputs and output of the tower's graphs, for packs of up to `largest` rows; implements `graphs.Graphed`.
+    """Inputs and output of the tower's graphs, for packs of up to `largest` rows; implements
+    `graphs.Graphed`.
 
     Rows that only pad see each other, in segments of their own, and nothing else.
     """
 
-    def __init__(self, net: FamilyNet, largest: int, config: EncoderConfig, like: torch.Tensor) -> None:
+    def __init__(
+        self, net: FamilyNet, largest: int, config: EncoderConfig, like: torch.Tensor
+    ) -> None:
         self._vision: VisionNet = net.vision
         self._attention = config.attention
         self._rows = like.new_zeros((largest, net.vision.hidden))
-        self._places = torch.zeros((net.vision.axes, largest), dtype=torch.int64, device=like.device)
+        self._places = torch.zeros(
+            (net.vision.axes, largest), dtype=torch.int64, device=like.device
+        )
         self._output = like.new_zeros((largest // net.vision.merged, net.spec.embedding_width))
         # A graph holds on to its bounds, so each size has its own.
         self._inputs: dict[int, Pack] = {}
@@ -100,7 +126,9 @@ class PackBuffers:
     def inputs(self, size: int) -> Pack:
         if size not in self._inputs:
             segments = tuple(self._segments(size, limit) for limit in self._vision.longest_segments)
-            self._inputs[size] = Pack(self._rows[:size], self._places[:, :size], segments, self._attention)
+            self._inputs[size] = Pack(
+                self._rows[:size], self._places[:, :size], segments, self._attention
+            )
         return self._inputs[size]
 
     def _segments(self, size: int, limit: int | None) -> Segments:
@@ -116,11 +144,16 @@ class PackBuffers:
         return self._vision.blocks(inputs)
 
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
-        """Write a pack of pictures and its padding. False where they have more segments than there is room for."""
+        """Write a pack of pictures and its padding.
+
+        False where they have more segments than there is room for.
+        """
         found = []
         for segments, kind in zip(inputs.segments, zip(*(fact.segments for fact in facts))):
             lengths = [length for each in kind for length in each]
-            bounds = segment_bounds(lengths, len(inputs.rows), len(segments.bounds) - 1, segments.longest)
+            bounds = segment_bounds(
+                lengths, len(inputs.rows), len(segments.bounds) - 1, segments.longest
+            )
             if bounds is None:
                 return False
             found.append(bounds)
@@ -143,8 +176,11 @@ def room(size: int, limit: int | None) -> int:
     return most if limit else min(most, MOST_UNBOUNDED)
 
 
-def segment_bounds(lengths: Sequence[int], size: int, room: int, longest: int) -> torch.Tensor | None:
-    """Bounds [room + 1], int32, of segments that fill `size` rows: `lengths`, then padding cut to `longest`, then empty ones.
+def segment_bounds(
+    lengths: Sequence[int], size: int, room: int, longest: int
+) -> torch.Tensor | None:
+    """Bounds [room + 1], int32, of segments that fill `size` rows: `lengths`, then padding cut to
+    `longest`, then empty ones.
 
     None where there is no room for as many.
     """
@@ -162,11 +198,16 @@ def split(embeddings: torch.Tensor, facts: Sequence[GridFacts], merged: int) -> 
     """A picture's own copy of its rows of `embeddings`, back in reading order."""
     counts = [fact.num_patches // merged for fact in facts]
     parts = embeddings[: sum(counts)].split(counts)
-    return [part.clone() if fact.restore is None else part.index_select(0, fact.restore) for part, fact in zip(parts, facts)]
+    return [
+        part.clone() if fact.restore is None else part.index_select(0, fact.restore)
+        for part, fact in zip(parts, facts)
+    ]
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
-    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single picture."""
+    """Runs of neighbouring pictures of `patches` each, with at most `limit` together, or a single
+    picture.
+    """
     cuts = [0]
     total = 0
     for i, count in enumerate(patches):

@@ -1,8 +1,10 @@
-"""GraphRunner: a function of tensors, captured at a few sizes and replayed at the smallest that fits.
+"""GraphRunner: a function of tensors, captured at a few sizes and replayed at the smallest that
+fits.
 
-Owns the graphs and the choice of sizes. Knows nothing of what the function computes: who uses it says how inputs of a size look
-(`Graphed`), fills them, padding included, and copies the outputs out before the next replay. `eager` stands in for a capture where there
-is no CUDA, so that everything but the recording itself runs, and is tested, on a CPU.
+Owns the graphs and the choice of sizes. Knows nothing of what the function computes: who uses it
+says how inputs of a size look (`Graphed`), fills them, padding included, and copies the outputs out
+before the next replay. `eager` stands in for a capture where there is no CUDA, so that everything
+but the recording itself runs, and is tested, on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ STEPS = 64
 
 
 class Graphed(Protocol[Inputs]):
-    """A function over inputs of fixed shapes. All sizes share one set of buffers, of which they use parts."""
+    """A function over inputs of fixed shapes.
+
+    All sizes share one set of buffers, of which they use parts.
+    """
 
     def inputs(self, size: int) -> Inputs:
         """The part of the input buffers for `size`; the same memory at every call."""
@@ -57,7 +62,10 @@ def eager(work: Replay) -> Replay:
 
 
 class CudaCapture:
-    """CUDA graphs that share one memory pool. Capture the largest first: the others then fit into what it left."""
+    """CUDA graphs that share one memory pool.
+
+    Capture the largest first: the others then fit into what it left.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -72,7 +80,9 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may ask for events meanwhile, as NCCL's watchdog does.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             work()
         return graph.replay
 
@@ -101,9 +111,11 @@ class GraphRunner(Generic[Inputs]):
         return self._wanted[-1]
 
     def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
-        """Replay the smallest graph for `size` rows or more; its output, which the next replay overwrites.
+        """Replay the smallest graph for `size` rows or more; its output, which the next replay
+        overwrites.
 
-        `fill` writes the inputs, padding included. None where no graph is large enough, or `fill` says that these inputs fit none.
+        `fill` writes the inputs, padding included. None where no graph is large enough, or `fill`
+        says that these inputs fit none.
         """
         if size <= self.largest:
             self._seen[self._step(size)] += 1
@@ -114,14 +126,24 @@ class GraphRunner(Generic[Inputs]):
         return self._graphed.output(bucket)
 
     def adapt(self) -> bool:
-        """Fit the sizes to those seen, one capture per call; for idle moments. True while there is more to do."""
+        """Fit the sizes to those seen, one capture per call; for idle moments.
+
+        True while there is more to do.
+        """
         if sum(self._seen.values()) >= ENOUGH:
             better = best_sizes(self._seen, self.largest, self._most)
             now, then = padded(self._seen, self.sizes), padded(self._seen, better)
             if then < now * (1 - WORTH):
-                logger.info("graphs for sizes %s instead of %s: %.0f %% fewer rows", better, self.sizes, 100 * (1 - then / now))
+                logger.info(
+                    "graphs for sizes %s instead of %s: %.0f %% fewer rows",
+                    better,
+                    self.sizes,
+                    100 * (1 - then / now),
+                )
                 self._wanted = better
-            self._seen = Counter({size: count // 2 for size, count in self._seen.items() if count > 1})
+            self._seen = Counter(
+                {size: count // 2 for size, count in self._seen.items() if count > 1}
+            )
         missing = [size for size in self._wanted if size not in self._graphs]
         if not missing:
             return False
@@ -137,24 +159,32 @@ class GraphRunner(Generic[Inputs]):
         self._graphs[size] = self._capture(lambda: output.copy_(self._graphed.compute(inputs)))
 
     def _step(self, size: int) -> int:
-        # A power of two: rows that are whole tokens of 4 patches remain so when they are rounded up.
+        # A power of two: rows that are whole tokens of 4 patches remain so when they are rounded
+        # up.
         step = 1 << (-(-self.largest // STEPS) - 1).bit_length()
         return min(-(-size // step) * step, self.largest)
 
 
 def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
-    """Rows computed for the sizes seen, padding included; those larger than all of `sizes` run eagerly, as they are."""
-    return sum(count * min((each for each in sizes if each >= size), default=size) for size, count in seen.items())
+    """Rows computed for the sizes seen, padding included; those larger than all of `sizes` run
+    eagerly, as they are.
+    """
+    return sum(
+        count * min((each for each in sizes if each >= size), default=size)
+        for size, count in seen.items()
+    )
 
 
 def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
     """At most `most` sizes, `largest` among them, for which the sizes seen need the fewest rows.
 
-    Each best size but the largest is one that was seen. Dynamic programming over them: O(n^2 most) for n distinct sizes.
+    Each best size but the largest is one that was seen. Dynamic programming over them: O(n^2 most)
+    for n distinct sizes.
     """
     marks = sorted({size for size in seen if size <= largest} | {largest})
     upto = list(accumulate((seen[size] for size in marks), initial=0))
-    # cost[j], choice[j]: the best way found to serve everything up to marks[j], the largest size in it.
+    # cost[j], choice[j]: the best way found to serve everything up to marks[j], the largest size in
+    # it.
     cost = [mark * upto[j + 1] for j, mark in enumerate(marks)]
     choice = [[mark] for mark in marks]
     for _ in range(most - 1):

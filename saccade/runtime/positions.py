@@ -1,7 +1,8 @@
 """PositionCache: all that follows from a picture's grid alone, computed once per grid.
 
-Owns what the tower of one network needs of a grid (`GridFacts`, on the device) and the rotary positions of a picture's tokens (on the
-CPU). What these are, the family says; how long they are kept, the bytes they take decide.
+Owns what the tower of one network needs of a grid (`GridFacts`, on the device) and the rotary
+positions of a picture's tokens (on the CPU). What these are, the family says; how long they are
+kept, the bytes they take decide.
 """
 
 from __future__ import annotations
@@ -19,20 +20,29 @@ from saccade.core.types import Grid, Image, Span
 from saccade.nn.protocol import GridFacts, VisionNet
 
 BUDGET = 256 << 20
-"""Bytes for both kinds together. With learned positions, a picture of 2560x1440 takes 33 MB of it on an 8B model."""
+"""Bytes for both kinds together.
+
+With learned positions, a picture of 2560x1440 takes 33 MB of it on an 8B model.
+"""
 
 Kind = Literal["encoder", "text"]
 
 
 class PositionCache:
-    """For one network; the least recently used go when `budget` bytes are exceeded (one entry may be larger)."""
+    """For one network; the least recently used go when `budget` bytes are exceeded (one entry may
+    be larger).
+    """
 
-    def __init__(self, spec: FamilySpec, vision: VisionNet, metrics: Metrics, budget: int = BUDGET) -> None:
+    def __init__(
+        self, spec: FamilySpec, vision: VisionNet, metrics: Metrics, budget: int = BUDGET
+    ) -> None:
         self._spec = spec
         self._vision = vision
         self._metrics = metrics
         self._budget = budget
-        self._entries: OrderedDict[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = OrderedDict()
+        self._entries: OrderedDict[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = (
+            OrderedDict()
+        )
         self._bytes = 0
 
     def facts(self, grid: Grid) -> GridFacts:
@@ -52,7 +62,9 @@ class PositionCache:
         assert isinstance(known, np.ndarray)
         return known
 
-    def sequence(self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]) -> tuple[npt.NDArray[np.int64], int]:
+    def sequence(
+        self, num_tokens: int, spans: Sequence[Span], images: Sequence[Image]
+    ) -> tuple[npt.NDArray[np.int64], int]:
         """`FamilySpec.positions` of a prompt with these pictures."""
         return self._spec.positions(num_tokens, spans, [self.image(image.grid) for image in images])
 
@@ -60,7 +72,11 @@ class PositionCache:
         known = self._entries.get((kind, grid))
         if known is not None:
             self._entries.move_to_end((kind, grid))
-        self._metrics.inc("saccade_position_cache_lookups_total", kind=kind, outcome="miss" if known is None else "hit")
+        self._metrics.inc(
+            "saccade_position_cache_lookups_total",
+            kind=kind,
+            outcome="miss" if known is None else "hit",
+        )
         return known
 
     def _keep(self, kind: Kind, grid: Grid, value: GridFacts | npt.NDArray[np.int64]) -> None:

@@ -1,7 +1,9 @@
-"""The process of a rank other than the first: `python -m saccade.runtime.rank`, started by `engine/ranks.py` with a `RankBoot` on
-standard input. It loads its slice of the model, then executes the plans that come down its socket.
+"""The process of a rank other than the first: `python -m saccade.runtime.rank`, started by
+`engine/ranks.py` with a `RankBoot` on standard input. It loads its slice of the model, then
+executes the plans that come down its socket.
 
-Holds no scheduler state and answers nothing: it reports that it has loaded, that it lives, and why it ends. It dies with the engine.
+Holds no scheduler state and answers nothing: it reports that it has loaded, that it lives, and why
+it ends. It dies with the engine.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a rank holds: the same on every rank but for `rank`. `group_fd` is where the ranks meet (`parallel.join`)."""
+    """What a rank holds: the same on every rank but for `rank`.
+
+    `group_fd` is where the ranks meet (`parallel.join`).
+    """
 
     rank: int
     folder: str
@@ -58,7 +63,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class RankBoot:
-    """What a rank's process needs to know; the descriptors are inherited. On `socket_fd` come an EngineConfig, then Plans."""
+    """What a rank's process needs to know; the descriptors are inherited.
+
+    On `socket_fd` come an EngineConfig, then Plans.
+    """
 
     parent: int
     load: Load
@@ -69,14 +77,18 @@ class RankBoot:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From a rank to the engine: `loaded` once, `error` at its end; an empty one says that it lives."""
+    """From a rank to the engine: `loaded` once, `error` at its end; an empty one says that it
+    lives.
+    """
 
     loaded: Hardware | None = None
     error: str | None = None
 
 
 def main() -> int:
-    """Exit status 0 when the engine said so or has gone, 1 after an error of this rank, PEER_LOST after another's."""
+    """Exit status 0 when the engine said so or has gone, 1 after an error of this rank, PEER_LOST
+    after another's.
+    """
     boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankBoot)
     die_with_parent(boot.parent)
     leave_signals_to_front()
@@ -92,7 +104,11 @@ def main() -> int:
         if not known:
             traceback.print_exc()
         with suppress(OSError):
-            socket.send_bytes(_ENCODER.encode(Report(error=str(error) if known else f"{type(error).__name__}: {error}")))
+            socket.send_bytes(
+                _ENCODER.encode(
+                    Report(error=str(error) if known else f"{type(error).__name__}: {error}")
+                )
+            )
         return 1
     leave()
     return 0
@@ -103,7 +119,13 @@ def serve(boot: RankBoot, socket: Connection) -> None:
     net, shard = load(boot.load)
     socket.send_bytes(_ENCODER.encode(Report(loaded=measure_hardware(boot.load.device))))
     config = msgspec.msgpack.decode(socket.recv_bytes(), type=EngineConfig)
-    worker = Worker(net, config, Arena.attach(boot.arena_fd, boot.arena_bytes), shard, boot.load.parallel.encoder)
+    worker = Worker(
+        net,
+        config,
+        Arena.attach(boot.arena_fd, boot.arena_bytes),
+        shard,
+        boot.load.parallel.encoder,
+    )
     plans = msgspec.msgpack.Decoder(Plan)
     threading.Thread(target=_beat, args=(socket,), daemon=True).start()
     while message := socket.recv_bytes():
@@ -124,7 +146,8 @@ def load(wanted: Load) -> tuple[FamilyNet, Shard]:
     torch.set_num_threads(wanted.threads)
     if wanted.device == "cuda":
         torch.cuda.set_device(wanted.rank)
-        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is new: so would every picture size.
+        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
+        # new: so would every picture size.
         torch.backends.cuda.enable_cudnn_sdp(False)
     shard = join(wanted.parallel.all_reduce, wanted.rank, wanted.parallel.size, wanted.group_fd)
     folder = Path(wanted.folder)
@@ -153,13 +176,17 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
 
 
 def leave_signals_to_front() -> None:
-    """Ctrl-C, and an order to stop that goes to all processes, are for the front: it ends the engine in order, which ends its ranks."""
+    """Ctrl-C, and an order to stop that goes to all processes, are for the front: it ends the
+    engine in order, which ends its ranks.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the one that started it, `parent`, is gone, however it went."""
+    """Have the kernel kill this process when the one that started it, `parent`, is gone, however it
+    went.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

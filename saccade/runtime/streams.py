@@ -1,4 +1,5 @@
-"""CUDA streams beside the one that everything else runs on, and host memory that a GPU reads by itself.
+"""CUDA streams beside the one that everything else runs on, and host memory that a GPU reads by
+itself.
 
 Owns streams and events; knows nothing of what runs on them.
 """
@@ -19,9 +20,11 @@ logger = logging.getLogger("saccade")
 
 
 class Lane:
-    """A stream for work, and one for copies to the device that must not wait for that work. `with lane`: launch work on it.
+    """A stream for work, and one for copies to the device that must not wait for that work. `with
+    lane`: launch work on it.
 
-    Work begins after what the surrounding stream was given before. Who uses its results elsewhere waits for an event of it.
+    Work begins after what the surrounding stream was given before. Who uses its results elsewhere
+    waits for an event of it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +49,9 @@ class Lane:
         return event
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of host tensors on the device, for work on the lane; nobody waits for them but that work."""
+        """Copies of host tensors on the device, for work on the lane; nobody waits for them but
+        that work.
+        """
         with torch.cuda.stream(self._copies):
             copies = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
             self._uploaded = torch.cuda.Event()
@@ -68,14 +73,23 @@ class Lane:
 
 
 class Pinned:
-    """Host memory that a GPU reads by itself, as long as this lives. What could not be pinned is read more slowly; nothing else changes."""
+    """Host memory that a GPU reads by itself, as long as this lives.
+
+    What could not be pinned is read more slowly; nothing else changes.
+    """
 
     def __init__(self, memory: npt.NDArray[np.uint8], device: torch.device) -> None:
         with torch.cuda.device(device):
             error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
             if error:
-                logger.warning("the pixel arena could not be pinned (CUDA error %d): pictures are copied to the GPU more slowly", error)
-                with suppress(RuntimeError):  # CUDA would report the same error again, for the next kernel
+                logger.warning(
+                    "the pixel arena could not be pinned (CUDA error %d): pictures are copied "
+                    "to the GPU more slowly",
+                    error,
+                )
+                with suppress(
+                    RuntimeError
+                ):  # CUDA would report the same error again, for the next kernel
                     torch.zeros(1, device=device).add_(1)
                 return
         # The memory must not be unmapped before: the next mapping at its place could not be pinned.

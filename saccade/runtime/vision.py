@@ -1,8 +1,10 @@
-"""Pictures to embeddings: reads pixels from the arena, runs the vision tower on all of a step's pictures in one packed forward.
+"""Pictures to embeddings: reads pixels from the arena, runs the vision tower on all of a step's
+pictures in one packed forward.
 
-Ranks share the work in one of two ways. "weights": each runs its slice of the tower on every picture. "data": each runs the whole tower
-on its own part of the pictures, and the embeddings are gathered once. On a GPU that shares nothing, pictures are encoded on a stream
-beside the language model's: rows that do not show them do not wait for them.
+Ranks share the work in one of two ways. "weights": each runs its slice of the tower on every
+picture. "data": each runs the whole tower on its own part of the pictures, and the embeddings are
+gathered once. On a GPU that shares nothing, pictures are encoded on a stream beside the language
+model's: rows that do not show them do not wait for them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from saccade.runtime.streams import Lane, Pinned
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Embedding [num_tokens, embedding_width] of a picture, in memory of its own. `ready`: when the stream that computes it has done so."""
+    """Embedding [num_tokens, embedding_width] of a picture, in memory of its own.
+
+    `ready`: when the stream that computes it has done so.
+    """
 
     key: ImageKey
     rows: torch.Tensor
@@ -36,7 +41,15 @@ class Encoded:
 class VisionEncoder:
     """Encodes the pictures that plans name."""
 
-    def __init__(self, spec: FamilySpec, encoder: PackedEncoder, arena: Arena, like: torch.Tensor, shard: Shard, mode: EncoderMode) -> None:
+    def __init__(
+        self,
+        spec: FamilySpec,
+        encoder: PackedEncoder,
+        arena: Arena,
+        like: torch.Tensor,
+        shard: Shard,
+        mode: EncoderMode,
+    ) -> None:
         """`like` has the dtype and the device of embeddings."""
         self._spec = spec
         self._encoder = encoder
@@ -52,7 +65,9 @@ class VisionEncoder:
 
     def encode(self, encodes: Sequence[Encode]) -> list[Encoded]:
         """The embedding of each. Its pixels are read before `finish` returns, on every rank."""
-        pixels = [torch.from_numpy(self._arena.view(encode.pixels)) for encode in encodes]  # uint8 [H, W, 3]
+        pixels = [
+            torch.from_numpy(self._arena.view(encode.pixels)) for encode in encodes
+        ]  # uint8 [H, W, 3]
         if self._lane is None:
             return self._encode_here(encodes, pixels)
         there = self._lane.upload(pixels)
@@ -64,7 +79,9 @@ class VisionEncoder:
         return [Encoded(encode.key, rows, end) for encode, rows in zip(encodes, embeddings)]
 
     def encode_now(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings of pictures uint8 [H, W, 3] on the device, for whatever is launched from now on."""
+        """Embeddings of pictures uint8 [H, W, 3] on the device, for whatever is launched from now
+        on.
+        """
         if self._lane is None:
             return self._encoder.encode(pixels)
         with self._lane as lane:
@@ -73,7 +90,10 @@ class VisionEncoder:
         return embeddings
 
     def finish(self) -> tuple[tuple[ImageKey, float, float], ...]:
-        """Wait until all pixels have been read. What has been encoded since the last call, with ms and `time.monotonic()` at its end."""
+        """Wait until all pixels have been read.
+
+        What has been encoded since the last call, with ms and `time.monotonic()` at its end.
+        """
         if self._lane is not None:
             self._lane.wait_uploads()
             while self._running and self._running[0][2].query():
@@ -86,16 +106,20 @@ class VisionEncoder:
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         if self._lane is not None:
-            self._lane.wait()  # what a client that has left asked for may still be running, in the same buffers
+            # what a client that has left asked for may still be running, in the same buffers
+            self._lane.wait()
         return self._encoder.adapt()
 
-    def _encode_here(self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]) -> list[Encoded]:
+    def _encode_here(
+        self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]
+    ) -> list[Encoded]:
         """On the stream of everything else."""
         begun = time.perf_counter()
         encode = self._encode_split if self._split else self._encode_whole
         embeddings = encode(encodes, pixels)
         if self._like.is_cuda:
-            # The last collective has passed here only when every rank has taken part in it, and so has read its pixels.
+            # The last collective has passed here only when every rank has taken part in it, and so
+            # has read its pixels.
             torch.cuda.synchronize()
         self._finished += share_ms(encodes, 1e3 * (time.perf_counter() - begun))
         return [Encoded(encode.key, rows) for encode, rows in zip(encodes, embeddings)]
@@ -103,10 +127,14 @@ class VisionEncoder:
     def _upload(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.to(self._like.device, non_blocking=True)
 
-    def _encode_whole(self, _: Sequence[Encode], pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _encode_whole(
+        self, _: Sequence[Encode], pixels: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         return self._encoder.encode([self._upload(each) for each in pixels])
 
-    def _encode_split(self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _encode_split(
+        self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         spec, shard = self._spec, self._shard
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
         parts = split_evenly(tokens, shard.size)
@@ -118,7 +146,9 @@ class VisionEncoder:
         everyones = shard.all_gather(rows)  # [size, longest, embedding_width]
         embeddings: list[torch.Tensor] = [rows] * len(encodes)
         for part, gathered in zip(parts, everyones):
-            pieces = gathered[: sum(tokens[index] for index in part)].split([tokens[index] for index in part])
+            pieces = gathered[: sum(tokens[index] for index in part)].split(
+                [tokens[index] for index in part]
+            )
             for index, piece in zip(part, pieces):
                 embeddings[index] = piece.clone()
         return embeddings
@@ -131,7 +161,9 @@ def share_ms(encodes: Sequence[Encode], ms: float) -> list[tuple[ImageKey, float
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of `costs` in `parts` groups of about equal sums: the dearest first, each to the group that has least (Graham 1969)."""
+    """Indices of `costs` in `parts` groups of about equal sums: the dearest first, each to the
+    group that has least (Graham 1969).
+    """
     groups: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):

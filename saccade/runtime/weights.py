@@ -1,7 +1,9 @@
-"""Tensors of a checkpoint, from safetensors files or from random numbers, as a network's layers ask for them (`nn.weights.Weights`).
+"""Tensors of a checkpoint, from safetensors files or from random numbers, as a network's layers ask
+for them (`nn.weights.Weights`).
 
-Each tensor is read when its layer is built, only the slice that this rank holds, and straight into the layer's own storage: peak memory
-is about the model's size. Knows nothing of families beyond the registry.
+Each tensor is read when its layer is built, only the slice that this rank holds, and straight into
+the layer's own storage: peak memory is about the model's size. Knows nothing of families beyond the
+registry.
 """
 
 from __future__ import annotations
@@ -44,12 +46,14 @@ def load_net(
     load_format: LoadFormat = "auto",
     progress: bool = True,
 ) -> FamilyNet:
-    """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights and without reading any.
+    """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights
+    and without reading any.
 
-    `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or each rank holds all of that.
+    `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or
+    each rank holds all of that.
 
-    Raises CheckpointError naming file and tensor for one that is missing, misshapen or damaged. Tensors that no layer asks for are
-    warned of, unless the family knows them to be harmless.
+    Raises CheckpointError naming file and tensor for one that is missing, misshapen or damaged.
+    Tensors that no layer asks for are warned of, unless the family knows them to be harmless.
     """
     module = net_module(spec)
     encoder_shard = shard if encoder == "weights" else WHOLE
@@ -57,31 +61,56 @@ def load_net(
     if load_format == "dummy":
         net = module.build(spec, DummyWeights(dtype, device), shard, encoder_shard, patch_embed)
         return net
-    with CheckpointWeights(folder, module.canonical_name, dtype, device, progress=progress) as weights:
+    with CheckpointWeights(
+        folder, module.canonical_name, dtype, device, progress=progress
+    ) as weights:
         net = module.build(spec, weights, shard, encoder_shard, patch_embed)
         if unused := [name for name in weights.unused() if not module.harmless(name, spec)]:
             shown = ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else "")
-            logger.warning("%s: %d tensors belong to no layer of %s and are ignored: %s", folder, len(unused), spec.family, shown)
+            logger.warning(
+                "%s: %d tensors belong to no layer of %s and are ignored: %s",
+                folder,
+                len(unused),
+                spec.family,
+                shown,
+            )
     return net
 
 
 class CheckpointWeights:
-    """The tensors of the *.safetensors files of a folder, under the family's canonical names. A context manager: it owns a progress bar.
+    """The tensors of the *.safetensors files of a folder, under the family's canonical names. A
+    context manager: it owns a progress bar.
 
     A file is mapped for one tensor at a time: what is mapped counts as this process's memory.
     """
 
     def __init__(
-        self, folder: Path, canonical_name: Callable[[str], str], dtype: torch.dtype, device: torch.device, *, progress: bool
+        self,
+        folder: Path,
+        canonical_name: Callable[[str], str],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        progress: bool,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self._folder = folder
         files = _weight_files(folder)
-        self._places = {canonical_name(name): (path, name) for path in files for name in _open(path).keys()}  # noqa: SIM118
+        self._places = {
+            canonical_name(name): (path, name)
+            for path in files
+            for name in list(_open(path).keys())
+        }
         self._wanted: set[str] = set()
         total = sum(path.stat().st_size for path in files)
-        self._bar = tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=not (progress and sys.stderr.isatty()))
+        self._bar = tqdm(
+            total=total,
+            desc="weights",
+            unit="B",
+            unit_scale=True,
+            disable=not (progress and sys.stderr.isatty()),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -103,16 +132,23 @@ class CheckpointWeights:
         return sorted(self._places.keys() - self._wanted)
 
     def _read(self, part: Part) -> torch.Tensor:
-        """The wanted slice as the file has it (a view of the mapped file where all of it is wanted)."""
+        """The wanted slice as the file has it (a view of the mapped file where all of it is
+        wanted).
+        """
         self._wanted.add(part.name)
         if part.name not in self._places:
-            raise CheckpointError(f"{self._folder}: no file has the tensor {part.name}, which config.json asks for")
+            raise CheckpointError(
+                f"{self._folder}: no file has the tensor {part.name}, which config.json asks for"
+            )
         path, name = self._places[part.name]
         try:
             stored = _open(path).get_slice(name)
             shape = tuple(stored.get_shape())
             if shape != part.shape:
-                raise CheckpointError(f"{path}: tensor {name} is {list(shape)}, but config.json makes it {list(part.shape)}")
+                raise CheckpointError(
+                    f"{path}: tensor {name} is {list(shape)}, but config.json makes it "
+                    f"{list(part.shape)}"
+                )
             piece: torch.Tensor = stored[part.index or (slice(None),)]
         except SafetensorError as error:
             raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
@@ -120,7 +156,9 @@ class CheckpointWeights:
 
 
 class DummyWeights:
-    """Random weights, the same for the same names: scaled so that activations stay finite, with norms of one."""
+    """Random weights, the same for the same names: scaled so that activations stay finite, with
+    norms of one.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
@@ -128,28 +166,47 @@ class DummyWeights:
         self._seed = seed
 
     def load(self, *parts: Part) -> torch.Tensor:
-        return torch.cat([self._make(part.name, part.shape)[part.index] for part in parts]).to(self.dtype)
+        return torch.cat([self._make(part.name, part.shape)[part.index] for part in parts]).to(
+            self.dtype
+        )
 
     def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:
-            return torch.zeros(shape, device=self.device) if name.endswith("bias") else torch.ones(shape, device=self.device)
+            return (
+                torch.zeros(shape, device=self.device)
+                if name.endswith("bias")
+                else torch.ones(shape, device=self.device)
+            )
         digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-        generator = torch.Generator(self.device).manual_seed(self._seed ^ int.from_bytes(digest, "little"))
-        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(math.prod(shape[1:]))
+        generator = torch.Generator(self.device).manual_seed(
+            self._seed ^ int.from_bytes(digest, "little")
+        )
+        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(
+            math.prod(shape[1:])
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold weights: those of the index where there is one. Raises CheckpointError where any is missing."""
+    """The files that hold weights: those of the index where there is one.
+
+    Raises CheckpointError where any is missing.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_json(index).section("weight_map").data.values()))
         files = [folder / str(name) for name in names]
         if missing := [path.name for path in files if not path.is_file()]:
-            raise CheckpointError(f"{index} names files that are not there: {', '.join(missing)}: the download is not complete")
+            raise CheckpointError(
+                f"{index} names files that are not there: {', '.join(missing)}: the download "
+                "is not complete"
+            )
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{folder} has no *.safetensors file (only safetensors are read; --load-format dummy needs none)")
+        raise CheckpointError(
+            f"{folder} has no *.safetensors file (only safetensors are read; --load-format "
+            "dummy needs none)"
+        )
     return files
 
 

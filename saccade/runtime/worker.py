@@ -1,4 +1,7 @@
-"""One rank's hands: executes plans. Decides nothing; knows nothing of requests, queues or caches beyond what plans say."""
+"""One rank's hands: executes plans.
+
+Decides nothing; knows nothing of requests, queues or caches beyond what plans say.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Worker:
     """Holds the network, KV pages, embeddings and slots of one rank.
 
-    Every rank samples every token: the logits have the same bits on each, and a draw depends on them and a counter alone.
+    Every rank samples every token: the logits have the same bits on each, and a draw depends on
+    them and a counter alone.
     """
 
     def __init__(
@@ -46,13 +50,25 @@ class Worker:
         self._net = net
         self._device = torch.device(config.device)
         dtype = DTYPES[config.dtype]
-        self._kv = KVMemory(net.spec.kv_layout.on_rank(shard.size), config.kv_pages, config.page_size, dtype, self._device)
+        self._kv = KVMemory(
+            net.spec.kv_layout.on_rank(shard.size),
+            config.kv_pages,
+            config.page_size,
+            dtype,
+            self._device,
+        )
         like = self._kv.layers[0][0]
         self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-        self._encoder = PackedEncoder(net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else eager)
+        self._encoder = PackedEncoder(
+            net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else eager
+        )
         self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
-        self._disk = open_disk(net.spec, config, shard, self._vision) if config.embeddings.folder else None
-        self._embeddings = EmbeddingMemory(net.spec.embedding_width, dtype, self._device, shard, self._disk)
+        self._disk = (
+            open_disk(net.spec, config, shard, self._vision) if config.embeddings.folder else None
+        )
+        self._embeddings = EmbeddingMemory(
+            net.spec.embedding_width, dtype, self._device, shard, self._disk
+        )
         self._slots: list[Slot | None] = [None] * config.max_running
         self._stop_ids = net.spec.eos_token_ids
 
@@ -75,7 +91,9 @@ class Worker:
             self._slots[index] = None
         for opened in plan.open:
             assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
-            self._slots[opened.slot] = Slot(opened, self._positions, self._kv.page_size, self._device)
+            self._slots[opened.slot] = Slot(
+                opened, self._positions, self._kv.page_size, self._device
+            )
         for move in plan.moves:
             self._embeddings.move(move)
         if plan.encode:
@@ -89,10 +107,14 @@ class Worker:
 
     def _forward(self, plan: Plan) -> Sampled:
         batch = build_batch(plan, self._slots, self._embeddings, self._device)
-        return self._sample(plan, self._net.forward(batch, self._kv.layers))  # logits: [R, V] float32
+        return self._sample(
+            plan, self._net.forward(batch, self._kv.layers)
+        )  # logits: [R, V] float32
 
     def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
-        slots = [slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None]
+        slots = [
+            slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None
+        ]
         if not slots:
             return Sampled()
         tokens, logprobs = sample(logits, [slot.sampler for slot in slots], self._stop_ids)
@@ -101,13 +123,21 @@ class Worker:
         return Sampled(tokens, logprobs)
 
 
-def open_disk(spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder) -> DiskTier | None:
-    """The first rank's files; None on the others, which only take part in finding out what model this is. Raises StartupError."""
+def open_disk(
+    spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
+) -> DiskTier | None:
+    """The first rank's files; None on the others, which only take part in finding out what model
+    this is. Raises StartupError.
+    """
     assert config.embeddings.folder is not None
     fingerprint = fingerprint_encoder(spec, torch.device(config.device), vision.encode_now)
     if shard.rank:
         return None
     try:
-        return DiskTier(Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype])
+        return DiskTier(
+            Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype]
+        )
     except OSError as error:
-        raise StartupError(f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}") from None
+        raise StartupError(
+            f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}"
+        ) from None

@@ -27,7 +27,9 @@ class PatchBudget:
 
 
 class Reach(NamedTuple):
-    """A chunk may go to `end`; `missing`: pictures of the wanted chunk that are neither ready nor have pixels there, in order."""
+    """A chunk may go to `end`; `missing`: pictures of the wanted chunk that are neither ready nor
+    have pixels there, in order.
+    """
 
     end: int
     missing: list[ImageKey]
@@ -35,7 +37,9 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a chunk may count on: embeddings that are `ready`, pixels that have `arrived`, and what may still be encoded now."""
+    """What a chunk may count on: embeddings that are `ready`, pixels that have `arrived`, and what
+    may still be encoded now.
+    """
 
     ready: Callable[[ImageKey], bool]
     arrived: Callable[[ImageKey], bool]
@@ -43,7 +47,9 @@ class Sight:
 
 
 def reach(content: Content, start: int, goal: int, sight: Sight) -> Reach:
-    """How far a chunk from `start` towards `goal` may go: up to the first picture that is neither ready nor encodable in this step."""
+    """How far a chunk from `start` towards `goal` may go: up to the first picture that is neither
+    ready nor encodable in this step.
+    """
     end = goal
     missing: list[ImageKey] = []
     encoding: dict[ImageKey, int] = {}
@@ -63,4 +69,7 @@ def reach(content: Content, start: int, goal: int, sight: Sight) -> Reach:
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
     """Pictures in tokens `[start, end)`, whose first token is batch row `row`."""
-    return [Splice(row + position, length, key, offset) for position, length, key, offset in content.pictures(start, end)]
+    return [
+        Splice(row + position, length, key, offset)
+        for position, length, key, offset in content.pictures(start, end)
+    ]

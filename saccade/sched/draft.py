@@ -14,7 +14,9 @@ from saccade.sched.sequence import Sequence
 
 
 class Draft:
-    """One step: `tokens` is how many more tokens prefill may add, `patches` what may still be encoded."""
+    """One step: `tokens` is how many more tokens prefill may add, `patches` what may still be
+    encoded.
+    """
 
     def __init__(self, tokens: int, patches: int) -> None:
         self.tokens = tokens
@@ -38,7 +40,9 @@ class Draft:
         return [(sequence, row.start + row.length) for row, sequence in self._prefill]
 
     def save_picture(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
-        """Write an embedding to disk if it is to be `saved`; others go for it, of which some may only have been about to be written."""
+        """Write an embedding to disk if it is to be `saved`; others go for it, of which some may
+        only have been about to be written.
+        """
         self.moves += [move for move in removed if move.key not in self.save]
         gone = {move.key for move in removed}
         self.save = [other for other in self.save if other not in gone] + [key] * saved
@@ -68,7 +72,9 @@ class Draft:
         self.tokens -= length
 
     def build(self, step: int, close: list[int], reading: bool) -> Plan:
-        """`reading`: embeddings are being read from disk, for which to wait if there is nothing else to do."""
+        """`reading`: embeddings are being read from disk, for which to wait if there is nothing
+        else to do.
+        """
         splice: list[Splice] = []
         row = len(self._decode)
         for chunk, sequence in self._prefill:

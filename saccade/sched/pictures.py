@@ -1,6 +1,8 @@
-"""Pictures on their way to being shown: who needs them, whose pixels have arrived, which to ask the front for or to read from disk.
+"""Pictures on their way to being shown: who needs them, whose pixels have arrived, which to ask the
+front for or to read from disk.
 
-Owns pixel slots from their arrival until they are given back in `Notices.done`. Knows nothing of embeddings' memory or of pages.
+Owns pixel slots from their arrival until they are given back in `Notices.done`. Knows nothing of
+embeddings' memory or of pages.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ ROUNDING = 7
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """What the front should hear: pictures to decode first, arena slots to free, pictures that need no decoding ahead any more."""
+    """What the front should hear: pictures to decode first, arena slots to free, pictures that need
+    no decoding ahead any more.
+    """
 
     want: tuple[ImageKey, ...] = ()
     done: tuple[PixelSlot, ...] = ()
@@ -27,14 +31,25 @@ class Notices:
 
 
 class Pictures:
-    """Single flight: a picture is asked for once until it arrives, fails, or nobody needs it any more.
+    """Single flight: a picture is asked for once until it arrives, fails, or nobody needs it any
+    more.
 
-    Never more is asked for than the arena has room for (one picture always may be); what is `refused` is to be asked for again later.
-    A read from disk cannot be called off: what nobody needs when it ends is let go of then.
+    Never more is asked for than the arena has room for (one picture always may be); what is
+    `refused` is to be asked for again later. A read from disk cannot be called off: what nobody
+    needs when it ends is let go of then.
     """
 
-    def __init__(self, look_ahead: int, room: int, on_disk: Callable[[ImageKey], bool], confirmed: Iterable[ImageKey]) -> None:
-        """`room`: patches in the arena. `confirmed`: known from an earlier run, so that the front need not decode them ahead."""
+    def __init__(
+        self,
+        look_ahead: int,
+        room: int,
+        on_disk: Callable[[ImageKey], bool],
+        confirmed: Iterable[ImageKey],
+    ) -> None:
+        """`room`: patches in the arena.
+
+        `confirmed`: known from an earlier run, so that the front need not decode them ahead.
+        """
         self.refused = False  # since this was last set to False
         self._look_ahead = look_ahead
         self._room = room
@@ -42,7 +57,9 @@ class Pictures:
         self._users: dict[ImageKey, list[Sequence]] = {}
         self._arrived: dict[ImageKey, PixelSlot] = {}
         self._asked: set[ImageKey] = set()
-        self._ahead: deque[tuple[Sequence, list[ImageKey] | None]] = deque()  # sequences not yet looked at for pictures to ask for
+        self._ahead: deque[tuple[Sequence, list[ImageKey] | None]] = (
+            deque()
+        )  # sequences not yet looked at for pictures to ask for
         self._want: list[ImageKey] = []
         self._done: list[PixelSlot] = []
         self._confirmed: list[ImageKey] = list(confirmed)
@@ -102,7 +119,10 @@ class Pictures:
         return key in self._asked
 
     def arrive(self, key: ImageKey, slot: PixelSlot, resident: bool) -> list[PixelSlot]:
-        """Pixels are there. Returns the slots to give back at once: already there, already encoded, or needed by nobody."""
+        """Pixels are there.
+
+        Returns the slots to give back at once: already there, already encoded, or needed by nobody.
+        """
         self._asked.discard(key)
         if resident or key in self._arrived or not self.needed_by(key):
             return [slot]
@@ -114,7 +134,10 @@ class Pictures:
         self._asked.discard(key)
 
     def yield_for(self, key: ImageKey) -> bool:
-        """Give back all pixels that have arrived, as if they never had, and ask for `key` first. Whether anything was given back."""
+        """Give back all pixels that have arrived, as if they never had, and ask for `key` first.
+
+        Whether anything was given back.
+        """
         slots = list(self._arrived.values())[::-1]  # the front drops the first of them first
         self._arrived.clear()
         self._done += slots
@@ -131,7 +154,12 @@ class Pictures:
 
     def ask(self, key: ImageKey) -> bool:
         """Whether the picture is on its way; False when it has to wait for room in the arena."""
-        if key in self._arrived or key in self._asked or key in self._fetching or key in self._staged:
+        if (
+            key in self._arrived
+            or key in self._asked
+            or key in self._fetching
+            or key in self._staged
+        ):
             return True
         if self._on_disk(key):
             self._fetching.add(key)
@@ -167,14 +195,21 @@ class Pictures:
         self._fetch, self._unstage = [], []
         return reads
 
-    def ask_ahead(self, ready: Callable[[ImageKey], bool], cached: Callable[[Sequence], int]) -> None:
-        """In queue order, ask for pictures that will be needed, while few are under way. `cached`: tokens in the prefix cache."""
+    def ask_ahead(
+        self, ready: Callable[[ImageKey], bool], cached: Callable[[Sequence], int]
+    ) -> None:
+        """In queue order, ask for pictures that will be needed, while few are under way.
+
+        `cached`: tokens in the prefix cache.
+        """
         while self._ahead and self._under_way() < self._look_ahead:
             sequence, keys = self._ahead.popleft()
             if sequence.state is State.FINISHED:
                 continue
             if keys is None:
-                computed = cached(sequence) if sequence.state is State.WAITING else sequence.computed
+                computed = (
+                    cached(sequence) if sequence.state is State.WAITING else sequence.computed
+                )
                 keys = [key for key, end in sequence.last_use.items() if end > computed][::-1]
             if keys:
                 self._ahead.appendleft((sequence, keys))

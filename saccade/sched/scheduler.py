@@ -1,68 +1,43 @@
 """The scheduler: what to compute next, and what came of it.
 
-Owns every sequence, slot and page decision. Knows lengths, keys and token ids; nothing of tensors, bytes or text.
+Owns every sequence, slot and page decision. Knows lengths, keys and token ids; nothing of tensors,
+bytes or text.
 
     add -> plan -> (workers execute) -> apply -> plan -> ...
 
-First come, first served. Each step takes running sequences oldest first: one token for each that decodes, then chunks of prompts within
-the token budget, then new sequences. Whoever is older may take pages from the youngest (which is computed again later), so that
-the oldest always makes progress. A sequence whose pictures are not there yet does not stop the others.
+First come, first served. Each step takes running sequences oldest first: one token for each that
+decodes, then chunks of prompts within the token budget, then new sequences. Whoever is older may
+take pages from the youngest (which is computed again later), so that the oldest always makes
+progress. A sequence whose pictures are not there yet does not stop the others.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 
 from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
-from saccade.core.types import Delta, FinishReason, Image, ImageKey, ImageOutcome, Missed, Request, Span, Tier, TokenLogprobs
+from saccade.core.types import (
+    Delta,
+    FinishReason,
+    Image,
+    ImageKey,
+    ImageOutcome,
+    Request,
+    Span,
+    Tier,
+    TokenLogprobs,
+)
 from saccade.sched.chunk import Reach, Sight, reach
 from saccade.sched.draft import Draft
+from saccade.sched.limits import GROWTH, Counts, SchedulerLimits, too_long
 from saccade.sched.pictures import Notices, Pictures
 from saccade.sched.sequence import Sequence, State
-
-GROWTH = 8
-"""Answer tokens for which every sequence is given room when a new one is admitted, so that none is preempted at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which are never held back).
-
-    context_length: prompt and answer. encode_patches: per step; one picture always may. look_ahead: pictures asked for before their turn.
-    arena_patches: what there is room for on the way from the front.
-    worthwhile: tokens. A new sequence whose pictures are not all there takes a slot only if it can compute this many at once; and it
-    waits for a running one that is just computing this many tokens of the same prompt, to share them.
-    """
-
-    max_running: int
-    chunk_tokens: int
-    context_length: int
-    encode_patches: int
-    look_ahead: int = 32
-    worthwhile: int = 256
-    arena_patches: int = 1 << 30
-
-
-@dataclass(slots=True)
-class Counts:
-    """What has happened so far; all of them only grow."""
-
-    requests: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    images_encoded: int = 0
-    patches_encoded: int = 0
-    images_embedding: int = 0
-    images_kv: int = 0
+from saccade.sched.sharing import has_twin, why_not_in_prefix
 
 
 class Scheduler:
@@ -85,11 +60,16 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by order
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._pictures = Pictures(limits.look_ahead, limits.arena_patches, embeddings.on_disk, embeddings.saved())
+        self._pictures = Pictures(
+            limits.look_ahead, limits.arena_patches, embeddings.on_disk, embeddings.saved()
+        )
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
-        self._starved = False  # the arena was too small for all that was asked for: take any step that pixels allow
-        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and how many pages could be had then
+        # the arena was too small for all that was asked for: take any step that pixels allow
+        self._starved = False
+        self._refused: tuple[Sequence, int] | None = (
+            None  # who did not fit, and how many pages could be had then
+        )
         self._flight: tuple[int, Draft] | None = None  # planned, not yet applied
 
     # ---- requests and pixels come in
@@ -105,15 +85,22 @@ class Scheduler:
         return not (self._ids or self._closing or self._flight or self._pictures.busy)
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a request; its id must be new. One that can never be served gets its terminal delta at once."""
+        """Queue a request; its id must be new.
+
+        One that can never be served gets its terminal delta at once.
+        """
         assert request.id not in self._ids
         length = len(request.tokens)
         if length == 0:
             return [Delta(request.id, finish="error", error="the prompt has no tokens")]
         if length >= self.token_limit:
-            what = "the context length" if self.token_limit == self.limits.context_length else "the KV cache"
-            error = f"the prompt has {length} tokens; {what} holds {self.token_limit}, of which one is for the answer: shorten the prompt"
-            return [Delta(request.id, finish="error", error=error)]
+            return [
+                Delta(
+                    request.id,
+                    finish="error",
+                    error=too_long(length, self.token_limit, self.limits.context_length),
+                )
+            ]
         sequence = Sequence(request, order=self.counts.requests)
         self.counts.requests += 1
         self._ids[request.id] = sequence
@@ -134,7 +121,7 @@ class Scheduler:
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
     def pixels_ready(self, key: ImageKey, slot: PixelSlot) -> list[PixelSlot]:
-        """Pixels lie in `slot`, which is the scheduler's until it is returned, here at once or later in `Notices.done`."""
+        """Pixels lie in `slot`: the scheduler's until it is returned, here or in `Notices.done`."""
         return self._pictures.arrive(key, slot, self.embeddings.locate(key) is not None)
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
@@ -142,14 +129,20 @@ class Scheduler:
         self._pictures.fail(key)
         if self._pictures.has_arrived(key) or self.embeddings.locate(key) is not None:
             return []
-        needy = [s for s in self._pictures.needed_by(key) if s.state is State.RUNNING or s.last_use[key] > self._cached(s)]
+        needy = [
+            s
+            for s in self._pictures.needed_by(key)
+            if s.state is State.RUNNING or s.last_use[key] > self._cached(s)
+        ]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
     def yield_pixels(self) -> bool:
-        """Make room in the arena for what is needed first. Whether there is more to plan for now than there was.
+        """Make room in the arena for what is needed first. Whether there is more to plan for now
+        than there was.
 
-        For when the arena is full, and the last plan neither encoded nor computed a prompt: then what is held is of no use yet. It
-        is given back in `Notices.done`, to be asked for again, unless what is needed first is among it. Legal at any time.
+        For when the arena is full, and the last plan neither encoded nor computed a prompt: then
+        what is held is of no use yet. It is given back in `Notices.done`, to be asked for again,
+        unless what is needed first is among it. Legal at any time.
         """
         changed, self._starved = not self._starved, True
         for sequence in self.waiting:
@@ -160,10 +153,18 @@ class Scheduler:
         return changed
 
     def _needed_first(self) -> ImageKey | None:
-        """The picture that the oldest sequence to lack one lacks first, but for those that come from disk."""
+        """The picture that the oldest sequence to lack one lacks first, but for those that come
+        from disk.
+        """
         for sequence in (*self.running, *self.waiting):
-            computed = sequence.computed if sequence.state is State.RUNNING else self._cached(sequence)
-            shown = (sequence.request.images[span.image].key for span in sequence.request.spans if span.end > computed)
+            computed = (
+                sequence.computed if sequence.state is State.RUNNING else self._cached(sequence)
+            )
+            shown = (
+                sequence.request.images[span.image].key
+                for span in sequence.request.spans
+                if span.end > computed
+            )
             key = next((key for key in shown if not self.embeddings.ready(key)), None)
             if key is not None and not self.embeddings.on_disk(key):
                 return key
@@ -176,7 +177,11 @@ class Scheduler:
     # ---- plan
 
     def plan(self) -> Plan:
-        """The next step. It must be applied, unless it is `empty`: then there is nothing to do before something else comes in."""
+        """The next step.
+
+        It must be applied, unless it is `empty`: then there is nothing to do before something else
+        comes in.
+        """
         assert self._flight is None, "plan before the last plan was applied"
         decoding = sum(sequence.decoding for sequence in self.running)
         draft = Draft(max(0, self.limits.chunk_tokens - decoding), self.limits.encode_patches)
@@ -198,15 +203,19 @@ class Scheduler:
         return plan
 
     def _make_room(self, draft: Draft) -> None:
-        """Nothing can be prefilled, and there was no room to ask for all that would help: do with what is there, or give it back."""
+        """Nothing can be prefilled, and there was no room to ask for all that would help: do with
+        what is there, or give it back.
+        """
         key = self._needed_first()
         if key is not None and not self._pictures.on_the_way(key) and self.yield_pixels():
             self._admit_waiting(draft)
 
     def _continue_running(self, draft: Draft) -> None:
-        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before them.
+        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
+        them.
 
-        The youngest of all, if it cannot even decode, steps back too: it would keep pages and token budget from an older one.
+        The youngest of all, if it cannot even decode, steps back too: it would keep pages and token
+        budget from an older one.
         """
         size = self.pool.page_size
         for sequence in tuple(self.running):
@@ -214,20 +223,29 @@ class Scheduler:
                 continue
             if not sequence.decoding:
                 self._prefill(sequence, draft)
-            elif sequence.computed < len(sequence.pages) * size or self._claim(sequence, sequence.computed + 1) > sequence.computed:
+            elif (
+                sequence.computed < len(sequence.pages) * size
+                or self._claim(sequence, sequence.computed + 1) > sequence.computed
+            ):
                 draft.decode(sequence)
             else:
                 self._preempt(sequence)
 
     def _admit_waiting(self, draft: Draft) -> None:
-        """First come, first served for slots and pages; who only waits for pixels, or for an older twin's prefix, is passed over."""
+        """First come, first served for slots and pages; who only waits for pixels, or for an older
+        twin's prefix, is passed over.
+        """
         for sequence in tuple(self.waiting):
             if not self._slots or draft.tokens == 0:
                 return
             if sequence.blocked is not None and not self._can_show(sequence.blocked):
                 self._pictures.ask(sequence.blocked)
                 continue
-            if self._refused is not None and self._refused[0] is sequence and self._available() <= self._refused[1]:
+            if (
+                self._refused is not None
+                and self._refused[0] is sequence
+                and self._available() <= self._refused[1]
+            ):
                 return
             path = self.prefix.find(sequence.content) if self.prefix else []
             start = len(path) * self.pool.page_size
@@ -245,7 +263,9 @@ class Scheduler:
     def _admit(self, sequence: Sequence, path: list[Node], draft: Draft) -> None:
         node = self.prefix.hold(sequence.content, path) if self.prefix else None
         first = sequence.cached is None
-        sequence.admit(self._slots.pop(), node, [step.page for step in path], len(path) * self.pool.page_size)
+        sequence.admit(
+            self._slots.pop(), node, [step.page for step in path], len(path) * self.pool.page_size
+        )
         self._refused = None
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=lambda s: s.order)
@@ -275,25 +295,47 @@ class Scheduler:
         goal = min(start + draft.tokens, len(sequence.tokens))
         if start == goal or not sequence.last_use:
             return Reach(goal, [])
-        found = reach(sequence.content, start, goal, Sight(self.embeddings.ready, self._pictures.has_arrived, draft.patches))
+        found = reach(
+            sequence.content,
+            start,
+            goal,
+            Sight(self.embeddings.ready, self._pictures.has_arrived, draft.patches),
+        )
         for key in found.missing:
             self._pictures.ask(key)
         return found
 
-    def _show_pictures(self, sequence: Sequence, start: int, end: int, draft: Draft, oldest: bool) -> int:
-        """Bring the pictures of a chunk to the device, encode those that are nowhere. Returns where the device's budget cuts the chunk.
+    def _show_pictures(
+        self, sequence: Sequence, start: int, end: int, draft: Draft, oldest: bool
+    ) -> int:
+        """Bring the pictures of a chunk to the device, encode those that are nowhere. Returns where
+        the device's budget cuts the chunk.
 
-        The oldest sequence that can prefill may exceed the budget by one picture rather than wait, so that somebody always goes on.
+        The oldest sequence that can prefill may exceed the budget by one picture rather than wait,
+        so that somebody always goes on.
         """
-        shown = [(span, sequence.request.images[span.image]) for span in overlapping(sequence.request.spans, start, end)]
+        shown = [
+            (span, sequence.request.images[span.image])
+            for span in overlapping(sequence.request.spans, start, end)
+        ]
         keys = {image.key for _, image in shown}
         for span, image in shown:
             cut = max(start, span.start)
-            if not self._show(sequence, span, image, draft, keys, may_exceed=oldest and cut == start):
+            if not self._show(
+                sequence, span, image, draft, keys, may_exceed=oldest and cut == start
+            ):
                 return cut
         return end
 
-    def _show(self, sequence: Sequence, span: Span, image: Image, draft: Draft, spare: set[ImageKey], may_exceed: bool) -> bool:
+    def _show(
+        self,
+        sequence: Sequence,
+        span: Span,
+        image: Image,
+        draft: Draft,
+        spare: set[ImageKey],
+        may_exceed: bool,
+    ) -> bool:
         """Have a picture on the device in this step, pinned for `sequence`. Returns whether it is."""
         key, lost = image.key, None
         place = self.embeddings.locate(key)
@@ -314,9 +356,11 @@ class Scheduler:
             self.embeddings.pin(key)
             sequence.pins.add(key)
         if span.image not in sequence.found:
-            above = self._why_not_in_prefix(sequence, span.end, lost)
+            above = why_not_in_prefix(self.prefix, self.pool.page_size, sequence, span.end, lost)
             tier: Tier | None = "disk" if place == "staged" else place
-            sequence.found[span.image] = ImageOutcome(span.image, "embedding" if tier else "none", above, lost, tier)
+            sequence.found[span.image] = ImageOutcome(
+                span.image, "embedding" if tier else "none", above, lost, tier
+            )
             self.counts.images_embedding += tier is not None
         return True
 
@@ -329,7 +373,9 @@ class Scheduler:
         self.counts.patches_encoded += image.num_patches
 
     def _encode_ahead(self, draft: Draft) -> None:
-        """Spend what this step's patch budget has left on the pictures of the next chunks, in order, within the device's budget."""
+        """Spend what this step's patch budget has left on the pictures of the next chunks, in
+        order, within the device's budget.
+        """
         for sequence, end in draft.prefilled:
             spans = tuple(overlapping(sequence.request.spans, end, end + self.limits.chunk_tokens))
             keys = {sequence.request.images[span.image].key for span in spans}
@@ -337,7 +383,10 @@ class Scheduler:
                 image = sequence.request.images[span.image]
                 if self.embeddings.locate(image.key) == "device":
                     continue
-                if not (self._pictures.has_arrived(image.key) and draft.patches.allows(image.num_patches, 0)):
+                if not (
+                    self._pictures.has_arrived(image.key)
+                    and draft.patches.allows(image.num_patches, 0)
+                ):
                     break
                 if not self._show(sequence, span, image, draft, keys, may_exceed=False):
                     break
@@ -354,38 +403,21 @@ class Scheduler:
         draft.moves += self.embeddings.surplus
         self.embeddings.surplus = []
 
-    def _why_not_in_prefix(self, sequence: Sequence, end: int, lost: Missed | None) -> Missed:
-        """Why the cached prefix did not reach `end`, the end of a picture. `lost`: why its embedding was not resident, if it was not."""
-        if self.prefix is None:
-            return "prefix cache off"
-        if lost is not None and lost != "evicted":
-            return lost
-        size = self.pool.page_size
-        if (sequence.cached or 0) // size == (end - 1) // size:
-            return "no full page"
-        return "other prompt or evicted" if self.prefix.evictions else "other prompt"
+    def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
+        """Whether a running sequence is just computing a prompt that `sequence` can soon share."""
+        return self.prefix is not None and has_twin(
+            sequence, self.running, start, start + self.limits.worthwhile
+        )
 
     def _can_show(self, key: ImageKey) -> bool:
         return self._pictures.has_arrived(key) or self.embeddings.ready(key)
 
-    def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
-        """Whether a running sequence is just computing the prompt from `start` on, so that it can soon be shared."""
-        end = start + self.limits.worthwhile
-        if self.prefix is None or end >= len(sequence.tokens):
-            return False
-        return any(
-            not twin.decoding
-            and start <= twin.computed < end
-            and twin.request.cache_salt == sequence.request.cache_salt
-            and twin.tokens[:end] == sequence.tokens[:end]
-            and twin.content.pictures(0, end) == sequence.content.pictures(0, end)
-            for twin in self.running
-        )
-
     # ---- pages
 
     def _claim(self, sequence: Sequence, end: int) -> int:
-        """Get pages up to token `end`: free ones, then unused cached ones, then those of younger sequences. Returns how far they go."""
+        """Get pages up to token `end`: free ones, then unused cached ones, then those of younger
+        sequences. Returns how far they go.
+        """
         missing = self.pool.pages_for(end) - len(sequence.pages)
         if missing > 0:
             while not self._make_free(missing) and self.running[-1] is not sequence:
@@ -407,11 +439,15 @@ class Scheduler:
     def _available(self) -> int:
         """Pages that are free or can be, less what running sequences will soon take."""
         evictable = self.prefix.evictable if self.prefix else 0
-        owed = sum(max(0, self._pages_soon(sequence) - len(sequence.pages)) for sequence in self.running)
+        owed = sum(
+            max(0, self._pages_soon(sequence) - len(sequence.pages)) for sequence in self.running
+        )
         return self.pool.free + evictable - owed
 
     def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
-        """Whether all tokens and the next few find pages without taking any from the running sequences."""
+        """Whether all tokens and the next few find pages without taking any from the running
+        sequences.
+        """
         unheld = sum(self.pool.refs[node.page] == 1 for node in path)
         return self._available() - unheld >= self._pages_soon(sequence) - len(path)
 
@@ -423,9 +459,16 @@ class Scheduler:
         self.counts.preemptions += 1
 
     def _give_up(self, sequence: Sequence) -> None:
-        """Take slot, pages and pins of a running sequence back; its whole computed pages stay findable."""
+        """Take slot, pages and pins of a running sequence back; its whole computed pages stay
+        findable.
+        """
         if self.prefix and sequence.node is not None:
-            self.prefix.leave(sequence.node, sequence.content, sequence.pages, sequence.computed // self.pool.page_size)
+            self.prefix.leave(
+                sequence.node,
+                sequence.content,
+                sequence.pages,
+                sequence.computed // self.pool.page_size,
+            )
         else:
             self.pool.release(sequence.pages)
         for key in sequence.pins:
@@ -438,7 +481,10 @@ class Scheduler:
     # ---- apply
 
     def apply(self, plan: Plan, sampled: Sampled) -> list[Delta]:
-        """Take in what the workers drew. Rows of sequences that have ended meanwhile are ignored."""
+        """Take in what the workers drew.
+
+        Rows of sequences that have ended meanwhile are ignored.
+        """
         assert self._flight is not None and self._flight[0] == plan.step
         draft, self._flight = self._flight[1], None
         for encode in plan.encode:
@@ -461,13 +507,19 @@ class Scheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, computed: int) -> None:
-        """KV is valid up to `computed`: publish whole pages, let go of pictures that are done with."""
+        """KV is valid up to `computed`: publish whole pages, let go of pictures that are done
+        with.
+        """
         whole = computed // self.pool.page_size
         crossed = whole > sequence.computed // self.pool.page_size
         sequence.advance(computed)
         if crossed and self.prefix and sequence.node is not None:
-            sequence.node = self.prefix.extend(sequence.node, sequence.content, sequence.pages, whole)
-        for key in [key for key in sequence.pins if not sequence.needs(key)] if sequence.pins else ():
+            sequence.node = self.prefix.extend(
+                sequence.node, sequence.content, sequence.pages, whole
+            )
+        for key in (
+            [key for key in sequence.pins if not sequence.needs(key)] if sequence.pins else ()
+        ):
             sequence.pins.remove(key)
             self.embeddings.unpin(key)
 
@@ -481,15 +533,27 @@ class Scheduler:
         if sequence.reported:
             return Delta(sequence.request.id, (token,), given)
         sequence.reported = True
-        return Delta(sequence.request.id, (token,), given, cached_tokens=sequence.cached or 0, images=sequence.outcomes())
+        return Delta(
+            sequence.request.id,
+            (token,),
+            given,
+            cached_tokens=sequence.cached or 0,
+            images=sequence.outcomes(),
+        )
 
     def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Why the answer ends with `token`, if it does. The token that ends it does not count towards `min_tokens`."""
+        """Why the answer ends with `token`, if it does.
+
+        The token that ends it does not count towards `min_tokens`.
+        """
         sampling = sequence.request.sampling
         ends = token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
         if ends and sequence.output_length > sampling.min_tokens:
             return "stop"
-        if sequence.output_length >= sampling.max_tokens or len(sequence.tokens) >= self.token_limit:
+        if (
+            sequence.output_length >= sampling.max_tokens
+            or len(sequence.tokens) >= self.token_limit
+        ):
             return "length"
         return None
 
@@ -514,29 +578,21 @@ class Scheduler:
             self._refused = None
         if sequence.reported:
             return Delta(sequence.request.id, tokens, logprobs, reason, error)
-        return Delta(sequence.request.id, tokens, logprobs, reason, error, sequence.cached or 0, sequence.outcomes())
+        return Delta(
+            sequence.request.id,
+            tokens,
+            logprobs,
+            reason,
+            error,
+            sequence.cached or 0,
+            sequence.outcomes(),
+        )
 
     # ---- for metrics and tests
 
     def _cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that lie in the prefix cache."""
         return len(self.prefix.find(sequence.content)) * self.pool.page_size if self.prefix else 0
-
-    def stats(self) -> dict[str, int]:
-        """Counts that only grow, and how things stand now."""
-        return asdict(self.counts) | {
-            "running": len(self.running),
-            "waiting": len(self.waiting),
-            "pages_total": self.pool.capacity,
-            "pages_free": self.pool.free,
-            "pages_cached": self.prefix.pages if self.prefix else 0,
-            "pages_evictable": self.prefix.evictable if self.prefix else 0,
-            "prefix_evictions": self.prefix.evictions if self.prefix else 0,
-            "embeddings": len(self.embeddings.device),
-            "embedding_bytes": self.embeddings.device.used_bytes,
-            "embedding_evictions": self.embeddings.device.evictions,
-            "pixels_held": self._pictures.held,
-        }
 
     def audit(self) -> None:
         """Assert that every page is accounted for: free, the trie's, or a sequence's."""

@@ -29,7 +29,8 @@ class Sequence:
     order: place in the queue, first come first served; kept through preemption.
     told: how many of `pages` the workers know of.
     node: the last page of this sequence held in the prefix cache.
-    last_use: per picture, the token after its last span; once that is computed the picture is not needed again.
+    last_use: per picture, the token after its last span; once that is computed the picture is not
+    needed again.
     blocked: the picture whose pixels a waiting sequence waits for.
     found: where each picture was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
@@ -56,7 +57,9 @@ class Sequence:
     def __init__(self, request: Request, order: int) -> None:
         self.request = request
         self.order = order
-        self.content = Content(list(request.tokens), request.spans, request.images, request.cache_salt)
+        self.content = Content(
+            list(request.tokens), request.spans, request.images, request.cache_salt
+        )
         self.state = State.WAITING
         self.computed = 0
         self.slot = -1
@@ -86,7 +89,9 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """All that is left to compute is the newest answer token."""
-        return self.computed == len(self.content.tokens) - 1 and self.computed >= len(self.request.tokens)
+        return self.computed == len(self.content.tokens) - 1 and self.computed >= len(
+            self.request.tokens
+        )
 
     def needs(self, key: ImageKey) -> bool:
         """Whether tokens still to be computed show this picture."""
@@ -97,15 +102,25 @@ class Sequence:
         return tuple(self.found[image] for image in sorted(self.found))
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> None:
-        """waiting -> running, with `pages` of the prefix cache that hold the first `computed` tokens."""
+        """waiting -> running, with `pages` of the prefix cache that hold the first `computed`
+        tokens.
+        """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
-        self.slot, self.node, self.pages, self.told, self.computed = slot, node, pages, len(pages), computed
+        self.slot, self.node, self.pages, self.told, self.computed = (
+            slot,
+            node,
+            pages,
+            len(pages),
+            computed,
+        )
         if self.cached is not None:
             return
         self.cached = min(computed, self.prompt_length)
         last = {span.image: span.end for span in self.request.spans}
-        self.found.update({image: ImageOutcome(image, "kv") for image, end in last.items() if end <= computed})
+        self.found.update(
+            {image: ImageOutcome(image, "kv") for image, end in last.items() if end <= computed}
+        )
 
     def advance(self, computed: int) -> None:
         """Tokens up to `computed` now have KV."""
@@ -113,7 +128,10 @@ class Sequence:
         self.computed = computed
 
     def preempt(self) -> None:
-        """running -> waiting: everything is to be computed again. The scheduler has taken the pages and pins back."""
+        """running -> waiting: everything is to be computed again.
+
+        The scheduler has taken the pages and pins back.
+        """
         assert self.state is State.RUNNING and not self.pages and not self.pins
         self.state = State.WAITING
         self.computed, self.slot, self.told = 0, -1, 0

@@ -1,7 +1,7 @@
 """The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
 
-Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `front.py` answers, `responses.py` and `stream.py`
-write. Knows nothing of tokens, templates or the engine.
+Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `front.py` answers,
+`responses.py` and `stream.py` write. Knows nothing of tokens, templates or the engine.
 """
 
 from __future__ import annotations
@@ -27,14 +27,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.core.config import MIB, ServerOptions
-from saccade.core.errors import InternalError, InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorized
-from saccade.intake.intake import Ask, Prepared
+from saccade.core.config import MIB
+from saccade.core.errors import (
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+)
+from saccade.core.options import ServerOptions
+from saccade.front.front import Front
+from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
-from saccade.server.front import Front
-from saccade.server.openai import ChatCompletionRequest, CompletionRequest, chat_ask, completion_asks, parse, parse_either
+from saccade.server.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    chat_ask,
+    completion_asks,
+    parse,
+    parse_either,
+)
 from saccade.server.responses import (
     Answer,
     ChatShape,
@@ -60,13 +76,23 @@ T = TypeVar("T")
 
 
 def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
-    """The ASGI application. `names`: what the API calls the model, the first being its own name for it."""
+    """The ASGI application.
+
+    `names`: what the API calls the model, the first being its own name for it.
+    """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics)
     api = _Api(front, tuple(names), options, int(time.time()), bodies)
     middleware = []
     if options.cors_origins:
-        middleware.append(Middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"]))
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
     if options.key:
         middleware.append(Middleware(_KeyCheck, key=options.key))
     return Starlette(
@@ -104,7 +130,10 @@ class _Reply:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """The handlers. `started`: seconds since the epoch, which the model list calls the model's creation."""
+    """The handlers.
+
+    `started`: seconds since the epoch, which the model list calls the model's creation.
+    """
 
     front: Front
     names: tuple[str, ...]
@@ -126,25 +155,42 @@ class _Api:
         request = parse(body, ChatCompletionRequest)
         self._check_name(request.model)
         shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
-        return _Reply(shape, request.model, bool(request.stream), request.include_usage, request.trace), [chat_ask(request)]
+        return _Reply(
+            shape, request.model, bool(request.stream), request.include_usage, request.trace
+        ), [chat_ask(request)]
 
     def _read_completion(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
         request = parse(body, CompletionRequest)
         self._check_name(request.model)
         shape = TextShape(self.front.vocabulary, request.logprobs is not None)
-        return _Reply(shape, request.model, bool(request.stream), request.include_usage, request.trace), completion_asks(request)
+        return _Reply(
+            shape, request.model, bool(request.stream), request.include_usage, request.trace
+        ), completion_asks(request)
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, _):
             request = parse_either(body)
             self._check_name(request.model)
-            asks = [chat_ask(request)] if isinstance(request, ChatCompletionRequest) else completion_asks(request)
+            asks = (
+                [chat_ask(request)]
+                if isinstance(request, ChatCompletionRequest)
+                else completion_asks(request)
+            )
             if len(asks) > 1:
-                raise InvalidRequest(f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt")
+                raise InvalidRequest(
+                    f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
+                )
             context_length = self.front.ready.context_length
-            prompt = await _while_connected(receive, self.front.intake.read(asks[0], context_length))
-            images = [ImageCost.of(picture, place) for picture, place in zip(prompt.pictures, prompt.places, strict=True)]
-            await _send_json(send, TokenCount(len(prompt.tokens), context_length, prompt.tokens, images))
+            prompt = await _while_connected(
+                receive, self.front.intake.read(asks[0], context_length)
+            )
+            images = [
+                ImageCost.of(picture, place)
+                for picture, place in zip(prompt.pictures, prompt.places, strict=True)
+            ]
+            await _send_json(
+                send, TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            )
 
     @asynccontextmanager
     async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
@@ -170,7 +216,10 @@ class _Api:
                     answers[event.choice].add(event)
                     tally.add(event)
                     tracer.add(event)
-                await _send_json(send, writer.whole(answers, tally.usage, tracer.trace if tracer.wanted else UNSET))
+                await _send_json(
+                    send,
+                    writer.whole(answers, tally.usage, tracer.trace if tracer.wanted else UNSET),
+                )
         self._log(prepared, tally, tracer)
 
     def _log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
@@ -192,7 +241,10 @@ class _Api:
     def _check_name(self, name: str) -> None:
         if name not in self.names:
             raise NotFound(
-                f"the model {name!r} does not exist; this server has {', '.join(map(repr, self.names))}", "model", "model_not_found"
+                f"the model {name!r} does not exist; this server has "
+                f"{', '.join(map(repr, self.names))}",
+                "model",
+                "model_not_found",
             )
 
     def _model(self, name: str) -> Model:
@@ -222,7 +274,9 @@ class _Api:
 
 
 class _Endpoint:
-    """A bare ASGI application, so that a handler may own the whole exchange (Starlette wraps plain functions)."""
+    """A bare ASGI application, so that a handler may own the whole exchange (Starlette wraps plain
+    functions).
+    """
 
     def __init__(self, handle: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]) -> None:
         self._handle = handle
@@ -240,7 +294,10 @@ class _Endpoint:
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away. Raises ClientDisconnect then."""
+    """The result of `work`, which is cancelled when the client goes away.
+
+    Raises ClientDisconnect then.
+    """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     try:
@@ -271,9 +328,11 @@ class _KeyCheck:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._wanted):
-                await _error_response(Unauthorized("the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"))(
-                    scope, receive, send
-                )
+                await _error_response(
+                    Unauthorized(
+                        "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+                    )
+                )(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -311,7 +370,10 @@ async def _on_request_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not allowed on {request.url.path}"}
+    what = {
+        404: f"there is no {request.url.path}",
+        405: f"{request.method} is not allowed on {request.url.path}",
+    }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)
     response = _json(ErrorResponse(body), error.status_code)

@@ -1,4 +1,5 @@
-"""Request bodies on their way in: how large they are, how slowly they come, and how many bytes are held at a time.
+"""Request bodies on their way in: how large they are, how slowly they come, and how many bytes are
+held at a time.
 
 Knows nothing of what they say. One event loop; no locks.
 """
@@ -21,7 +22,9 @@ BODY_PAUSE = 30.0
 
 
 class Bodies:
-    """Bytes held for requests in flight, `limit` in all: what was sent until it is understood, then the encoded pictures."""
+    """Bytes held for requests in flight, `limit` in all: what was sent until it is understood, then
+    the encoded pictures.
+    """
 
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit = limit
@@ -30,7 +33,10 @@ class Bodies:
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[Held]:
-        """Room for a body, by its announced length, before any of it is read. Raises Overloaded when there is none."""
+        """Room for a body, by its announced length, before any of it is read.
+
+        Raises Overloaded when there is none.
+        """
         announced = request.headers.get("content-length", "0")
         share = Held(self)
         try:
@@ -52,22 +58,33 @@ class Held:
     nbytes: int = 0
 
     def resize(self, nbytes: int) -> None:
-        """Hold this many bytes. Raises Overloaded for more than is left, unless nobody else holds any."""
+        """Hold this many bytes.
+
+        Raises Overloaded for more than is left, unless nobody else holds any.
+        """
         others = self.bodies.held - self.nbytes
         if nbytes > self.nbytes and others and others + nbytes > self.bodies.limit:
             raise Overloaded(
-                f"requests in flight hold {others / MIB:.0f} MiB and this one needs {nbytes / MIB:.0f}; the limit is "
-                f"{self.bodies.limit / MIB:.0f} (--max-inflight-mb): try again, or upload pictures once with /v1/files"
+                f"requests in flight hold {others / MIB:.0f} MiB and this one needs "
+                f"{nbytes / MIB:.0f}; the limit is "
+                f"{self.bodies.limit / MIB:.0f} (--max-inflight-mb): try again, or upload "
+                "pictures once with /v1/files"
             )
         self.bodies.set(others + nbytes)
         self.nbytes = nbytes
 
 
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:
-    """The whole body. Raises as `pieces` does, and InvalidRequest when it does not call itself JSON."""
+    """The whole body.
+
+    Raises as `pieces` does, and InvalidRequest when it does not call itself JSON.
+    """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise InvalidRequest(f"Content-Type is {kind}; this path takes application/json", code="unsupported_media_type")
+        raise InvalidRequest(
+            f"Content-Type is {kind}; this path takes application/json",
+            code="unsupported_media_type",
+        )
     body = bytearray()
     async for piece in pieces(request, held, largest):
         body += piece
@@ -75,7 +92,11 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
 
 
 async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises TooLarge by its announced or its real length, Overloaded, InvalidRequest when it stops coming."""
+    """The body as it comes.
+
+    Raises TooLarge by its announced or its real length, Overloaded, InvalidRequest when it stops
+    coming.
+    """
     announced = request.headers.get("content-length", "0")
     too_large, size = announced.isdigit() and int(announced) > largest, 0
     async for piece in _steadily(request):
@@ -101,5 +122,7 @@ async def _steadily(request: Request) -> AsyncGenerator[bytes, None]:
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise InvalidRequest(f"nothing more of the body has come for {BODY_PAUSE:g} seconds", code="timeout") from None
+            raise InvalidRequest(
+                f"nothing more of the body has come for {BODY_PAUSE:g} seconds", code="timeout"
+            ) from None
         yield chunk

@@ -1,6 +1,7 @@
 """OpenAI's Files API: upload a picture once, then name it by its id in any number of messages.
 
-Owns the shapes and the reading of multipart bodies. What is kept, and where, is `intake/files.py`'s business.
+Owns the shapes and the reading of multipart bodies. What is kept, and where, is `media/files.py`'s
+business.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from saccade.core.errors import InvalidRequest
-from saccade.intake.files import Stored
-from saccade.intake.media import Media
+from saccade.media.files import Stored
+from saccade.media.media import Media
 from saccade.server.body import Bodies, pieces
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
@@ -46,7 +47,14 @@ class FileObject(Struct):
 
     @classmethod
     def of(cls, stored: Stored) -> FileObject:
-        return cls(stored.id, stored.nbytes, stored.created // 10**9, stored.name, stored.purpose, stored.expires)
+        return cls(
+            stored.id,
+            stored.nbytes,
+            stored.created // 10**9,
+            stored.name,
+            stored.purpose,
+            stored.expires,
+        )
 
 
 class FileList(Struct):
@@ -95,11 +103,17 @@ class _Files:
                 purpose, lifetime = _purpose(form), _lifetime(form)
                 file = form.get("file")
                 if not isinstance(file, UploadFile):
-                    raise InvalidRequest("file: this parameter is required, as a file", "file", "missing_required_parameter")
+                    raise InvalidRequest(
+                        "file: this parameter is required, as a file",
+                        "file",
+                        "missing_required_parameter",
+                    )
                 name, data = file.filename or "upload", await file.read()
             finally:
                 await form.close()
-            return _json(FileObject.of(await asyncio.to_thread(self._keep, data, name, purpose, lifetime)))
+            return _json(
+                FileObject.of(await asyncio.to_thread(self._keep, data, name, purpose, lifetime))
+            )
 
     def _keep(self, data: bytes, name: str, purpose: str, lifetime: int | None) -> Stored:
         if purpose not in DATA:
@@ -121,17 +135,32 @@ class _Files:
             if place is None:
                 raise InvalidRequest(f"after: there is no file {after[:200]!r}", "after")
             found = found[place + 1 :]
-        found = [stored for stored in found if stored.purpose == query.get("purpose", stored.purpose)]
+        found = [
+            stored for stored in found if stored.purpose == query.get("purpose", stored.purpose)
+        ]
         page = [FileObject.of(stored) for stored in found[: int(limit)]]
-        return _json(FileList(page, page[0].id if page else None, page[-1].id if page else None, len(found) > len(page)))
+        return _json(
+            FileList(
+                page,
+                page[0].id if page else None,
+                page[-1].id if page else None,
+                len(found) > len(page),
+            )
+        )
 
     async def retrieve(self, request: Request) -> Response:
-        return _json(FileObject.of(await asyncio.to_thread(self.media.files.find, request.path_params["id"])))
+        return _json(
+            FileObject.of(await asyncio.to_thread(self.media.files.find, request.path_params["id"]))
+        )
 
     async def content(self, request: Request) -> Response:
         data = await asyncio.to_thread(self.media.files.read, request.path_params["id"])
         # Whatever it is, a browser shall not run it.
-        return Response(data, media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
+        return Response(
+            data,
+            media_type="application/octet-stream",
+            headers={"x-content-type-options": "nosniff"},
+        )
 
     async def delete(self, request: Request) -> Response:
         await asyncio.to_thread(self.media.files.delete, request.path_params["id"])
@@ -141,22 +170,39 @@ class _Files:
 async def _parse(request: Request, body: object) -> FormData:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
-        raise InvalidRequest(f"Content-Type is {kind or 'missing'}; this path takes multipart/form-data", code="unsupported_media_type")
+        raise InvalidRequest(
+            f"Content-Type is {kind or 'missing'}; this path takes multipart/form-data",
+            code="unsupported_media_type",
+        )
     try:
         return await MultiPartParser(request.headers, body, max_files=1, max_fields=8).parse()  # type: ignore[arg-type]
     except MultiPartException as error:
-        raise InvalidRequest(f"the body is not valid multipart/form-data: {error.message}", code="invalid_multipart") from None
+        raise InvalidRequest(
+            f"the body is not valid multipart/form-data: {error.message}", code="invalid_multipart"
+        ) from None
 
 
 def _purpose(form: FormData) -> str:
-    if unknown := set(form) - {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}:
+    if unknown := set(form) - {
+        "file",
+        "purpose",
+        "expires_after[anchor]",
+        "expires_after[seconds]",
+    }:
         name = sorted(unknown)[0]
-        raise InvalidRequest(f"{name}: this parameter is not supported", name, "unsupported_parameter")
+        raise InvalidRequest(
+            f"{name}: this parameter is not supported", name, "unsupported_parameter"
+        )
     purpose = form.get("purpose")
     if purpose is None:
-        raise InvalidRequest("purpose: this parameter is required", "purpose", "missing_required_parameter")
+        raise InvalidRequest(
+            "purpose: this parameter is required", "purpose", "missing_required_parameter"
+        )
     if purpose not in get_args(Purpose):
-        raise InvalidRequest(f"purpose is {str(purpose)[:40]!r}; it must be one of {', '.join(get_args(Purpose))}", "purpose")
+        raise InvalidRequest(
+            f"purpose is {str(purpose)[:40]!r}; it must be one of {', '.join(get_args(Purpose))}",
+            "purpose",
+        )
     return str(purpose)
 
 
@@ -167,8 +213,14 @@ def _lifetime(form: FormData) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest('expires_after[anchor] must be "created_at"', "expires_after")
-    if not isinstance(seconds, str) or not seconds.isdecimal() or not SHORTEST <= int(seconds) <= LONGEST:
-        raise InvalidRequest(f"expires_after[seconds] must be {SHORTEST} to {LONGEST}", "expires_after")
+    if (
+        not isinstance(seconds, str)
+        or not seconds.isdecimal()
+        or not SHORTEST <= int(seconds) <= LONGEST
+    ):
+        raise InvalidRequest(
+            f"expires_after[seconds] must be {SHORTEST} to {LONGEST}", "expires_after"
+        )
     return int(seconds)
 
 

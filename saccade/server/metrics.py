@@ -28,7 +28,10 @@ class _Declared(Collector):
         for metric, histogram in self._metrics.histograms().items():
             bounds = [*map(str, SECONDS), "+Inf"]
             yield HistogramMetricFamily(
-                metric.name, metric.help, buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)), sum_value=histogram.sum
+                metric.name,
+                metric.help,
+                buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)),
+                sum_value=histogram.sum,
             )
 
 

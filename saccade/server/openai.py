@@ -1,7 +1,8 @@
 """OpenAI's request bodies: what is accepted, checked and refused.
 
-Owns the schemas and their translation into an `Ask`. A field that is unknown or unsupported is a 400 that names it; nothing is
-accepted and ignored that would change the answer. Knows nothing of tokens, templates or the engine.
+Owns the schemas and their translation into an `Ask`. A field that is unknown or unsupported is a
+400 that names it; nothing is accepted and ignored that would change the answer. Knows nothing of
+tokens, templates or the engine.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, inspect
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
-from saccade.intake.content import Budget, Detail
-from saccade.intake.intake import Ask, Chat, Message, Part
-from saccade.intake.media import FileId, ImageSource
+from saccade.front.intake import Ask, Chat, Message, Part
+from saccade.media.content import Budget, Detail
+from saccade.media.media import FileId, ImageSource
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -33,7 +34,10 @@ class Pixels(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ImageURL(Pixels, kw_only=True):
-    """Where a picture is. detail: low is at most 512 x 512 pixels; auto and high are what the model takes."""
+    """Where a picture is.
+
+    detail: low is at most 512 x 512 pixels; auto and high are what the model takes.
+    """
 
     url: str
     detail: Detail = "auto"
@@ -90,7 +94,10 @@ class ToolCall(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """A message of any role. The fields typed None are what OpenAI's own answers carry as null when they are sent back."""
+    """A message of any role.
+
+    The fields typed None are what OpenAI's own answers carry as null when they are sent back.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -112,13 +119,17 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SaccadeOptions(Struct, forbid_unknown_fields=True):
-    """What only this server knows. trace: say in the answer where each picture was found, why not sooner, and what it took."""
+    """What only this server knows.
+
+    trace: say in the answer where each picture was found, why not sooner, and what it took.
+    """
 
     trace: bool = False
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's default decides.
+    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's
+    default decides.
 
     Only types stand here; the bounds are those of `SamplingParams`.
     """
@@ -147,7 +158,8 @@ class EndingFields(SamplingFields, kw_only=True):
 class CommonFields(EndingFields, kw_only=True):
     """What both kinds of completion share.
 
-    user, metadata, safety_identifier and prompt_cache_key identify and do not change the answer: they are accepted.
+    user, metadata, safety_identifier and prompt_cache_key identify and do not change the answer:
+    they are accepted.
     """
 
     model: str
@@ -222,7 +234,9 @@ def parse(body: bytearray, kind: type[R]) -> R:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     body.clear()  # it may be large, and whoever read it still holds it
     if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options is only allowed together with stream=true", "stream_options")
+        raise InvalidRequest(
+            "stream_options is only allowed together with stream=true", "stream_options"
+        )
     return request
 
 
@@ -242,7 +256,8 @@ def parse_either(body: bytearray) -> ChatCompletionRequest | CompletionRequest:
 
 
 def _explain(message: str, schema: inspect.Type) -> InvalidRequest:
-    """msgspec's words, with the field in `param`, the parameter named first, and what is allowed where that is a list.
+    """msgspec's words, with the field in `param`, the parameter named first, and what is allowed
+    where that is a list.
 
     A field of which one value is allowed stands for something that this server does not do.
     """
@@ -252,19 +267,27 @@ def _explain(message: str, schema: inspect.Type) -> InvalidRequest:
     if field:
         path = f"{path}.{field.group(1)}" if path else field.group(1)
         if "unknown" in text:
-            return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
-        return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")
+            return InvalidRequest(
+                f"{path}: this parameter is not supported", path, "unsupported_parameter"
+            )
+        return InvalidRequest(
+            f"{path}: this parameter is required", path, "missing_required_parameter"
+        )
     if _CHOICE.match(text):
         choices = _choices(schema, re.findall(r"\w+(?![\]\w])", path)) or [None]
         *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
         allowed = f"{', '.join(most)} or {last}" if most else last
-        return InvalidRequest(f"{path}: only {allowed} is supported", path, None if most else "unsupported_parameter")
+        return InvalidRequest(
+            f"{path}: only {allowed} is supported", path, None if most else "unsupported_parameter"
+        )
     text = text[:1].lower() + text[1:].replace("`", "")
     return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """The values other than null that are allowed at the end of this path of fields, as far as they can be listed."""
+    """The values other than null that are allowed at the end of this path of fields, as far as they
+    can be listed.
+    """
     match kind:
         case inspect.UnionType(types):
             return [choice for each in types for choice in _choices(each, names)]
@@ -273,7 +296,12 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
         case inspect.StructType() if names:
             if kind.tag_field == names[0]:
                 return [kind.tag]
-            return [choice for field in kind.fields if field.encode_name == names[0] for choice in _choices(field.type, names[1:])]
+            return [
+                choice
+                for field in kind.fields
+                if field.encode_name == names[0]
+                for choice in _choices(field.type, names[1:])
+            ]
         case inspect.LiteralType(values) if not names:
             return list(values)
     return []
@@ -285,7 +313,10 @@ def chat_ask(request: ChatCompletionRequest) -> Ask:
     sampling = _sampling(request)
     if request.max_completion_tokens is not None:
         if request.max_tokens not in (None, request.max_completion_tokens):
-            raise InvalidRequest("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens differ: give one of them",
+                "max_completion_tokens",
+            )
         sampling["max_tokens"] = request.max_completion_tokens
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
@@ -293,15 +324,22 @@ def chat_ask(request: ChatCompletionRequest) -> Ask:
         sampling["logprobs"] = request.top_logprobs or 0
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
-        raise InvalidRequest("add_generation_prompt and continue_final_message exclude each other", "continue_final_message")
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other",
+            "continue_final_message",
+        )
     chat = Chat(
-        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
+        messages=tuple(
+            _message(message, f"messages[{i}]") for i, message in enumerate(request.messages)
+        ),
         tools=None if request.tool_choice == "none" or not request.tools else tuple(request.tools),
         add_generation_prompt=not continues and request.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=request.chat_template_kwargs or {},
     )
-    return Ask(prompt=chat, sampling=sampling, n=request.n or 1, cache_salt=request.cache_salt or "")
+    return Ask(
+        prompt=chat, sampling=sampling, n=request.n or 1, cache_salt=request.cache_salt or ""
+    )
 
 
 def completion_asks(request: CompletionRequest) -> list[Ask]:
@@ -313,8 +351,14 @@ def completion_asks(request: CompletionRequest) -> list[Ask]:
     prompts = _prompts(request.prompt)
     n = request.n or 1
     if len(prompts) * n > MAX_CHOICES:
-        raise InvalidRequest(f"prompt: {len(prompts)} prompts times n={n} are more than {MAX_CHOICES} answers", "prompt")
-    return [Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=request.cache_salt or "") for prompt in prompts]
+        raise InvalidRequest(
+            f"prompt: {len(prompts)} prompts times n={n} are more than {MAX_CHOICES} answers",
+            "prompt",
+        )
+    return [
+        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=request.cache_salt or "")
+        for prompt in prompts
+    ]
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
@@ -327,13 +371,30 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int,
         if len(tokens) != len(prompt):
             raise InvalidRequest("prompt: token ids and texts are mixed in one list", "prompt")
         return [tokens]
-    return [each if isinstance(each, str) else tuple(each) for each in prompt if not isinstance(each, int)]
+    return [
+        each if isinstance(each, str) else tuple(each)
+        for each in prompt
+        if not isinstance(each, int)
+    ]
 
 
 def _sampling(request: EndingFields) -> dict[str, Any]:
     """The `SamplingParams` fields that the request sets."""
-    names = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    given = {name: value for name in (*names, "top_k", "seed", "ignore_eos") if (value := getattr(request, name)) is not None}
+    names = (
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+    given = {
+        name: value
+        for name in (*names, "top_k", "seed", "ignore_eos")
+        if (value := getattr(request, name)) is not None
+    }
     if request.logit_bias:
         given["logit_bias"] = tuple(sorted(request.logit_bias.items()))
     if request.stop_token_ids:
@@ -346,19 +407,37 @@ def _sampling(request: EndingFields) -> dict[str, Any]:
 def _message(message: ChatMessage, path: str) -> Message:
     """A message as the intake takes it. `path` names it in errors."""
     if message.role == "tool" and message.tool_call_id is None:
-        raise InvalidRequest(f"{path}.tool_call_id: this parameter is required", f"{path}.tool_call_id", "missing_required_parameter")
+        raise InvalidRequest(
+            f"{path}.tool_call_id: this parameter is required",
+            f"{path}.tool_call_id",
+            "missing_required_parameter",
+        )
     if message.tool_calls is not None and message.role != "assistant":
-        raise InvalidRequest(f"{path}.tool_calls: only an assistant message has tool calls", f"{path}.tool_calls")
-    if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.reasoning_content)):
-        raise InvalidRequest(f"{path}.content: this parameter is required", f"{path}.content", "missing_required_parameter")
-    fields = {name: value for name in ("name", "tool_call_id", "reasoning_content") if (value := getattr(message, name)) is not None}
+        raise InvalidRequest(
+            f"{path}.tool_calls: only an assistant message has tool calls", f"{path}.tool_calls"
+        )
+    if message.content is None and not (
+        message.role == "assistant" and (message.tool_calls or message.reasoning_content)
+    ):
+        raise InvalidRequest(
+            f"{path}.content: this parameter is required",
+            f"{path}.content",
+            "missing_required_parameter",
+        )
+    fields = {
+        name: value
+        for name in ("name", "tool_call_id", "reasoning_content")
+        if (value := getattr(message, name)) is not None
+    }
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     # Chat templates know the role by its older name.
     role = "system" if message.role == "developer" else message.role
     content: str | tuple[Part, ...] | None
     if isinstance(message.content, list):
-        content = tuple(_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content))
+        content = tuple(
+            _part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)
+        )
     else:
         content = message.content
     return Message(role, content, fields)
@@ -379,7 +458,9 @@ def _budget(inside: ImageURL | UploadedFile, beside: Pixels, path: str) -> Budge
 
     def either(name: str, one: int | None, other: int | None) -> int | None:
         if one is not None and other is not None and one != other:
-            raise InvalidRequest(f"{path}: {name} is given twice, as {one} and as {other}", f"{path}.{name}")
+            raise InvalidRequest(
+                f"{path}: {name} is given twice, as {one} and as {other}", f"{path}.{name}"
+            )
         return other if one is None else one
 
     least = either("min_pixels", inside.min_pixels, beside.min_pixels)
@@ -395,18 +476,33 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # a model's own broken call, sent back: the template prints the text
     named = {"id": call.id} if call.id is not None else {}
-    return {**named, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    return {
+        **named,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 def _check_unsupported(request: ChatCompletionRequest) -> None:
     """Refuse what is well-formed but not supported, or only in part."""
     kind = (request.response_format or {"type": "text"}).get("type")
     if kind != "text":
-        raise InvalidRequest(f'response_format: type {kind!r} is not supported, only "text"', "response_format", "unsupported_parameter")
+        raise InvalidRequest(
+            f'response_format: type {kind!r} is not supported, only "text"',
+            "response_format",
+            "unsupported_parameter",
+        )
     if request.tool_choice not in (None, "none", "auto"):
         message = 'tool_choice: forced tool calls are not supported; use "auto" or "none"'
         raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
     for i, tool in enumerate(request.tools or ()):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidRequest(f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}', f"tools[{i}]")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise InvalidRequest(
+                f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}',
+                f"tools[{i}]",
+            )

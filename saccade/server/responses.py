@@ -14,9 +14,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.core.errors import RequestError
 from saccade.core.types import TokenLogprobs
-from saccade.intake.text import Vocabulary
-from saccade.server.front import Event, Finish
+from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
+from saccade.text.detokenize import Vocabulary
 
 
 class PromptTokensDetails(Struct):
@@ -110,7 +110,8 @@ class TextChoice(Struct):
 
 
 class Completion(Struct):
-    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it; then it is null in all but the last.
+    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
+    then it is null in all but the last.
 
     `saccade` stands in answers and last chunks whose client asked for the trace.
     """
@@ -142,7 +143,10 @@ class ModelList(Struct):
 
 
 class TokenCount(Struct):
-    """POST /tokenize: what a prompt comes to, and each of its pictures. `max_model_len` is the most that prompt and answer may have."""
+    """POST /tokenize: what a prompt comes to, and each of its pictures.
+
+    `max_model_len` is the most that prompt and answer may have.
+    """
 
     count: int
     max_model_len: int
@@ -188,7 +192,9 @@ class Answer:
 
 
 class Tally:
-    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer found them."""
+    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
+    found them.
+    """
 
     def __init__(self, prompt_tokens: int, n: int) -> None:
         self._prompt = prompt_tokens
@@ -203,7 +209,12 @@ class Tally:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt, self._completion, self._prompt + self._completion, PromptTokensDetails(self._cached))
+        return Usage(
+            self._prompt,
+            self._completion,
+            self._prompt + self._completion,
+            PromptTokensDetails(self._cached),
+        )
 
 
 class Shape(Protocol):
@@ -242,7 +253,9 @@ class ChatShape:
 
     def whole(self, choice: int, answer: Answer) -> ChatChoice:
         assert answer.finish is not None
-        return ChatChoice(choice, AnswerMessage(answer.text), answer.finish, self._logprobs(answer.logprobs))
+        return ChatChoice(
+            choice, AnswerMessage(answer.text), answer.finish, self._logprobs(answer.logprobs)
+        )
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._wanted:
@@ -255,7 +268,10 @@ class ChatShape:
         return ChatLogprobs(
             [
                 TokenLogprob(
-                    _text(name(t.token)), t.logprob, list(name(t.token)), [alternative(token, logprob) for token, logprob in t.top]
+                    _text(name(t.token)),
+                    t.logprob,
+                    list(name(t.token)),
+                    [alternative(token, logprob) for token, logprob in t.top],
                 )
                 for t in tokens
             ]
@@ -263,7 +279,10 @@ class ChatShape:
 
 
 class TextShape:
-    """text_completion. Keeps, per choice, the characters its tokens have had so far, for `text_offset`."""
+    """text_completion.
+
+    Keeps, per choice, the characters its tokens have had so far, for `text_offset`.
+    """
 
     id_prefix = "cmpl-"
     object = "text_completion"
@@ -277,16 +296,24 @@ class TextShape:
     def opening(self, choice: int) -> None: ...
 
     def chunk(self, event: Event) -> TextChoice:
-        return TextChoice(event.choice, event.text, event.finish, self._logprobs(event.choice, event.logprobs))
+        return TextChoice(
+            event.choice, event.text, event.finish, self._logprobs(event.choice, event.logprobs)
+        )
 
     def whole(self, choice: int, answer: Answer) -> TextChoice:
-        return TextChoice(choice, answer.text, answer.finish, self._logprobs(choice, answer.logprobs))
+        return TextChoice(
+            choice, answer.text, answer.finish, self._logprobs(choice, answer.logprobs)
+        )
 
     def _logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
         if not self._wanted:
             return None
         name = self._vocabulary.name_of
-        offset, offsets, names = self._offsets.get(choice, 0), [], [_text(name(t.token)) for t in tokens]
+        offset, offsets, names = (
+            self._offsets.get(choice, 0),
+            [],
+            [_text(name(t.token)) for t in tokens],
+        )
         for each in names:
             offsets.append(offset)
             offset += len(each)
@@ -308,11 +335,20 @@ class Writer:
         self._created = int(time.time())
         self._model = model
 
-    def whole(self, answers: Sequence[Answer], usage: Usage, trace: Trace | UnsetType) -> Completion:
+    def whole(
+        self, answers: Sequence[Answer], usage: Usage, trace: Trace | UnsetType
+    ) -> Completion:
         choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
-        return Completion(self._id, self.shape.object, self._created, self._model, choices, usage, trace)
+        return Completion(
+            self._id, self.shape.object, self._created, self._model, choices, usage, trace
+        )
 
     def chunk(
-        self, choices: Sequence[ChunkChoice | TextChoice], usage: Usage | UnsetType | None, trace: Trace | UnsetType = UNSET
+        self,
+        choices: Sequence[ChunkChoice | TextChoice],
+        usage: Usage | UnsetType | None,
+        trace: Trace | UnsetType = UNSET,
     ) -> Completion:
-        return Completion(self._id, self.shape.chunk_object, self._created, self._model, choices, usage, trace)
+        return Completion(
+            self._id, self.shape.chunk_object, self._created, self._model, choices, usage, trace
+        )

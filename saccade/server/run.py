@@ -1,7 +1,8 @@
 """The life of the server process: listen, start the engine, serve, and end in order.
 
-The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails what is left; a second SIGINT
-does not wait. When the engine dies, the server follows. Knows nothing of what is served but how to put it together.
+The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails
+what is left; a second SIGINT does not wait. When the engine dies, the server follows. Knows nothing
+of what is served but how to put it together.
 """
 
 from __future__ import annotations
@@ -19,17 +20,26 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
-from saccade.core.config import EngineOptions, MediaOptions, ModelOptions, ParallelOptions, ServerOptions, describe_intake
 from saccade.core.errors import StartupError
 from saccade.core.messages import Ready
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    ServerOptions,
+)
+from saccade.engine.sizing import describe_intake
+from saccade.front.assemble import build_front
+from saccade.front.front import Front
 from saccade.server.app import build_app
-from saccade.server.assemble import build_front
-from saccade.server.front import Front
 
 log = logging.getLogger("saccade")
 
 FAILED_SECONDS = 5.0
-"""After the engine's death, clients and health checks get so long to see why, before the server goes too."""
+"""After the engine's death, clients and health checks get so long to see why, before the server
+goes too.
+"""
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -42,13 +52,16 @@ def listen(options: ServerOptions) -> socket.socket:
     except OSError as error:
         bound.close()
         raise StartupError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another with --host and --port"
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another "
+            "with --host and --port"
         ) from None
     return bound
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which drains the front when it is told to stop, and leaves signals as it found them."""
+    """uvicorn, which drains the front when it is told to stop, and leaves signals as it found
+    them.
+    """
 
     def __init__(self, front: Front, names: Sequence[str], options: ServerOptions) -> None:
         config = uvicorn.Config(
@@ -73,8 +86,8 @@ class Server(uvicorn.Server):
     async def run_until_told(self, on_ready: Callable[[str, Ready], None]) -> None:
         """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
 
-        `on_ready` gets the address and what the engine decided. Raises StartupError when the address cannot be had or the
-        engine does not start.
+        `on_ready` gets the address and what the engine decided. Raises StartupError when the
+        address cannot be had or the engine does not start.
         """
         bound = listen(self._options)
         starting = asyncio.create_task(self._start(bound, on_ready))
@@ -94,7 +107,10 @@ class Server(uvicorn.Server):
         try:
             ready = await self._front.start()
             if not (self._options.key or ipaddress.ip_address(host).is_loopback):
-                log.warning("--host %s without --api-key: whoever can reach this port may use the server", self._options.host)
+                log.warning(
+                    "--host %s without --api-key: whoever can reach this port may use the server",
+                    self._options.host,
+                )
             on_ready(address, ready)
         except BaseException:
             self.should_exit = True
@@ -108,7 +124,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._front.state == "ready":
-            log.info("stopping; requests that run have %g s to finish", self._options.shutdown_grace)
+            log.info(
+                "stopping; requests that run have %g s to finish", self._options.shutdown_grace
+            )
         draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
         await super().shutdown(sockets)
         draining.cancel()
@@ -116,11 +134,15 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of the engine.
+        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of
+        # the engine.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -129,9 +151,17 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    model: str, options: ModelOptions, engine: EngineOptions, parallel: ParallelOptions, media: MediaOptions, server: ServerOptions
+    model: str,
+    options: ModelOptions,
+    engine: EngineOptions,
+    parallel: ParallelOptions,
+    media: MediaOptions,
+    server: ServerOptions,
 ) -> int:
-    """`saccade serve`: serve `model` until a signal, or until the engine has failed. Returns the exit status. Raises StartupError."""
+    """`saccade serve`: serve `model` until a signal, or until the engine has failed.
+
+    Returns the exit status. Raises StartupError.
+    """
 
     names = server.served_model_name or (model,)
 

@@ -1,7 +1,8 @@
 """Server-sent events: an answer as it is generated.
 
-Owns the wire format of a stream and what becomes of an error in the middle of one. The response starts with the first event,
-so that whatever goes wrong before it is still an HTTP status of its own.
+Owns the wire format of a stream and what becomes of an error in the middle of one. The response
+starts with the first event, so that whatever goes wrong before it is still an HTTP status of its
+own.
 """
 
 from __future__ import annotations
@@ -14,18 +15,33 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from saccade.core.errors import InternalError, RequestError
-from saccade.server.front import Event
+from saccade.front.front import Event
 from saccade.server.responses import ErrorResponse, Tally, Writer
 from saccade.server.trace import Tracer
 
 log = logging.getLogger("saccade")
 
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _encode = msgspec.json.Encoder().encode
 
 
-async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally: Tally, tracer: Tracer, include_usage: bool) -> None:
-    """Send `events` as chunks. Raises the RequestError that comes before the first event; a later one is sent as an error event."""
+async def stream(
+    send: Send,
+    events: AsyncIterator[Event],
+    writer: Writer,
+    tally: Tally,
+    tracer: Tracer,
+    include_usage: bool,
+) -> None:
+    """Send `events` as chunks.
+
+    Raises the RequestError that comes before the first event; a later one is sent as an error
+    event.
+    """
     first = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     try:
@@ -39,7 +55,11 @@ async def stream(send: Send, events: AsyncIterator[Event], writer: Writer, tally
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             event = await anext(events, None)
         if include_usage or tracer.wanted:
-            end = writer.chunk([], tally.usage if include_usage else UNSET, tracer.trace if tracer.wanted else UNSET)
+            end = writer.chunk(
+                [],
+                tally.usage if include_usage else UNSET,
+                tracer.trace if tracer.wanted else UNSET,
+            )
             await send({"type": "http.response.body", "body": _sse(end), "more_body": True})
         last = b"data: [DONE]\n\n"
     except RequestError as error:

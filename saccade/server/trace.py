@@ -1,6 +1,8 @@
-"""What became of each picture of a request: the `saccade` field of answers, and the log of slow requests.
+"""What became of each picture of a request: the `saccade` field of answers, and the log of slow
+requests.
 
-Owns the shapes, and how a request's pictures and what the front found of them are put together. Knows nothing of HTTP.
+Owns the shapes, and how a request's pictures and what the front found of them are put together.
+Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.core.types import Missed, Tier
-from saccade.intake.intake import Prepared
-from saccade.intake.media import Picture
-from saccade.server.front import Event, Found, Level
+from saccade.front.front import Event, Found, Level
+from saccade.front.intake import Prepared
+from saccade.media.media import Picture
 
 
 class Size(Struct):
@@ -24,7 +26,10 @@ class Size(Struct):
 
 
 class ImageCost(Struct):
-    """A picture as its header describes it (upright), and what it comes to. `place` is what the request calls it."""
+    """A picture as its header describes it (upright), and what it comes to.
+
+    `place` is what the request calls it.
+    """
 
     place: str
     digest: str
@@ -40,11 +45,22 @@ class ImageCost(Struct):
         rows, columns = picture.size
         image = picture.image
         digest = image.key.digest.hex()
-        return cls(place, digest, picture.probe.format, len(picture.data), Size(width, height), Size(columns, rows), image.num_tokens)
+        return cls(
+            place,
+            digest,
+            picture.probe.format,
+            len(picture.data),
+            Size(width, height),
+            Size(columns, rows),
+            image.num_tokens,
+        )
 
 
 class ImageTimes(Struct):
-    """Milliseconds for one picture. `wait` is what passed from submission to the embedding beside `decode` and `encode`."""
+    """Milliseconds for one picture.
+
+    `wait` is what passed from submission to the embedding beside `decode` and `encode`.
+    """
 
     fetch: float
     digest: float
@@ -75,12 +91,25 @@ class ImageTrace(ImageCost, kw_only=True):
             found=found.level,
             tier=found.tier or UNSET,
             missed=ImageMissed(found.missed_kv, found.missed_embedding),
-            ms=ImageTimes(*(round(ms, 3) for ms in (picture.fetch_ms, picture.digest_ms, found.decode_ms, found.wait_ms, found.encode_ms))),
+            ms=ImageTimes(
+                *(
+                    round(ms, 3)
+                    for ms in (
+                        picture.fetch_ms,
+                        picture.digest_ms,
+                        found.decode_ms,
+                        found.wait_ms,
+                        found.encode_ms,
+                    )
+                )
+            ),
         )
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the arrival of a request: to its submission to the engine, to the first token, to the end."""
+    """Milliseconds from the arrival of a request: to its submission to the engine, to the first
+    token, to the end.
+    """
 
     prepared: float
     first_token: float
@@ -121,7 +150,12 @@ class Tracer:
     def trace(self) -> Trace:
         """At the end of the answer."""
         pictures, places = self._prepared.pictures, self._prepared.places
-        images = [ImageTrace.found_at(found, pictures[found.image], places[found.image]) for found in self._found]
+        images = [
+            ImageTrace.found_at(found, pictures[found.image], places[found.image])
+            for found in self._found
+        ]
         now = time.monotonic()
         moments = (self._ready, now if self._first is None else self._first, now)
-        return Trace(images, RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)))
+        return Trace(
+            images, RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments))
+        )

@@ -1,7 +1,8 @@
 """`saccade bench ab`: two servers, speed and accuracy, in turns; the verdict says both.
 
-Owns starting and stopping the servers it is given as command lines, the order of runs, and the verdict. A server is whatever answers
-/v1/models at the port it was given. Both get the same requests: run n of either has seed + n.
+Owns starting and stopping the servers it is given as command lines, the order of runs, and the
+verdict. A server is whatever answers /v1/models at the port it was given. Both get the same
+requests: run n of either has seed + n.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Both results, how many answers are the same text, and the mean difference of paired scores (second - first) with its error."""
+    """Both results, how many answers are the same text, and the mean difference of paired scores
+    (second - first) with its error.
+    """
 
     first: Result
     second: Result
@@ -74,12 +77,21 @@ class Verdict:
         if self.accuracy is None:
             return told
         a, b = self.accuracy.first, self.accuracy.second
-        scores = f"{first} {a.score:.3f} ± {a.stderr:.3f}, {second} {b.score:.3f} ± {b.stderr:.3f} ({a.name}, n = {a.n})"
+        scores = (
+            f"{first} {a.score:.3f} ± {a.stderr:.3f}, {second} {b.score:.3f} ± {b.stderr:.3f} "
+            f"({a.name}, n = {a.n})"
+        )
         failed = f"; {a.failed} and {b.failed} questions failed" if a.failed or b.failed else ""
         shown = (
-            "no difference shown" if self.accuracy.equal else f"they differ by {self.accuracy.difference:+.3f} ± {self.accuracy.stderr:.3f}"
+            "no difference shown"
+            if self.accuracy.equal
+            else f"they differ by {self.accuracy.difference:+.3f} ± {self.accuracy.stderr:.3f}"
         )
-        return [*told, f"Accuracy: {scores}: {shown}; {self.accuracy.same} of {a.n} answers are the same text{failed}."]
+        return [
+            *told,
+            f"Accuracy: {scores}: {shown}; {self.accuracy.same} of {a.n} answers are the same "
+            f"text{failed}.",
+        ]
 
 
 def ab(options: AbOptions, bench: Bench) -> Verdict:
@@ -94,18 +106,28 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
         logs = options.log_dir or folder
         logs.mkdir(parents=True, exist_ok=True)
         known = {run.id for run in read_runs(journal)} if journal.exists() else set()
-        kept = {side: stack.enter_context(running(side, logs, options)) for side in sides} if options.keep_running else {}
+        kept = (
+            {side: stack.enter_context(running(side, logs, options)) for side in sides}
+            if options.keep_running
+            else {}
+        )
         answers: dict[Side, list[Answer]] = {}
         for repeat in range(options.repeats):
             for side in sides:
                 console.print(f"run {repeat + 1} of {options.repeats}: {side.label}")
                 with ExitStack() as own:
-                    url = kept[side] if side in kept else own.enter_context(running(side, logs, options))
+                    url = (
+                        kept[side]
+                        if side in kept
+                        else own.enter_context(running(side, logs, options))
+                    )
                     serve(_bench(bench, side, url, journal, repeat))
                     if repeat == 0 and options.eval != "none":
                         answers[side] = _ask(url, _questions(options, bench.load.seed))
                         write_eval(journal, side.label, summarise(options.eval, answers[side]))
-        verdict = judge(sides, [run for run in read_runs(journal) if run.id not in known], options.eval, answers)
+        verdict = judge(
+            sides, [run for run in read_runs(journal) if run.id not in known], options.eval, answers
+        )
     for line in verdict.lines(sides[0].label, sides[1].label):
         console.print(line)
     return verdict
@@ -131,11 +153,17 @@ def _ask(url: str, items: Sequence[Item]) -> list[Answer]:
         return ask_all(items, sampler, concurrency=4)
 
 
-def judge(sides: tuple[Side, Side], runs: Sequence[Saved], name: str, answers: dict[Side, list[Answer]]) -> Verdict:
+def judge(
+    sides: tuple[Side, Side], runs: Sequence[Saved], name: str, answers: dict[Side, list[Answer]]
+) -> Verdict:
     """Speed from the runs, accuracy from the answers to the same questions."""
     (workload,) = workloads(runs)
     first, second = (workload.of(side.label) for side in sides)
-    speed = tuple(row for row in compare(first, second) if row.metric.endswith("median") or row.metric == "Requests")
+    speed = tuple(
+        row
+        for row in compare(first, second)
+        if row.metric.endswith("median") or row.metric == "Requests"
+    )
     if not answers:
         return Verdict(speed, None)
     by_id = [{answer.id: answer for answer in answers[side]} for side in sides]
@@ -143,7 +171,12 @@ def judge(sides: tuple[Side, Side], runs: Sequence[Saved], name: str, answers: d
     gaps = np.asarray([b.score - a.score for a, b in pairs])
     same = sum(a.text == b.text and a.error is None and b.error is None for a, b in pairs)
     results = [summarise(name, answers[side]) for side in sides]
-    return Verdict(speed, Accuracy(results[0], results[1], same, float(gaps.mean()), float(gaps.std() / np.sqrt(len(gaps)))))
+    return Verdict(
+        speed,
+        Accuracy(
+            results[0], results[1], same, float(gaps.mean()), float(gaps.std() / np.sqrt(len(gaps)))
+        ),
+    )
 
 
 # Servers
@@ -151,7 +184,10 @@ def judge(sides: tuple[Side, Side], runs: Sequence[Saved], name: str, answers: d
 
 @contextmanager
 def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
-    """The server's address, once it answers; it is stopped at the end. Raises ConfigError with the end of its output if it never does."""
+    """The server's address, once it answers; it is stopped at the end.
+
+    Raises ConfigError with the end of its output if it never does.
+    """
     port = free_port()
     path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
     command = shlex.split(side.command.replace("{port}", str(port)))
@@ -160,9 +196,17 @@ def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
     with path.open("wb") as log:
         try:
             # A session of its own: Ctrl-C ends this program, which then stops the server properly.
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         except OSError as error:
-            raise ConfigError(f"{side.label} does not start: {command[0]}: {error.strerror}") from None
+            raise ConfigError(
+                f"{side.label} does not start: {command[0]}: {error.strerror}"
+            ) from None
     try:
         url = f"http://127.0.0.1:{port}"
         _await(url, process, side, path, options.start_timeout)
@@ -171,21 +215,32 @@ def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
         stop(process)
 
 
-def _await(url: str, process: subprocess.Popen[bytes], side: Side, log: Path, seconds: float) -> None:
+def _await(
+    url: str, process: subprocess.Popen[bytes], side: Side, log: Path, seconds: float
+) -> None:
     end = time.monotonic() + seconds
     while not answers_models(url):
         if process.poll() is not None or time.monotonic() > end:
-            why = f"it ended with status {process.returncode}" if process.returncode is not None else f"no answer within {seconds:g} s"
+            why = (
+                f"it ended with status {process.returncode}"
+                if process.returncode is not None
+                else f"no answer within {seconds:g} s"
+            )
             last = log.read_text(errors="replace")[-1500:]
             raise ConfigError(f"{side.label} does not start: {why}. The end of its output:\n{last}")
         time.sleep(0.2)
 
 
 def answers_models(url: str) -> bool:
-    """Whether a chat can be had: the models are named and, where there is such a page, /health is content."""
+    """Whether a chat can be had: the models are named and, where there is such a page, /health is
+    content.
+    """
     try:
         with httpx.Client(base_url=url, timeout=5) as client:
-            return client.get("/v1/models").is_success and client.get("/health").status_code in (200, 404)
+            return client.get("/v1/models").is_success and client.get("/health").status_code in (
+                200,
+                404,
+            )
     except httpx.HTTPError:
         return False
 

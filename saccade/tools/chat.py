@@ -17,11 +17,23 @@ from saccade.tools.server import cause, first_model, refusal, root, said, unreac
 TIMEOUT = 600.0
 
 
-def ask_server(base_url: str, api_key: str | None, model: str | None, question: str, images: Sequence[Path], max_tokens: int) -> None:
-    """Print the answer as it comes. Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses."""
+def ask_server(
+    base_url: str,
+    api_key: str | None,
+    model: str | None,
+    question: str,
+    images: Sequence[Path],
+    max_tokens: int,
+) -> None:
+    """Print the answer as it comes.
+
+    Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses.
+    """
     address = root(base_url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(path)}} for path in images]
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": data_url(path)}} for path in images
+    ]
     name = model or first_model(address, headers, TIMEOUT)
     try:
         with httpx.Client(headers=headers, timeout=TIMEOUT) as client:
@@ -29,7 +41,9 @@ def ask_server(base_url: str, api_key: str | None, model: str | None, question: 
             body = {"model": name, "messages": messages, "max_tokens": max_tokens, "stream": True}
             with client.stream("POST", f"{address}/v1/chat/completions", json=body) as response:
                 if response.is_error:
-                    raise SaccadeError(refusal(response.status_code, response.read().decode(errors="replace")))
+                    raise SaccadeError(
+                        refusal(response.status_code, response.read().decode(errors="replace"))
+                    )
                 print_stream(response)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise unreachable(address, error) from None
@@ -38,7 +52,10 @@ def ask_server(base_url: str, api_key: str | None, model: str | None, question: 
 
 
 def print_stream(response: httpx.Response) -> None:
-    """Print the text of a stream of chat completion chunks. Raises SaccadeError for one that ends in an error."""
+    """Print the text of a stream of chat completion chunks.
+
+    Raises SaccadeError for one that ends in an error.
+    """
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue

@@ -1,6 +1,7 @@
 """The command lines of the tools: `bench`, `probe`, `eval`, for the main program to mount.
 
-Owns nothing but names: options come from dataclasses, work is done elsewhere and imported when called, so that `--help` stays quick.
+Owns nothing but names: options come from dataclasses, work is done elsewhere and imported when
+called, so that `--help` stays quick.
 """
 
 # ruff: noqa: B008 (the defaults are frozen)
@@ -31,9 +32,17 @@ Flat = Parameter(name="*")
 
 PLAIN = Parameter(negative="", consume_multiple=True)
 
-bench = App(name="bench", help="Measure a server, and compare measurements.", default_parameter=PLAIN)
-probe = App(name="probe", help="Find how many pictures one request may have before a server fails.", default_parameter=PLAIN)
-evaluation = App(name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN)
+bench = App(
+    name="bench", help="Measure a server, and compare measurements.", default_parameter=PLAIN
+)
+probe = App(
+    name="probe",
+    help="Find how many pictures one request may have before a server fails.",
+    default_parameter=PLAIN,
+)
+evaluation = App(
+    name="eval", help="Measure the accuracy of a model behind a server.", default_parameter=PLAIN
+)
 
 
 @bench.command
@@ -47,11 +56,18 @@ def serve(
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
 ) -> int:
-    """Send a workload to an OpenAI-compatible server and print throughput and latencies. Ends with status 1 if every request failed."""
+    """Send a workload to an OpenAI-compatible server and print throughput and latencies.
+
+    Ends with status 1 if every request failed.
+    """
     from saccade.tools.bench.serve import Bench
     from saccade.tools.bench.serve import serve as run
 
-    return 0 if run(Bench(target, load, data, pictures, text, random_mm, output)).summary.completed else 1
+    return (
+        0
+        if run(Bench(target, load, data, pictures, text, random_mm, output)).summary.completed
+        else 1
+    )
 
 
 @bench.command
@@ -61,7 +77,8 @@ def report(*results: Path, options: Annotated[ReportOptions, Flat] = ReportOptio
     Parameters
     ----------
     results
-        Files written by `bench serve --output-file` or `bench ab`. Runs with the same label are repeats; other labels are compared.
+        Files written by `bench serve --output-file` or `bench ab`. Runs with the same label are
+        repeats; other labels are compared.
     """
     from saccade.tools.report.report import report as run
 
@@ -81,7 +98,8 @@ def ab(
 ) -> None:
     """Start two servers in turns, measure speed and accuracy of both, and say which differ.
 
-    saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port} --disable-radix-cache"
+    saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port}
+    --disable-radix-cache"
     """
     from saccade.tools.ab import ab as run
     from saccade.tools.bench.serve import Bench
@@ -103,15 +121,21 @@ def run_probe(
 
 @evaluation.default
 def run_eval(
-    name: EvalName, /, *, target: Annotated[Target, Flat] = Target(), options: Annotated[EvalOptions, Flat] = EvalOptions()
+    name: EvalName,
+    /,
+    *,
+    target: Annotated[Target, Flat] = Target(),
+    options: Annotated[EvalOptions, Flat] = EvalOptions(),
 ) -> None:
     """Ask known questions and score the answers.
 
     Parameters
     ----------
     name
-        ocr: drawn words and numbers. shapes: colours, shapes, counts, several pictures. ocrbench, mmmu: the published sets and rules.
-        consistency: the same questions cold, warm, batched, beside long prompts: are the answers the same?
+        ocr: drawn words and numbers. shapes: colours, shapes, counts, several pictures. ocrbench,
+        mmmu: the published sets and rules.
+        consistency: the same questions cold, warm, batched, beside long prompts: are the answers
+        the same?
     """
     from saccade.tools.eval.run import evaluate
 

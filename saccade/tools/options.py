@@ -1,6 +1,7 @@
 """What a user may set for the tools: each field is one option, the string below it its help.
 
-Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that published commands carry over.
+Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that
+published commands carry over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ Content = Literal["random", "photo", "document", "blank"]
 Format = Literal["jpeg", "png", "webp"]
 
 EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency"]
-DatasetName = Literal["image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"]
+DatasetName = Literal[
+    "image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,19 @@ class Load:
     request_rate: float = float("inf")
     """Requests (chats) begun per second, at random (Poisson) times; inf: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts; above: evener."""
+    """Shape of the gamma distribution of the times between arrivals.
+
+    1: Poisson; below: bursts; above: evener.
+    """
     warmup_requests: int = 1
-    """Requests sent and forgotten before the clock starts; drawn pictures and texts never come again (those of mmmu and custom do)."""
+    """Requests sent and forgotten before the clock starts; drawn pictures and texts never come
+    again (those of mmmu and custom do).
+    """
     seed: int = 1
-    """Decides every picture, text and arrival. Pictures of another seed are new to a server that has been measured before."""
+    """Decides every picture, text and arrival.
+
+    Pictures of another seed are new to a server that has been measured before.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_prompts", "max_concurrency")
@@ -73,7 +84,9 @@ class PictureOptions:
     image_format: Format = "jpeg"
     """File format of the pictures (jpeg and webp at quality 85)."""
     image_content: Content = "random"
-    """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank: one flat colour each."""
+    """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank:
+    one flat colour each.
+    """
 
     def __post_init__(self) -> None:
         at_least(0, self, "image_count")
@@ -84,13 +97,17 @@ class TextOptions:
     """How long questions and answers are."""
 
     random_input_len: int = 128
-    """Text tokens of each question, by the server's own count (measured before the clock starts)."""
+    """Text tokens of each question, by the server's own count (measured before the clock starts).
+    """
     random_output_len: int = 128
     """Tokens of each answer."""
     random_range_ratio: float = 1.0
     """Lengths are uniform between this share of the above and the above. 1: always the same."""
     disable_ignore_eos: bool = False
-    """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full length."""
+    """Let answers end early.
+
+    Otherwise `ignore_eos` is sent, so that every answer has its full length.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "random_input_len", "random_output_len")
@@ -103,10 +120,16 @@ class DatasetOptions:
     """What is asked."""
 
     dataset_name: DatasetName = "image"
-    """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image: chats that resend their pictures.
-    repeat: a known share of repeated pictures. agent: a growing trail of screenshots. mmmu, custom: from a file. ocr: text to read."""
+    """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
+    chats that resend their pictures.
+    repeat: a known share of repeated pictures. agent: a growing trail of screenshots. mmmu, custom:
+    from a file. ocr: text to read.
+    """
     dataset_path: str | None = None
-    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with `messages`."""
+    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU).
+
+    custom: JSON lines, each with `messages`.
+    """
     rounds: int = 8
     """multiturn-image, agent: questions per chat."""
     think_time: float = 0.0
@@ -155,7 +178,9 @@ class OutputOptions:
     trace: bool = False
     """Ask a Saccade server where each picture was found (other servers refuse the field)."""
     save_text: bool = False
-    """Keep every question (pictures by digest and size) and answer in the output file; `saccade simulate` replays such files."""
+    """Keep every question (pictures by digest and size) and answer in the output file; `saccade
+    simulate` replays such files.
+    """
     quiet: bool = False
     """Print no progress and no tables."""
 
@@ -200,11 +225,17 @@ class EvalOptions:
     seed: int = 0
     """First seed of drawn questions (ocr, shapes, consistency)."""
     dataset_path: str | None = None
-    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the published data set on the hub."""
+    """ocrbench, mmmu: a local file or folder, or a hub id.
+
+    Derived: the published data set on the hub.
+    """
     max_tokens: int | None = None
     """Longest answer. Derived: 48; for mmmu 1024."""
     output_file: Path | None = None
-    """Every answer, as JSON lines. If the file exists, questions answered in it are not asked again."""
+    """Every answer, as JSON lines.
+
+    If the file exists, questions answered in it are not asked again.
+    """
     quiet: bool = False
     """Print no progress and no table."""
 
@@ -227,7 +258,10 @@ class AbOptions:
     repeats: int = 3
     """Runs of each, in turns: A B A B A B. Each has its own seed, the same for both."""
     keep_running: bool = False
-    """Start both servers once and keep them, instead of a fresh start for every run. Needs memory for both."""
+    """Start both servers once and keep them, instead of a fresh start for every run.
+
+    Needs memory for both.
+    """
     eval: Literal["ocr", "shapes", "none"] = "ocr"
     """Questions that are asked of both, once, to compare accuracy."""
     eval_prompts: int = 100

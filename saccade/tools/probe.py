@@ -1,8 +1,9 @@
 """`saccade probe`: how many pictures one request may have before a server fails, by resolution.
 
-Owns the climb: requests with 1, 2, 3 ... new pictures, one at a time, up to the first failure; the table, the JSON lines and the plot.
-Every picture is new, so that every request is cold. Knows of the server only its address; its memory is read from /metrics, or from
-the operating system if it runs on this machine.
+Owns the climb: requests with 1, 2, 3 ... new pictures, one at a time, up to the first failure; the
+table, the JSON lines and the plot. Every picture is new, so that every request is cold. Knows of
+the server only its address; its memory is read from /metrics, or from the operating system if it
+runs on this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ QUESTION = "How many pictures are there?"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One request: its pictures, what came, and the server's resident memory afterwards (bytes, None if it cannot be read)."""
+    """One request: its pictures, what came, and the server's resident memory afterwards (bytes,
+    None if it cannot be read).
+    """
 
     resolution: str
     images: int
@@ -65,22 +68,38 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
     return steps
 
 
-async def _climb_all(target: Target, options: ProbeOptions, live: Live, told: Callable[[Step], None]) -> None:
+async def _climb_all(
+    target: Target, options: ProbeOptions, live: Live, told: Callable[[Step], None]
+) -> None:
     """Shows the table only once there is a server, and something to ask it."""
     extra = parse_extra(target.extra_request_body)
     sizes = [parse_resolution(resolution, "--resolutions") for resolution in options.resolutions]
     async with Client(replace(target, timeout=target.timeout or TIMEOUT)) as client:
-        template = Template.build(target.model or await client.model(), extra, ignore_eos=False, trace=False)
+        template = Template.build(
+            target.model or await client.model(), extra, ignore_eos=False, trace=False
+        )
         with live:
-            for place, (resolution, size) in enumerate(zip(options.resolutions, sizes, strict=True)):
+            for place, (resolution, size) in enumerate(
+                zip(options.resolutions, sizes, strict=True)
+            ):
                 dice = Dice(options.seed, place)
                 first = _session(dice, size, 1, options)
-                await client.stream(template.body(prepare([first])[0], 0, ()))  # whatever a server does only once is done here
+                await client.stream(
+                    template.body(prepare([first])[0], 0, ())
+                )  # whatever a server does only once is done here
                 for count in _counts(options):
                     chat = prepare([_session(dice, size, count, options)])[0]
                     body = template.body(chat, 0, ())
                     reply = await client.stream(body)
-                    told(_step(resolution, count, len(body), reply, await memory(client, target.base_url)))
+                    told(
+                        _step(
+                            resolution,
+                            count,
+                            len(body),
+                            reply,
+                            await memory(client, target.base_url),
+                        )
+                    )
                     if reply.failure:
                         break
 
@@ -92,35 +111,60 @@ def _counts(options: ProbeOptions) -> Iterator[int]:
 
 
 def _session(dice: Dice, sizes: Sizes, count: int, options: ProbeOptions) -> Session:
-    drawn = [Picture(options.image_content, *sizes.draw(dice), dice.between(0, 1 << 60), options.image_format) for _ in range(count)]
+    drawn = [
+        Picture(
+            options.image_content, *sizes.draw(dice), dice.between(0, 1 << 60), options.image_format
+        )
+        for _ in range(count)
+    ]
     return Session((Turn((*drawn, QUESTION), options.max_tokens),))
 
 
 def _step(resolution: str, count: int, size: int, reply: Reply, resident: int | None) -> Step:
     first = 1e3 * (reply.arrivals[0] - reply.sent) if reply.arrivals else None
-    return Step(resolution, count, first, 1e3 * (reply.done - reply.sent), reply.usage.prompt, size, resident, reply.failure)
+    return Step(
+        resolution,
+        count,
+        first,
+        1e3 * (reply.done - reply.sent),
+        reply.usage.prompt,
+        size,
+        resident,
+        reply.failure,
+    )
 
 
 # The server's memory
 
 
 async def memory(client: Client, base_url: str) -> int | None:
-    """Resident bytes: the server's processes on this machine, else what it says in /metrics, else None."""
+    """Resident bytes: the server's processes on this machine, else what it says in /metrics, else
+    None.
+    """
     url = urlsplit(base_url)
     if url.hostname in ("127.0.0.1", "localhost", "::1") and url.port:
         found = _resident(url.port)
         if found:
             return found
     page = await client.text("/metrics")
-    match = re.search(r"^process_resident_memory_bytes(?:\{[^}]*\})? ([0-9.eE+]+)$", page or "", re.MULTILINE)
+    match = re.search(
+        r"^process_resident_memory_bytes(?:\{[^}]*\})? ([0-9.eE+]+)$", page or "", re.MULTILINE
+    )
     return int(float(match[1])) if match else None
 
 
 def _resident(port: int) -> int | None:
-    """Proportional memory of the process that listens on a port and of its children; None if it is not to be seen."""
+    """Proportional memory of the process that listens on a port and of its children; None if it is
+    not to be seen.
+    """
     try:
         owner = next(
-            (c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid), None
+            (
+                c.pid
+                for c in psutil.net_connections("tcp")
+                if c.status == psutil.CONN_LISTEN and c.laddr.port == port and c.pid
+            ),
+            None,
         )
         if owner is None:
             return None
@@ -140,8 +184,12 @@ def _bytes(process: psutil.Process) -> int:
 
 
 def table(steps: Sequence[Step]) -> Table:
-    """One line per count, one group of columns per resolution would be too wide: lines, sections by resolution."""
-    view = Table("resolution", "pictures", "TTFT ms", "per picture", "prompt", "sent MB", "RSS MB", "")
+    """One line per count, one group of columns per resolution would be too wide: lines, sections by
+    resolution.
+    """
+    view = Table(
+        "resolution", "pictures", "TTFT ms", "per picture", "prompt", "sent MB", "RSS MB", ""
+    )
     for column in view.columns[1:7]:
         column.justify = "right"
     for before, step in zip([None, *steps], steps):
@@ -168,10 +216,17 @@ def verdicts(steps: Sequence[Step]) -> list[str]:
         group = [step for step in steps if step.resolution == resolution]
         good = [step for step in group if step.failure is None]
         most = (
-            f"{good[-1].images} pictures in one request (TTFT {good[-1].ttft or good[-1].e2e:.0f} ms)" if good else "not even one picture"
+            f"{good[-1].images} pictures in one request (TTFT "
+            f"{good[-1].ttft or good[-1].e2e:.0f} ms)"
+            if good
+            else "not even one picture"
         )
         failed = group[-1].failure
-        why = f"; {group[-1].images} fail: {failed.kind}, {failed.message[:300]}" if failed else "; no failure up to there"
+        why = (
+            f"; {group[-1].images} fail: {failed.kind}, {failed.message[:300]}"
+            if failed
+            else "; no failure up to there"
+        )
         lines.append(f"{resolution}: {most}{why}")
     return lines
 
@@ -182,10 +237,29 @@ def plot(steps: Sequence[Step]) -> bytes:
     for colour, resolution in zip(style.COLOURS, dict.fromkeys(step.resolution for step in steps)):
         group = [step for step in steps if step.resolution == resolution]
         good = [step for step in group if step.ttft is not None and step.failure is None]
-        axis.plot([s.images for s in good], [(s.ttft or 0) / 1e3 for s in good], color=colour, marker="o", markersize=3, label=resolution)
+        axis.plot(
+            [s.images for s in good],
+            [(s.ttft or 0) / 1e3 for s in good],
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=resolution,
+        )
         if group[-1].failure and good:
-            axis.plot([group[-1].images], [(good[-1].ttft or 0) / 1e3], color=colour, marker="x", markersize=9, markeredgewidth=2)
-    style.label(axis, "Pictures in one request", "pictures (new ones each time; x: the first failure)", "TTFT (s)")
+            axis.plot(
+                [group[-1].images],
+                [(good[-1].ttft or 0) / 1e3],
+                color=colour,
+                marker="x",
+                markersize=9,
+                markeredgewidth=2,
+            )
+    style.label(
+        axis,
+        "Pictures in one request",
+        "pictures (new ones each time; x: the first failure)",
+        "TTFT (s)",
+    )
     axis.set_ylim(bottom=0)
     axis.set_xlim(left=0)
     style.legend(axis)

@@ -1,4 +1,5 @@
-"""What all clients of a server share: its address, the name of its model, and words for what it refuses or why it does not answer.
+"""What all clients of a server share: its address, the name of its model, and words for what it
+refuses or why it does not answer.
 
 Does not know what is asked.
 """
@@ -17,7 +18,9 @@ from saccade.core.errors import ConfigError
 def root(base_url: str) -> str:
     """The address without /v1, which may be written or left out. Raises ConfigError."""
     if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"--base-url {base_url}: expected http://HOST:PORT or https://HOST, with or without /v1")
+        raise ConfigError(
+            f"--base-url {base_url}: expected http://HOST:PORT or https://HOST, with or without /v1"
+        )
     return base_url.rstrip("/").removesuffix("/v1")
 
 
@@ -25,18 +28,32 @@ def cause(error: BaseException) -> str:
     """Why a connection failed: what lies beneath the HTTP library's own words."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
-    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error) or type(error).__name__
+    return (
+        "connection refused"
+        if isinstance(error, ConnectionRefusedError)
+        else str(error) or type(error).__name__
+    )
 
 
 def unreachable(address: str, error: BaseException) -> ConfigError:
     """For whoever cannot begin without the server."""
-    return ConfigError(f"cannot connect to {address} ({cause(error)}): is the server running? --base-url says where")
+    return ConfigError(
+        f"cannot connect to {address} ({cause(error)}): is the server running? --base-url says "
+        "where"
+    )
 
 
 def said(answer: Any) -> str | None:
-    """The message of an error as OpenAI's API, and servers near it, write it; None where there is none."""
+    """The message of an error as OpenAI's API, and servers near it, write it; None where there is
+    none.
+    """
     match answer:
-        case {"error": {"message": str(text)}} | {"error": str(text)} | {"message": str(text)} | {"detail": str(text)}:
+        case (
+            {"error": {"message": str(text)}}
+            | {"error": str(text)}
+            | {"message": str(text)}
+            | {"detail": str(text)}
+        ):
             return text
     return None
 
@@ -67,4 +84,7 @@ def named_first(address: str, status: int, body: str) -> str:
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
-        raise ConfigError(f"{address}/v1/models names no model (HTTP {status}): {refusal(status, body)}; name one with --model") from None
+        raise ConfigError(
+            f"{address}/v1/models names no model (HTTP {status}): {refusal(status, body)}; "
+            "name one with --model"
+        ) from None

@@ -1,4 +1,7 @@
-"""How the tools' plots look. Owns colours, sizes and the way from a figure to PNG bytes; needs matplotlib (extra `bench`)."""
+"""How the tools' plots look.
+
+Owns colours, sizes and the way from a figure to PNG bytes; needs matplotlib (extra `bench`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ INK, MUTED, GRID = "#1d2733", "#5d6b7a", "#e3e8ee"
 
 
 def figure(width: float = 7.2, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes (inches), drawn without a display. Raises ConfigError if matplotlib is missing."""
+    """A figure and its axes (inches), drawn without a display.
+
+    Raises ConfigError if matplotlib is missing.
+    """
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:

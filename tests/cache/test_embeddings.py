@@ -12,7 +12,9 @@ from saccade.core.types import ImageKey
 A, B, C, D = (ImageKey(bytes([n] * 32), bytes(16)) for n in range(4))
 
 
-def cache(device: int = 100, host: int = 0, disk: int = 0, saved: tuple[tuple[ImageKey, int], ...] = ()) -> EmbeddingCache:
+def cache(
+    device: int = 100, host: int = 0, disk: int = 0, saved: tuple[tuple[ImageKey, int], ...] = ()
+) -> EmbeddingCache:
     return EmbeddingCache(EmbeddingBudgets(device, host, disk), 1, saved)
 
 
@@ -34,7 +36,11 @@ def test_of_equals_the_least_recently_used_goes_first() -> None:
     use(embeddings, B)
     assert embeddings.admit(C, 50) == gone(A)
     assert embeddings.locate(B) == "device" and embeddings.locate(A) is None
-    assert (embeddings.device.used_bytes, embeddings.device.evictions, len(embeddings.device)) == (100, 1, 2)
+    assert (embeddings.device.used_bytes, embeddings.device.evictions, len(embeddings.device)) == (
+        100,
+        1,
+        2,
+    )
 
 
 def test_what_was_used_often_outlasts_what_was_used_once() -> None:
@@ -177,7 +183,12 @@ def test_what_could_not_be_written_is_not_on_disk() -> None:
 def test_no_tier_exceeds_its_budget_and_every_move_is_of_something_there(seed: int) -> None:
     rng = random.Random(seed)
     embeddings = cache(rng.randrange(50, 300), rng.randrange(300), rng.randrange(300))
-    there: dict[str, set[ImageKey]] = {"device": set(), "host": set(), "disk": set(), "staged": set()}
+    there: dict[str, set[ImageKey]] = {
+        "device": set(),
+        "host": set(),
+        "disk": set(),
+        "staged": set(),
+    }
 
     def carry_out(moves: list[Move]) -> None:
         for move in moves:
@@ -205,5 +216,9 @@ def test_no_tier_exceeds_its_budget_and_every_move_is_of_something_there(seed: i
         use(embeddings, key)
         for tier, shelf in embeddings.tiers.items():
             assert all(key in shelf for key in there[tier]) and len(shelf) == len(there[tier])
-            assert shelf.used_bytes == sum(1 + int.from_bytes(key.digest, "big") % 40 for key in there[tier]) <= shelf.budget_bytes
+            assert (
+                shelf.used_bytes
+                == sum(1 + int.from_bytes(key.digest, "big") % 40 for key in there[tier])
+                <= shelf.budget_bytes
+            )
         assert not there["device"] & there["host"] and not there["staged"]

@@ -28,7 +28,9 @@ class Case:
         path = self.cache.find(content)
         node = self.cache.hold(content, path)
         whole = len(content.tokens) // self.pool.page_size
-        pages = [step.page for step in path] + self.pool.take(self.pool.pages_for(len(content.tokens)) - len(path))
+        pages = [step.page for step in path] + self.pool.take(
+            self.pool.pages_for(len(content.tokens)) - len(path)
+        )
         node = self.cache.extend(node, content, pages, whole)
         self.cache.leave(node, content, pages, whole)
         return pages
@@ -54,7 +56,9 @@ def test_the_same_pages_are_found_again() -> None:
     assert case.cache.hit_tokens == 4
 
 
-@pytest.mark.parametrize("other", [shown(B), shown(A, start=3), shown(A, offset=1), text(1, 1, 9, 9, 9, 9, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "other", [shown(B), shown(A, start=3), shown(A, offset=1), text(1, 1, 9, 9, 9, 9, 1, 1, 1)]
+)
 def test_a_hit_across_a_picture_means_the_same_picture_at_the_same_offset(other: Content) -> None:
     case = Case()
     case.serve(shown(A))

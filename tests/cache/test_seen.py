@@ -1,4 +1,6 @@
-"""Why a picture is not resident: by what was encoded before, and without telling one tenant of another."""
+"""Why a picture is not resident: by what was encoded before, and without telling one tenant of
+another.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def test_memory_is_bounded_by_pictures_and_by_ways_to_see_one() -> None:
     seen = Seen(size=2)
     for digest in (1, 2, 3):
         seen.add(key(digest))
-    assert [seen.why_missing(key(digest)) for digest in (1, 2, 3)] == ["never seen", "evicted", "evicted"]
+    assert [seen.why_missing(key(digest)) for digest in (1, 2, 3)] == [
+        "never seen",
+        "evicted",
+        "evicted",
+    ]
     for settings in range(KEYS_PER_DIGEST + 1):
         seen.add(key(9, settings))
     assert seen.why_missing(key(9, 0)) == "other settings"

@@ -36,7 +36,9 @@ def test_a_slot_is_a_view_not_a_copy(arena: Arena) -> None:
 
 def test_a_full_arena_says_none_and_takes_again_what_is_freed(arena: Arena) -> None:
     offsets = [arena.allocate(ALIGNMENT) for _ in range(16)]
-    assert sorted(offset for offset in offsets if offset is not None) == [n * ALIGNMENT for n in range(16)]
+    assert sorted(offset for offset in offsets if offset is not None) == [
+        n * ALIGNMENT for n in range(16)
+    ]
     assert arena.allocate(1) is None
     arena.free(3 * ALIGNMENT)
     arena.free(5 * ALIGNMENT)
@@ -58,7 +60,9 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
         elif (offset := arena.allocate(number)) is not None:
             assert offset % ALIGNMENT == 0
             assert offset + number <= arena.size
-            assert all(offset + number <= at or at + length <= offset for at, length in held.items())
+            assert all(
+                offset + number <= at or at + length <= offset for at, length in held.items()
+            )
             held[offset] = number
         assert arena.in_use == sum(-(-length // ALIGNMENT) * ALIGNMENT for length in held.values())
     for offset in held:
@@ -69,11 +73,17 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
 
 def test_another_process_writes_where_this_one_reads(arena: Arena) -> None:
     code = (
-        "import sys; from saccade.core.arena import Arena; from saccade.core.plan import PixelSlot\n"
+        "import sys; from saccade.core.arena import Arena; from saccade.core.plan import "
+        "PixelSlot\n"
         "Arena.attach(int(sys.argv[1]), int(sys.argv[2])).view(PixelSlot(4096, 2, 3))[1] = 7"
     )
     before = set(Path("/dev/shm").iterdir())
-    subprocess.run([sys.executable, "-c", code, str(arena.fd), str(arena.size)], pass_fds=(arena.fd,), check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-c", code, str(arena.fd), str(arena.size)],
+        pass_fds=(arena.fd,),
+        check=True,
+        cwd=ROOT,
+    )
     np.testing.assert_array_equal(arena.view(PixelSlot(4096, 2, 3))[:, 0, 0], [0, 7])
     assert set(Path("/dev/shm").iterdir()) == before
     assert "memfd" in str(Path(f"/proc/self/fd/{arena.fd}").readlink()), "memory without a name"

@@ -1,4 +1,6 @@
-"""Start-up decides everything: no dial stays open, what cannot work is refused by the option's name."""
+"""Start-up decides everything: no dial stays open, what cannot work is refused by the option's
+name.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ import pytest
 from cyclopts import CycloptsError
 
 from saccade.__main__ import app
-from saccade.core.config import (
-    GIB,
-    MIB,
-    VIT_GRAPH_SIZES,
-    EncoderConfig,
-    EngineConfig,
+from saccade.core.config import GIB, MIB, EncoderConfig, EngineConfig, Hardware
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.options import (
     EngineOptions,
-    Hardware,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
     ServerOptions,
+)
+from saccade.engine.sizing import (
+    VIT_GRAPH_SIZES,
     arena_bytes,
     count_saved,
     describe,
@@ -31,8 +33,6 @@ from saccade.core.config import (
     resolve,
     resolve_parallel,
 )
-from saccade.core.errors import ConfigError
-from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import DEMO
 from saccade.families.registry import load_spec
 
@@ -87,7 +87,9 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
     ],
 )
-def test_what_cannot_work_is_refused_by_its_name(spec: FamilySpec, options: dict[str, Any], word: str) -> None:
+def test_what_cannot_work_is_refused_by_its_name(
+    spec: FamilySpec, options: dict[str, Any], word: str
+) -> None:
     with pytest.raises(ConfigError, match=word):
         decide(spec, **options)
 
@@ -112,26 +114,41 @@ def test_what_cannot_work_is_refused_by_its_name(spec: FamilySpec, options: dict
         (ServerOptions, "shutdown_grace", -1.0, "at least 0"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_its_name(options: type, field: str, value: float, allowed: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--{field.replace('_', '-')} {re.escape(str(value))}: must be {allowed}$"):
+def test_a_value_out_of_bounds_is_refused_by_its_name(
+    options: type, field: str, value: float, allowed: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"^--{field.replace('_', '-')} {re.escape(str(value))}: must be {allowed}$",
+    ):
         options(**{field: value})
 
 
 def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
-    line = "serve demo --vit-graph-buckets 128 256 --served-model-name a --served-model-name b --all-reduce gloo"
+    line = (
+        "serve demo --vit-graph-buckets 128 256 --served-model-name a --served-model-name b "
+        "--all-reduce gloo"
+    )
     _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     assert bound.args == ("demo",)
     assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
     assert bound.arguments["server"].served_model_name == ("a", "b")
     with pytest.raises(CycloptsError, match='"auto", "flash", "sdpa"'):
-        app.parse_args(["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False)
+        app.parse_args(
+            ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
+        )
 
 
 def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
     derived = decide(spec, gpu)
-    assert derived.encoder == EncoderConfig("flash", VIT_GRAPH_SIZES) and derived.encode_patches == 65536
-    assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig("flash", (128, 512))
+    assert (
+        derived.encoder == EncoderConfig("flash", VIT_GRAPH_SIZES)
+        and derived.encode_patches == 65536
+    )
+    assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig(
+        "flash", (128, 512)
+    )
     assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
@@ -149,7 +166,11 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
     least = -(-nbytes // MIB)
     assert arena_bytes(MediaOptions(arena_mb=least), spec) == least * MIB
     for few in (least - 1, 0, -1):
-        with pytest.raises(ConfigError, match=rf"--arena-mb {few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} or more"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"--arena-mb {few}: .* takes {nbytes / MIB:.1f} MiB .*; set it to {least} or "
+            r"more",
+        ):
             arena_bytes(MediaOptions(arena_mb=few), spec)
 
 
@@ -159,29 +180,48 @@ def test_space_on_disk_needs_a_folder() -> None:
 
 
 def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
-    config = decide(spec, max_encode_patches=1, max_running_requests=1, embedding_cache_dir=str(tmp_path), embedding_cache_disk_mb=5)
-    told = dict(describe(config, resolve_parallel(ParallelOptions(), spec, "cpu"), spec, MACHINE, "folded", 1))
+    config = decide(
+        spec,
+        max_encode_patches=1,
+        max_running_requests=1,
+        embedding_cache_dir=str(tmp_path),
+        embedding_cache_disk_mb=5,
+    )
+    told = dict(
+        describe(
+            config, resolve_parallel(ParallelOptions(), spec, "cpu"), spec, MACHINE, "folded", 1
+        )
+    )
     assert told["vision tower"] == "sdpa attention, folded patch embedding, 1 patch per step"
     assert told["batch"] == "1 request, 2048 tokens per step"
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 picture found there)")
-    assert describe_intake(MediaOptions(media_workers=2)) == (("sent pictures", "178956970 pixels at most, decoded by 2 processes"),)
+    assert describe_intake(MediaOptions(media_workers=2)) == (
+        ("sent pictures", "178956970 pixels at most, decoded by 2 processes"),
+    )
 
 
 def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir .*/file: it is a file, not a folder$"):
+    with pytest.raises(
+        ConfigError, match=r"^--embedding-cache-dir .*/file: it is a file, not a folder$"
+    ):
         decide(spec, embedding_cache_dir=str(file))
     with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
         EngineOptions(embedding_cache_dir="")
 
 
-def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(spec: FamilySpec, tmp_path: Path) -> None:
+def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
+    spec: FamilySpec, tmp_path: Path
+) -> None:
     derived = decide(spec, embedding_cache_dir=str(tmp_path))
     counted = count_saved(derived, EngineOptions(embedding_cache_dir=str(tmp_path)), 400)
     assert counted.embeddings.disk_bytes == derived.embeddings.disk_bytes + 100
     fixed = {"embedding_cache_dir": str(tmp_path), "embedding_cache_disk_mb": 5}
-    assert count_saved(decide(spec, **fixed), EngineOptions(**fixed), 400).embeddings.disk_bytes == 5 * MIB
+    assert (
+        count_saved(decide(spec, **fixed), EngineOptions(**fixed), 400).embeddings.disk_bytes
+        == 5 * MIB
+    )
 
 
 def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -> None:

@@ -25,7 +25,12 @@ def test_counting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "labels"), [("saccade_no_such_total", {}), ("saccade_image_hits_total", {}), ("saccade_image_hits_total", {"tier": "kv"})]
+    ("name", "labels"),
+    [
+        ("saccade_no_such_total", {}),
+        ("saccade_image_hits_total", {}),
+        ("saccade_image_hits_total", {"tier": "kv"}),
+    ],
 )
 def test_an_undeclared_name_or_label_is_a_bug(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(KeyError):
@@ -37,7 +42,10 @@ def test_another_process_hears_of_what_changed_and_only_of_that() -> None:
     engine.set("saccade_steps_total", 5)
     engine.set("saccade_image_hits_total", 2, level="kv")
     news = engine.changed()
-    assert sorted(news) == [("saccade_image_hits_total", ("kv",), 2), ("saccade_steps_total", (), 5)]
+    assert sorted(news) == [
+        ("saccade_image_hits_total", ("kv",), 2),
+        ("saccade_steps_total", (), 5),
+    ]
     front.absorb(news)
     assert front.value("saccade_image_hits_total", level="kv") == 2
     assert engine.changed() == ()
@@ -50,7 +58,9 @@ def test_a_histogram_counts_each_value_in_the_bucket_that_holds_it() -> None:
     metrics = Metrics()
     for value in (0.0005, SECONDS[0], SECONDS[3], 1e9):
         metrics.observe("saccade_ttft_seconds", value)
-    found = {metric.name: histogram for metric, histogram in metrics.histograms().items()}["saccade_ttft_seconds"]
+    found = {metric.name: histogram for metric, histogram in metrics.histograms().items()}[
+        "saccade_ttft_seconds"
+    ]
     assert found.counts[0] == 2
     assert found.counts[3] == 1
     assert found.counts[-1] == 1

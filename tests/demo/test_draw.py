@@ -1,4 +1,6 @@
-"""Claims about the drawn pictures: the same seed gives the same pixels, and a picture shows what its scene says."""
+"""Claims about the drawn pictures: the same seed gives the same pixels, and a picture shows what
+its scene says.
+"""
 
 import itertools
 import random
@@ -25,11 +27,16 @@ def test_the_same_seed_draws_the_same_task_and_pixels(skill: str) -> None:
     first, again = held_out(skill, 5, [DEFAULT_FONT]), held_out(skill, 5, [DEFAULT_FONT])
     assert first == again
     for one, two in zip(first.turns, again.turns, strict=True):
-        assert [render(scene).tobytes() for scene in one.pictures] == [render(scene).tobytes() for scene in two.pictures]
+        assert [render(scene).tobytes() for scene in one.pictures] == [
+            render(scene).tobytes() for scene in two.pictures
+        ]
 
 
 def test_another_seed_draws_another_picture() -> None:
-    pictures = {render(held_out("number", seed, [DEFAULT_FONT]).turns[0].pictures[0]).tobytes() for seed in range(20)}
+    pictures = {
+        render(held_out("number", seed, [DEFAULT_FONT]).turns[0].pictures[0]).tobytes()
+        for seed in range(20)
+    }
     assert len(pictures) == 20
 
 
@@ -58,13 +65,17 @@ def test_shapes_lie_inside_the_picture_and_apart() -> None:
             assert one.radius <= one.x <= scene.width - one.radius
             assert one.radius <= one.y <= scene.height - one.radius
             for other in scene.shapes[:i]:
-                assert (one.x - other.x) ** 2 + (one.y - other.y) ** 2 > (one.radius + other.radius) ** 2
+                assert (one.x - other.x) ** 2 + (one.y - other.y) ** 2 > (
+                    one.radius + other.radius
+                ) ** 2
 
 
 def test_up_to_three_shapes_stand_left_to_right() -> None:
     rng = random.Random(2)
     for _ in range(50):
-        scene = draw_shapes_scene(rng, [("red", "star"), ("blue", "heart"), ("green", "cross")], draw_size(rng))
+        scene = draw_shapes_scene(
+            rng, [("red", "star"), ("blue", "heart"), ("green", "cross")], draw_size(rng)
+        )
         places = [shape.x for shape in scene.shapes]
         assert [shape.colour for shape in scene.shapes] == ["red", "blue", "green"]
         assert all(right - left >= 14 for left, right in itertools.pairwise(places))
@@ -75,7 +86,9 @@ def test_a_line_of_text_lies_inside_the_picture() -> None:
     for _ in range(50):
         scene = draw_text_scene(rng, "123456", draw_size(rng), [DEFAULT_FONT])
         assert scene.text is not None
-        left, top, right, bottom = load_font(scene.text.font, scene.text.size).getbbox("123456", anchor="ls")
+        left, top, right, bottom = load_font(scene.text.font, scene.text.size).getbbox(
+            "123456", anchor="ls"
+        )
         assert scene.text.x + left >= 0 and scene.text.x + right <= scene.width
         assert scene.text.y + top >= 0 and scene.text.y + bottom <= scene.height
         places = [glyph.x for glyph in glyphs(scene.text)]

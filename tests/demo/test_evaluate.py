@@ -1,4 +1,6 @@
-"""Claims about the held-out evaluation: exact scoring, whole chats, and errors that say what the server said."""
+"""Claims about the held-out evaluation: exact scoring, whole chats, and errors that say what the
+server said.
+"""
 
 import base64
 import io
@@ -13,7 +15,18 @@ import pytest
 from PIL import Image
 
 from saccade.demo.draw import DEFAULT_FONT
-from saccade.demo.evaluate import ANY_SIZE, LARGE, Message, ask_task, evaluate, http_asker, main, of_size, score_skill, user_message
+from saccade.demo.evaluate import (
+    ANY_SIZE,
+    LARGE,
+    Message,
+    ask_task,
+    evaluate,
+    http_asker,
+    main,
+    of_size,
+    score_skill,
+    user_message,
+)
 from saccade.demo.tasks import held_out
 
 
@@ -60,7 +73,11 @@ def test_evaluate_scores_the_skills_that_are_named() -> None:
 
 def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
     expected = [held_out("number", seed, [DEFAULT_FONT]).turns[0] for seed in range(20)]
-    small = {turn.answer for turn in expected if turn.pictures[0].text is not None and turn.pictures[0].text.size < LARGE}
+    small = {
+        turn.answer
+        for turn in expected
+        if turn.pictures[0].text is not None and turn.pictures[0].text.size < LARGE
+    }
     assert 0 < len(small) < 20
     answers = iter(turn.answer for turn in expected)
 
@@ -69,8 +86,15 @@ def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
         return "no" if answer in small else answer
 
     score = score_skill(ask, "number", range(20), (DEFAULT_FONT,), "default", 1)
-    large, rest = (of_size(score, range(20), (DEFAULT_FONT,), sizes) for sizes in (range(LARGE, ANY_SIZE), range(LARGE)))
-    assert (large.right, large.count, large.fonts) == (20 - len(small), 20 - len(small), "default, from 28 px")
+    large, rest = (
+        of_size(score, range(20), (DEFAULT_FONT,), sizes)
+        for sizes in (range(LARGE, ANY_SIZE), range(LARGE))
+    )
+    assert (large.right, large.count, large.fonts) == (
+        20 - len(small),
+        20 - len(small),
+        "default, from 28 px",
+    )
     assert (rest.right, rest.count, rest.fonts) == (0, len(small), "default, below 28 px")
     assert len(rest.misses) == len(small)
 
@@ -109,11 +133,21 @@ def test_a_server_that_is_not_there_or_refuses_ends_it_in_one_line(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    for url, told in ((nobody, "Connection refused"), (refusing_server, "no such model"), ("localhost:1", "protocol")):
+    for url, told in (
+        (nobody, "Connection refused"),
+        (refusing_server, "no such model"),
+        ("localhost:1", "protocol"),
+    ):
         model = ["--model", "demo"] if url == refusing_server else []
-        monkeypatch.setattr(sys, "argv", ["evaluate", "--base-url", url, *model, "-n", "1", "--skills", "count"])
+        monkeypatch.setattr(
+            sys, "argv", ["evaluate", "--base-url", url, *model, "-n", "1", "--skills", "count"]
+        )
         with pytest.raises(SystemExit) as ended:
             main()
         error = capsys.readouterr().err
         assert ended.value.code == 1
-        assert error.startswith(f"error: --base-url {url}: ") and told in error and error.count("\n") == 1
+        assert (
+            error.startswith(f"error: --base-url {url}: ")
+            and told in error
+            and error.count("\n") == 1
+        )

@@ -1,4 +1,6 @@
-"""Claims about the committed model folder: complete, small, and its tokenizer and template behave as Qwen's do."""
+"""Claims about the committed model folder: complete, small, and its tokenizer and template behave
+as Qwen's do.
+"""
 
 import json
 from typing import Any
@@ -12,7 +14,7 @@ from tokenizers import Tokenizer
 
 from saccade.demo import MODEL_DIR
 from saccade.demo.tasks import SKILLS, SMALL_TALK, held_out
-from saccade.demo.tokenizer import CHAT_TEMPLATE, SPECIAL, build_tokenizer
+from train.tokenizer import CHAT_TEMPLATE, SPECIAL, build_tokenizer
 
 FILES = (
     "README.md",
@@ -29,7 +31,9 @@ TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 def render(messages: list[dict[str, Any]], **options: Any) -> str:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((MODEL_DIR / "chat_template.jinja").read_text()).render(messages=messages, **options)
+    return environment.from_string((MODEL_DIR / "chat_template.jinja").read_text()).render(
+        messages=messages, **options
+    )
 
 
 def read_json(name: str) -> dict[str, Any]:
@@ -131,7 +135,9 @@ def test_a_longer_chat_begins_with_the_text_of_the_shorter_one() -> None:
     messages: list[dict[str, Any]] = []
     before = ""
     for turn in range(4):
-        messages.append({"role": "user", "content": [IMAGE_PART, {"type": "text", "text": f"Question {turn}"}]})
+        messages.append(
+            {"role": "user", "content": [IMAGE_PART, {"type": "text", "text": f"Question {turn}"}]}
+        )
         prompt = render(messages, add_generation_prompt=True)
         assert prompt.startswith(before)
         before = prompt

@@ -1,4 +1,6 @@
-"""`saccade demo`, as a newcomer runs it: the real server, the trained model, and only what is new is encoded."""
+"""`saccade demo`, as a newcomer runs it: the real server, the trained model, and only what is new
+is encoded.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     questions = len(script(SEED))
     assert done.stdout.count("  right\n") == questions and "wrong" not in done.stdout
-    assert sorted(path.name for path in (tmp_path / "out" / "demo").iterdir()) == ["picture-1.png", "picture-2.png", "picture-3.png"]
+    assert sorted(path.name for path in (tmp_path / "out" / "demo").iterdir()) == [
+        "picture-1.png",
+        "picture-2.png",
+        "picture-3.png",
+    ]
 
 
 def test_a_turn_of_the_demo_encodes_its_new_picture_only(tmp_path: Path) -> None:
     messages: list[Message] = []
     pictures = 0
-    with serving("demo", tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        serving("demo", tmp_path) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         for turn in script(SEED):
             messages.append(user_message(turn))
             answer = ask(client, "demo", messages)

@@ -1,4 +1,6 @@
-"""Claims about the questions: every expected answer follows from the scene, and follow-ups are unambiguous."""
+"""Claims about the questions: every expected answer follows from the scene, and follow-ups are
+unambiguous.
+"""
 
 import random
 import re
@@ -21,8 +23,8 @@ from saccade.demo.tasks import (
     is_number,
     plural,
 )
-from saccade.demo.tokenizer import vocabulary
 from saccade.demo.words import KNOWN_WORDS
+from train.tokenizer import vocabulary
 
 
 def answer_from_scenes(turn: Turn, seen: list[Scene]) -> str:
@@ -45,8 +47,14 @@ def answer_from_scenes(turn: Turn, seen: list[Scene]) -> str:
         assert named
         return f"Picture {named[1]} shows {phrase}."
     if turn.kind == "count":
-        kinds = [kind for kind in {shape.kind for shape in scene.shapes} if f" {plural(kind)}" in turn.question]
-        count = sum(shape.kind == kinds[0] for shape in scene.shapes) if kinds else len(scene.shapes)
+        kinds = [
+            kind
+            for kind in {shape.kind for shape in scene.shapes}
+            if f" {plural(kind)}" in turn.question
+        ]
+        count = (
+            sum(shape.kind == kinds[0] for shape in scene.shapes) if kinds else len(scene.shapes)
+        )
         kind = kinds[0] if kinds else "shape"
         return f"There is 1 {kind}." if count == 1 else f"There are {count} {plural(kind)}."
     if turn.kind == "colour":
@@ -97,11 +105,16 @@ def test_a_bare_question_follows_pictures_that_came_one_at_a_time() -> None:
         for turn in held_out("chat", seed, [DEFAULT_FONT]).turns:
             together = len(turn.pictures) or together
             if together > 1:
-                assert turn.kind == "which" or re.search(r"picture \d", turn.question), turn.question
+                assert turn.kind == "which" or re.search(r"picture \d", turn.question), (
+                    turn.question
+                )
 
 
 def test_counts_of_one_to_six_all_occur() -> None:
-    counts = Counter(len(held_out("count", seed, [DEFAULT_FONT]).turns[0].pictures[0].shapes) for seed in range(300))
+    counts = Counter(
+        len(held_out("count", seed, [DEFAULT_FONT]).turns[0].pictures[0].shapes)
+        for seed in range(300)
+    )
     assert set(counts) == {1, 2, 3, 4, 5, 6}
     assert min(counts.values()) > 25
 

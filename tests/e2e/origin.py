@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Origin:
-    """`files` by path, none of which may be kept; /redirect leads to `target`; /drip sends a byte every tenth of a second.
+    """`files` by path, none of which may be kept; /redirect leads to `target`; /drip sends a byte
+    every tenth of a second.
 
     Answers come after `pause` seconds.
     """

@@ -27,23 +27,34 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """A value of /metrics; 0 while it has never been counted."""
-        wanted = "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else ""
+        wanted = (
+            "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
+            if labels
+            else ""
+        )
         for line in httpx.get(f"{self.url}/metrics").raise_for_status().text.splitlines():
             if line.startswith(f"{name}{wanted} "):
                 return float(line.rsplit(" ", 1)[1])
         return 0.0
 
     def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
-        """Until a metric has a value: what the engine does after an answer is on its way may be counted a moment later."""
+        """Until a metric has a value: what the engine does after an answer is on its way may be
+        counted a moment later.
+        """
         deadline = time.monotonic() + 20
         while self.metric(name, **labels) != value:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name, **labels)}, not {value}"
+            assert time.monotonic() < deadline, (
+                f"{name} is {self.metric(name, **labels)}, not {value}"
+            )
             time.sleep(0.02)
 
 
 @contextmanager
-def serving(model: str | Path, folder: Path, *options: str, threads: int = 1, status: int = 0) -> Iterator[Server]:
-    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, unless it has gone, and must exit with `status`.
+def serving(
+    model: str | Path, folder: Path, *options: str, threads: int = 1, status: int = 0
+) -> Iterator[Server]:
+    """Serve `model`; `folder` takes the log. The server is stopped in order at the end, unless it
+    has gone, and must exit with `status`.
 
     One engine thread unless told: tiny matrices gain nothing from more, and the machine is shared.
     """
@@ -52,7 +63,17 @@ def serving(model: str | Path, folder: Path, *options: str, threads: int = 1, st
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
     few = ("--media-workers", "1", "--threads", str(threads))
-    command = [sys.executable, "-m", "saccade", "serve", str(model), "--port", str(port), *few, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "saccade",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        *few,
+        *options,
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     server = Server(f"http://127.0.0.1:{port}", process, log)

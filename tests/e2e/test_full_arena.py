@@ -1,4 +1,6 @@
-"""An arena that holds one picture: decoding waits, every request is answered, and nothing is decoded in vain."""
+"""An arena that holds one picture: decoding waits, every request is answered, and nothing is
+decoded in vain.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,43 @@ DECODED, ENCODED = "saccade_images_decoded_total", "saccade_images_encoded_total
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Nothing is kept that is not in use, and one request runs at a time: pixels come early, and what was there may be gone again."""
+    """Nothing is kept that is not in use, and one request runs at a time: pixels come early, and
+    what was there may be gone again.
+    """
     folder = make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
     rules = folder / "preprocessor_config.json"
-    rules.write_text(json.dumps(json.loads(rules.read_text()) | {"size": {"shortest_edge": 1024, "longest_edge": ARENA // 3}}))
-    caches = ("--disable-radix-cache", "--embedding-cache-device-mb", "0", "--embedding-cache-host-mb", "0")
-    sizes = ("--arena-mb", "1", "--max-total-tokens", "16384", "--max-running-requests", "1", "--chunked-prefill-size", "128")
+    rules.write_text(
+        json.dumps(
+            json.loads(rules.read_text())
+            | {"size": {"shortest_edge": 1024, "longest_edge": ARENA // 3}}
+        )
+    )
+    caches = (
+        "--disable-radix-cache",
+        "--embedding-cache-device-mb",
+        "0",
+        "--embedding-cache-host-mb",
+        "0",
+    )
+    sizes = (
+        "--arena-mb",
+        "1",
+        "--max-total-tokens",
+        "16384",
+        "--max-running-requests",
+        "1",
+        "--chunked-prefill-size",
+        "128",
+    )
     options = ("--dtype", "float32", "--served-model-name", "tiny")
     with serving(folder, tmp_path_factory.mktemp("log"), *options, *caches, *sizes) as server:
         yield server
 
 
 def image(seed: int, scale: float = 8) -> dict[str, Any]:
-    """A small file that is large once it is resized: 52 x 56 pixels, `scale` times as high and wide."""
+    """A small file that is large once it is resized: 52 x 56 pixels, `scale` times as high and
+    wide.
+    """
     file = io.BytesIO()
     Image.fromarray(picture(52, 56, seed=seed)).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -47,7 +73,13 @@ def image(seed: int, scale: float = 8) -> dict[str, Any]:
 
 def ask(server: Server, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
     content = [*parts, {"type": "text", "text": "which is it?"}]
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, **fields}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 4,
+        "temperature": 0,
+        **fields,
+    }
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
@@ -56,7 +88,9 @@ def answered(response: httpx.Response) -> None:
 
 
 def test_every_request_is_answered_through_an_arena_that_holds_one_picture(server: Server) -> None:
-    asked = [[image(100 * i), image(100 * i + 1)] for i in range(16)] + [[image(9000 + i) for i in range(6)]]
+    asked = [[image(100 * i), image(100 * i + 1)] for i in range(16)] + [
+        [image(9000 + i) for i in range(6)]
+    ]
     with ThreadPoolExecutor(len(asked)) as pool:
         waiting = [pool.submit(ask, server, *parts) for parts in asked]
         most = watch(server, waiting)
@@ -75,23 +109,30 @@ def watch(server: Server, waiting: list[Future[httpx.Response]]) -> float:
     return most
 
 
-def test_pixels_that_came_too_early_make_room_for_those_that_are_needed_first(server: Server) -> None:
+def test_pixels_that_came_too_early_make_room_for_those_that_are_needed_first(
+    server: Server,
+) -> None:
     lost = image(1)
     answered(ask(server, lost))
     before = server.metric(DECODED)
     with ThreadPoolExecutor(5) as pool:
         with running(server):
-            # The embedding of `lost` is there when this one queues up, and has gone when it gets that far.
+            # The embedding of `lost` is there when this one queues up, and has gone when it gets
+            # that far.
             first = pool.submit(ask, server, image(2), image(3), lost)
             server.wait_for_metric("saccade_requests_waiting", 1)
-            later = [pool.submit(ask, server, image(10 * i), image(10 * i + 1)) for i in range(1, 4)]
+            later = [
+                pool.submit(ask, server, image(10 * i), image(10 * i + 1)) for i in range(1, 4)
+            ]
             server.wait_for_metric("saccade_requests_waiting", 4)
         for each in (first, *later):
             answered(each.result())
     assert 9 <= server.metric(DECODED) - before <= 10, "one came too early at most"
 
 
-def test_a_picture_rounded_up_beyond_the_arena_is_refused_at_its_place_before_it_is_decoded(server: Server) -> None:
+def test_a_picture_rounded_up_beyond_the_arena_is_refused_at_its_place_before_it_is_decoded(
+    server: Server,
+) -> None:
     """567 x 610 pixels would fit; whole patches make it 576 x 640."""
     before = server.metric(DECODED)
     response = ask(server, image(5, scale=1), image(6, scale=10.9))
@@ -105,8 +146,16 @@ def test_a_picture_rounded_up_beyond_the_arena_is_refused_at_its_place_before_it
 @contextmanager
 def running(server: Server) -> Iterator[None]:
     """A request that takes the only place."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "go on"}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "go on"}],
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=60
+    ) as response:
         stream = response.iter_bytes()
         next(stream)
         yield

@@ -1,5 +1,5 @@
-"""The path of a picture, end to end: what is done once is counted by the metrics that users see; what is hostile is refused; what dies
-takes nothing with it.
+"""The path of a picture, end to end: what is done once is counted by the metrics that users see;
+what is hostile is refused; what dies takes nothing with it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,21 @@ from tests.checkpoints import make_checkpoint, picture
 from tests.e2e.origin import Origin, serving_files
 from tests.e2e.server import Server, serving
 
-OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192", "--max-running-requests", "16")
-DECODED, ENCODED, SHIPPED = "saccade_images_decoded_total", "saccade_images_encoded_total", "saccade_image_bytes_shipped_total"
+OPTIONS = (
+    "--dtype",
+    "float32",
+    "--served-model-name",
+    "tiny",
+    "--max-total-tokens",
+    "8192",
+    "--max-running-requests",
+    "16",
+)
+DECODED, ENCODED, SHIPPED = (
+    "saccade_images_decoded_total",
+    "saccade_images_encoded_total",
+    "saccade_image_bytes_shipped_total",
+)
 FETCHED = "saccade_images_fetched_total"
 LEVELS = ("kv", "embedding", "pixels")
 
@@ -39,7 +52,9 @@ _http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0
 def png(height: int = 64, width: int = 96, seed: int | None = None) -> bytes:
     """A picture that no other test has sent, unless `seed` says which."""
     file = io.BytesIO()
-    Image.fromarray(picture(height, width, seed=next(_seeds) if seed is None else seed)).save(file, "PNG")
+    Image.fromarray(picture(height, width, seed=next(_seeds) if seed is None else seed)).save(
+        file, "PNG"
+    )
     return file.getvalue()
 
 
@@ -48,7 +63,10 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 def image(source: bytes | str, **fields: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": source if isinstance(source, str) else data_url(source), **fields}}
+    return {
+        "type": "image_url",
+        "image_url": {"url": source if isinstance(source, str) else data_url(source), **fields},
+    }
 
 
 def text(words: str) -> dict[str, Any]:
@@ -60,7 +78,14 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def body(messages: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+    return {
+        "model": "tiny",
+        "messages": messages,
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        **fields,
+    }
 
 
 def ask(server: Server, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -105,9 +130,18 @@ def to_be_killed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Everything on; pictures may be fetched from localhost by that name, and uploaded. The last test kills it."""
+    """Everything on; pictures may be fetched from localhost by that name, and uploaded.
+
+    The last test kills it.
+    """
     work = tmp_path_factory.mktemp("server")
-    fetching = ("--allow-private-media", "--allowed-media-domains", "localhost", "--fetch-timeout", "1")
+    fetching = (
+        "--allow-private-media",
+        "--allowed-media-domains",
+        "localhost",
+        "--fetch-timeout",
+        "1",
+    )
     options = (*fetching, "--files-dir", str(work / "files"), "--max-image-bytes", "1000000")
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
@@ -115,9 +149,18 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def bare(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """No prefix cache, room for one embedding, and the default policy for addresses. The last test kills it."""
+    """No prefix cache, room for one embedding, and the default policy for addresses.
+
+    The last test kills it.
+    """
     work = tmp_path_factory.mktemp("bare")
-    options = ("--disable-radix-cache", "--embedding-cache-device-mb", "0", "--log-slow-seconds", "0")
+    options = (
+        "--disable-radix-cache",
+        "--embedding-cache-device-mb",
+        "0",
+        "--log-slow-seconds",
+        "0",
+    )
     with to_be_killed(), serving(folder, work, *OPTIONS, *options) as server:
         yield server
 
@@ -139,11 +182,20 @@ def test_a_picture_a_round_is_decoded_encoded_and_shipped_once(server: Server) -
     assert [each["found"] for each in answer["saccade"]["images"]] == ["kv"] * 8
 
 
-def test_sixteen_requests_with_one_new_picture_fetch_decode_and_encode_it_once(server: Server, origin: Origin) -> None:
+def test_sixteen_requests_with_one_new_picture_fetch_decode_and_encode_it_once(
+    server: Server, origin: Origin
+) -> None:
     origin.files["/one.png"], origin.pause = png(), 0.5
     for source in (png(), origin.url("/one.png")):
         with spent(server, FETCHED, DECODED, ENCODED) as so_far, ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda i: words(ask(server, user(image(source), text("what?")), max_tokens=4)), range(16)))  # noqa: B023
+            answers = list(
+                pool.map(
+                    lambda _, source=source: words(
+                        ask(server, user(image(source), text("what?")), max_tokens=4)
+                    ),
+                    range(16),
+                )
+            )
             assert so_far() == [isinstance(source, str), 1, 1]
         assert len(set(answers)) == 1
     origin.pause = 0.0
@@ -162,7 +214,9 @@ def test_however_a_picture_comes_it_is_one_picture(server: Server, origin: Origi
         {"type": "file", "file": {"file_id": id}},
     ]
     with spent(server, DECODED, ENCODED) as so_far:
-        together = ask(server, user(*parts, *parts, text("one?")), saccade={"trace": True})["saccade"]["images"]
+        together = ask(server, user(*parts, *parts, text("one?")), saccade={"trace": True})[
+            "saccade"
+        ]["images"]
         answers = {words(ask(server, user(part, text("one?")))) for part in parts}
         assert so_far() == [1, 1]
     assert len(answers) == 1
@@ -197,10 +251,18 @@ def test_answers_are_the_same_cold_warm_and_mixed(server: Server, bare: Server) 
         user(text("again "), image(c), image(a), text("which?")),
         user(image(b), text("which?")),
     ]
-    cold = [words(ask(server, message, cache_salt=f"cold {i}", max_tokens=24)) for i, message in enumerate(messages)]
-    first = [words(ask(server, message, max_tokens=24)) for message in messages]  # the second and the third find embeddings
+    cold = [
+        words(ask(server, message, cache_salt=f"cold {i}", max_tokens=24))
+        for i, message in enumerate(messages)
+    ]
+    first = [
+        words(ask(server, message, max_tokens=24)) for message in messages
+    ]  # the second and the third find embeddings
     warm = [words(ask(server, message, max_tokens=24)) for message in messages]
-    mixed = [words(ask(server, message, cache_salt="mixed", max_tokens=24)) for message in reversed(messages)][::-1]
+    mixed = [
+        words(ask(server, message, cache_salt="mixed", max_tokens=24))
+        for message in reversed(messages)
+    ][::-1]
     nothing = [words(ask(bare, message, max_tokens=24)) for message in messages]
     assert cold == first == warm == mixed == nothing
     assert len(set(cold)) == 3
@@ -210,22 +272,41 @@ def test_answers_are_the_same_cold_warm_and_mixed(server: Server, bare: Server) 
 
 
 def traced(server: Server, *parts: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    images: list[dict[str, Any]] = ask(server, user(*parts), saccade={"trace": True}, **fields)["saccade"]["images"]
+    images: list[dict[str, Any]] = ask(server, user(*parts), saccade={"trace": True}, **fields)[
+        "saccade"
+    ]["images"]
     return images
 
 
 def test_the_trace_says_where_a_picture_was_found_and_why_not_sooner(server: Server) -> None:
     data = png(200, 100)
     new = traced(server, image(data), text("what is it?"))[0]
-    assert new["place"] == "messages[0].content[0]" and new["format"] == "PNG" and new["bytes"] == len(data)
-    assert (new["size"], new["resized"]) == ({"width": 100, "height": 200}, {"width": 96, "height": 192})
+    assert (
+        new["place"] == "messages[0].content[0]"
+        and new["format"] == "PNG"
+        and new["bytes"] == len(data)
+    )
+    assert (new["size"], new["resized"]) == (
+        {"width": 100, "height": 200},
+        {"width": 96, "height": 192},
+    )
     assert new["tokens"] == 18
-    assert (new["found"], new["missed"]) == ("none", {"kv": "never seen", "embedding": "never seen"})
-    assert all(new["ms"][stage] > 0 for stage in ("fetch", "digest", "decode", "encode")) and new["ms"]["wait"] >= 0
+    assert (new["found"], new["missed"]) == (
+        "none",
+        {"kv": "never seen", "embedding": "never seen"},
+    )
+    assert (
+        all(new["ms"][stage] > 0 for stage in ("fetch", "digest", "decode", "encode"))
+        and new["ms"]["wait"] >= 0
+    )
     same = traced(server, image(data), text("what is it, and where?" * 3))[0]
     assert (same["found"], same["missed"], same["digest"]) == ("kv", {}, new["digest"])
     elsewhere = traced(server, text("look here: "), image(data))[0]
-    assert (elsewhere["found"], elsewhere["tier"], elsewhere["missed"]) == ("embedding", "device", {"kv": "other prompt"})
+    assert (elsewhere["found"], elsewhere["tier"], elsewhere["missed"]) == (
+        "embedding",
+        "device",
+        {"kv": "other prompt"},
+    )
     assert "tier" not in new and "tier" not in same
     assert [elsewhere["ms"][stage] for stage in ("decode", "wait", "encode")] == [0, 0, 0]
     smaller = traced(server, image(data, max_pixels=8192))[0]
@@ -239,7 +320,9 @@ def test_what_only_another_tenant_has_sent_counts_as_never_seen(server: Server) 
     data = png()
     traced(server, image(data), cache_salt="mine")
     for salt in ("yours", ""):
-        assert traced(server, image(data), cache_salt=salt)[0]["missed"]["embedding"] == "never seen"
+        assert (
+            traced(server, image(data), cache_salt=salt)[0]["missed"]["embedding"] == "never seen"
+        )
 
 
 def test_the_page_with_a_pictures_end_is_cached_only_when_it_is_full(server: Server) -> None:
@@ -252,7 +335,9 @@ def test_the_page_with_a_pictures_end_is_cached_only_when_it_is_full(server: Ser
 def test_after_evictions_the_trace_says_that_a_prompt_may_have_been_evicted(server: Server) -> None:
     part = image(png(200, 100))
     traced(server, part, text("what is it?"))
-    lengths = [ask(server, user(text(f"{first} " * 1800)))["usage"]["prompt_tokens"] for first in "abc"]
+    lengths = [
+        ask(server, user(text(f"{first} " * 1800)))["usage"]["prompt_tokens"] for first in "abc"
+    ]
     assert sum(lengths) > 8192, "more than the cache holds: all that was there before has gone"
     again = traced(server, part, text("what is it?"))[0]
     assert (again["found"], again["missed"]) == ("embedding", {"kv": "other prompt or evicted"})
@@ -267,14 +352,19 @@ def test_pixels_that_are_still_there_are_encoded_again_without_decoding(bare: Se
         again = traced(bare, image(data))[0]
         assert so_far() == [0, 1]
     assert [now - then for now, then in zip(hits(bare), before)] == [0, 0, 1]
-    assert (again["found"], again["missed"]) == ("pixels", {"kv": "prefix cache off", "embedding": "evicted"})
+    assert (again["found"], again["missed"]) == (
+        "pixels",
+        {"kv": "prefix cache off", "embedding": "evicted"},
+    )
     assert again["ms"]["decode"] == 0 < again["ms"]["encode"]
 
 
 def test_the_last_chunk_of_a_stream_carries_the_trace(server: Server) -> None:
     message = user(image(png()), text("what?"))
     fields = {"stream": True, "saccade": {"trace": True}}
-    with _http.stream("POST", f"{server.url}/v1/chat/completions", json=body([message], **fields)) as response:
+    with _http.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body([message], **fields)
+    ) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     assert [each["found"] for each in json.loads(lines[-2])["saccade"]["images"]] == ["none"]
@@ -297,12 +387,18 @@ def test_a_prompt_is_counted_without_decoding(server: Server) -> None:
         assert so_far() == [0, 0, 0]
     assert [each["tokens"] for each in counted["images"]] == [54, 1]
     assert counted["images"][0]["resized"] == {"width": 192, "height": 288}
-    assert counted["count"] == len(counted["tokens"]) == ask(server, message)["usage"]["prompt_tokens"]
+    assert (
+        counted["count"] == len(counted["tokens"]) == ask(server, message)["usage"]["prompt_tokens"]
+    )
     assert counted["max_model_len"] == 4096
 
 
 def test_the_metrics_of_the_picture_path_have_their_names_from_the_start(bare: Server) -> None:
-    samples = {line.split()[0] for line in httpx.get(f"{bare.url}/metrics").text.splitlines() if not line.startswith("#")}
+    samples = {
+        line.split()[0]
+        for line in httpx.get(f"{bare.url}/metrics").text.splitlines()
+        if not line.startswith("#")
+    }
     assert samples >= {
         "saccade_images_received_total",
         "saccade_images_fetched_total",
@@ -324,12 +420,24 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 def claiming(height: int, width: int, rows: bytes = b"") -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def many_frames() -> bytes:
     frame = b"\x2c" + struct.pack("<HHHH", 0, 0, 1, 1) + b"\x00\x02\x02\x44\x01\x00"
-    return b"GIF89a" + struct.pack("<HH", 60000, 60000) + b"\x80\x00\x00" + bytes(6) + frame * 10_000 + b";"
+    return (
+        b"GIF89a"
+        + struct.pack("<HH", 60000, 60000)
+        + b"\x80\x00\x00"
+        + bytes(6)
+        + frame * 10_000
+        + b";"
+    )
 
 
 HOSTILE: dict[str, tuple[bytes | str, str]] = {
@@ -337,7 +445,10 @@ HOSTILE: dict[str, tuple[bytes | str, str]] = {
     "truncated in its header": (png(seed=1)[:20], "damaged or cut short"),
     "renamed": (b"just some words, called picture.png", "is text"),
     "zero bytes": (b"", "empty"),
-    "50,000 x 50,000": (claiming(50_000, 50_000), "50000 x 50000 px (2500 Mpx); the limit is 179 Mpx"),
+    "50,000 x 50,000": (
+        claiming(50_000, 50_000),
+        "50000 x 50000 px (2500 Mpx); the limit is 179 Mpx",
+    ),
     "decompression bomb": (claiming(20_000, 20_000, bytes(5_000_000)), "20000 x 20000 px"),
     "bomb with a modest header": (claiming(16, 16, bytes(20_000_000)), ""),
     "10,000 frames": (many_frames(), "60000 x 60000 px"),
@@ -386,19 +497,33 @@ def refused(server: Server, *messages: dict[str, Any], place: str | None) -> dic
 def test_hostile_pictures_are_refused_at_their_place(server: Server, name: str) -> None:
     source, reason = HOSTILE[name]
     good = image(png(seed=2))
-    error = refused(server, user(text("first"), good), user(image(source), text("what?")), place="messages[1].content[0]")
+    error = refused(
+        server,
+        user(text("first"), good),
+        user(image(source), text("what?")),
+        place="messages[1].content[0]",
+    )
     assert reason in error["message"]
 
 
-def test_a_picture_that_cannot_be_decoded_fails_all_who_wait_for_it_each_at_its_place_and_nobody_else(server: Server) -> None:
+def test_a_picture_that_cannot_be_decoded_fails_all_who_wait_for_it_and_nobody_else(
+    server: Server,
+) -> None:
     bad, good = image(HOSTILE["truncated"][0]), image(png())
     messages = [user(*[text("so")] * i, bad, good) for i in range(8)] + [user(good, text("and?"))]
     for _ in range(2):  # a failure is not remembered, and not tried again for the same request
         with ThreadPoolExecutor(9) as pool:
-            answers = list(pool.map(lambda m: _http.post(f"{server.url}/v1/chat/completions", json=body([m])), messages))
+            answers = list(
+                pool.map(
+                    lambda m: _http.post(f"{server.url}/v1/chat/completions", json=body([m])),
+                    messages,
+                )
+            )
         errors = [answer.json()["error"] for answer in answers[:8]]
         assert [answer.status_code for answer in answers] == [400] * 8 + [200]
-        assert [error["param"] for error in errors] == [f"messages[0].content[{i}]" for i in range(8)]
+        assert [error["param"] for error in errors] == [
+            f"messages[0].content[{i}]" for i in range(8)
+        ]
         assert all("cannot be decoded" in error["message"] for error in errors)
     server.wait_for_metric("saccade_requests_running", 0)
     server.wait_for_metric("saccade_requests_waiting", 0)
@@ -407,7 +532,11 @@ def test_a_picture_that_cannot_be_decoded_fails_all_who_wait_for_it_each_at_its_
 
 def test_a_bomb_behind_a_modest_header_costs_no_more_than_its_header_says(server: Server) -> None:
     with at_most_one_second_of_cpu(server):
-        ask(server, user(image(HOSTILE["bomb with a modest header"][0]), text("what?")), max_tokens=1)
+        ask(
+            server,
+            user(image(HOSTILE["bomb with a modest header"][0]), text("what?")),
+            max_tokens=1,
+        )
 
 
 def test_a_redirect_to_another_host_is_checked_again(server: Server, origin: Origin) -> None:
@@ -423,17 +552,31 @@ def test_a_server_that_drips_is_given_up(server: Server, origin: Origin) -> None
     assert error["code"] == "image_unreachable" and "took longer than 1 s" in error["message"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"])
-def test_a_name_or_spelling_of_a_private_address_is_refused(bare: Server, origin: Origin, host: str) -> None:
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.0.0.1", "2130706433", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"],
+)
+def test_a_name_or_spelling_of_a_private_address_is_refused(
+    bare: Server, origin: Origin, host: str
+) -> None:
     origin.gets.clear()
-    error = refused(bare, user(image(origin.url("/secret.png", host))), place="messages[0].content[0]")
+    error = refused(
+        bare, user(image(origin.url("/secret.png", host))), place="messages[0].content[0]"
+    )
     assert error["code"] == "image_address_refused"
     assert not origin.gets
 
 
 def test_ten_thousand_pictures_are_refused_before_any_is_looked_at(server: Server) -> None:
-    error = refused(server, user(*[image("data:image/png;base64,AAAA")] * 10_000), place="messages[0].content[256]")
-    assert "10000 pictures; the limit is 256" in error["message"] and "--max-images-per-request" in error["message"]
+    error = refused(
+        server,
+        user(*[image("data:image/png;base64,AAAA")] * 10_000),
+        place="messages[0].content[256]",
+    )
+    assert (
+        "10000 pictures; the limit is 256" in error["message"]
+        and "--max-images-per-request" in error["message"]
+    )
 
 
 def test_too_many_tokens_are_refused_before_decoding(server: Server) -> None:
@@ -441,14 +584,22 @@ def test_too_many_tokens_are_refused_before_decoding(server: Server) -> None:
     with spent(server, DECODED) as so_far:
         error = refused(server, user(*big), place="messages")
         assert so_far() == [0]
-    assert error["code"] == "context_length_exceeded" and "4096" in error["message"] and "max_pixels" in error["message"]
+    assert (
+        error["code"] == "context_length_exceeded"
+        and "4096" in error["message"]
+        and "max_pixels" in error["message"]
+    )
 
 
 # ---- death
 
 
 def decode_workers(server: Server) -> list[psutil.Process]:
-    return [p for p in psutil.Process(server.process.pid).children() if "saccade.intake.decode_worker" in p.cmdline()]
+    return [
+        p
+        for p in psutil.Process(server.process.pid).children()
+        if "saccade.media.decode_worker" in p.cmdline()
+    ]
 
 
 def named_shared_memory(process: psutil.Process) -> list[str]:
@@ -459,7 +610,9 @@ def named_shared_memory(process: psutil.Process) -> list[str]:
     ]
 
 
-def test_a_killed_decode_worker_is_replaced_and_its_pictures_are_decoded_all_the_same(server: Server) -> None:
+def test_a_killed_decode_worker_is_replaced_and_its_pictures_are_decoded_all_the_same(
+    server: Server,
+) -> None:
     restarts = "saccade_decode_worker_restarts_total"
     before = server.metric(restarts)
     messages = [user(image(png(400, 500)), text("what?")) for _ in range(12)]
@@ -476,12 +629,21 @@ def test_a_killed_decode_worker_is_replaced_and_its_pictures_are_decoded_all_the
 
 @contextmanager
 def under_load(server: Server) -> Iterator[list[Future[httpx.Response]]]:
-    """Six requests with a new picture each, generating; nothing that a kill could leave behind has a name in /dev/shm."""
+    """Six requests with a new picture each, generating; nothing that a kill could leave behind has
+    a name in /dev/shm.
+    """
     front = psutil.Process(server.process.pid)
-    assert not [line for process in (front, *front.children(recursive=True)) for line in named_shared_memory(process)]
+    assert not [
+        line
+        for process in (front, *front.children(recursive=True))
+        for line in named_shared_memory(process)
+    ]
     requests = [body([user(image(png()), text("go on"))], max_tokens=1200) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        asking = [pool.submit(_http.post, f"{server.url}/v1/chat/completions", json=each) for each in requests]
+        asking = [
+            pool.submit(_http.post, f"{server.url}/v1/chat/completions", json=each)
+            for each in requests
+        ]
         server.wait_for_metric("saccade_requests_running", 6)
         yield asking
 

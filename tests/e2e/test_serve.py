@@ -1,4 +1,6 @@
-"""The whole product: a real server process on real checkpoints' files, asked by the `openai` SDK."""
+"""The whole product: a real server process on real checkpoints' files, asked by the `openai`
+SDK.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
-from tests.checkpoints import CHAT_TEMPLATE, FAMILIES, Reference, make_checkpoint, picture, reference
+from tests.checkpoints import (
+    CHAT_TEMPLATE,
+    FAMILIES,
+    Reference,
+    make_checkpoint,
+    picture,
+    reference,
+)
 from tests.e2e.server import Server, serving
 
 NEW_TOKENS = 32
@@ -53,7 +62,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192", "--max-running-requests", "16")
+    options = (
+        "--dtype",
+        "float32",
+        "--served-model-name",
+        "tiny",
+        "--max-total-tokens",
+        "8192",
+        "--max-running-requests",
+        "16",
+    )
     with serving(folder, tmp_path_factory.mktemp("log"), *options) as server:
         yield server
 
@@ -66,18 +84,35 @@ def client(server: Server) -> openai.OpenAI:
 def ask(client: openai.OpenAI, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
     body = {"ignore_eos": True, **options.pop("extra_body", {})}
     settings = {"max_tokens": NEW_TOKENS, "temperature": 0, **options}
-    return client.chat.completions.create(model="tiny", messages=messages, extra_body=body, **settings)  # type: ignore[call-overload]
+    return client.chat.completions.create(
+        model="tiny", messages=messages, extra_body=body, **settings
+    )  # type: ignore[call-overload]
 
 
-def reference_text(folder: Path, judge: Reference, messages: Sequence[dict[str, Any]], pictures: Sequence[np.ndarray]) -> str:
-    """transformers' own answer: its template rendering, its tokenizer's file, its pixels, its generate."""
+def reference_text(
+    folder: Path,
+    judge: Reference,
+    messages: Sequence[dict[str, Any]],
+    pictures: Sequence[np.ndarray],
+) -> str:
+    """transformers' own answer: its template rendering, its tokenizer's file, its pixels, its
+    generate.
+    """
     import transformers
 
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     plain = [
-        {**message, "content": [{"type": "image"} if p["type"] == "image_url" else p for p in message["content"]]} for message in messages
+        {
+            **message,
+            "content": [
+                {"type": "image"} if p["type"] == "image_url" else p for p in message["content"]
+            ],
+        }
+        for message in messages
     ]
-    prompt = tokenizer.apply_chat_template(plain, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        plain, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
+    )
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pixels = [judge.resize(each) for each in pictures]
     placeholder = backend.token_to_id("<|image_pad|>")
@@ -85,7 +120,9 @@ def reference_text(folder: Path, judge: Reference, messages: Sequence[dict[str, 
     tokens: list[int] = []
     left = iter(pixels)
     for token in backend.encode(prompt).ids:
-        count = (lambda p: p.shape[0] * p.shape[1] // merged)(next(left)) if token == placeholder else 1
+        count = (
+            (lambda p: p.shape[0] * p.shape[1] // merged)(next(left)) if token == placeholder else 1
+        )
         tokens += [token] * count
     generation = judge.model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
@@ -94,17 +131,40 @@ def reference_text(folder: Path, judge: Reference, messages: Sequence[dict[str, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_over_http_are_those_of_transformers(family: Any, tmp_path: Path) -> None:
-    """Text, one picture, three of different sizes, and a chat of three turns; then all at once, in a small page pool."""
+    """Text, one picture, three of different sizes, and a chat of three turns; then all at once, in
+    a small page pool.
+    """
     folder = make_checkpoint(tmp_path / family, family)
     judge = reference(folder)
     a, b, c = picture(64, 90, seed=1), picture(130, 77, seed=2), picture(400, 300, seed=3)
     chats: list[tuple[list[dict[str, Any]], list[np.ndarray]]] = [
         ([user(text_part("how many red circles are there?"))], []),
         ([user(image_part(a), text_part("what?"))], [a]),
-        ([user(text_part("one "), image_part(a), text_part(" two "), image_part(b), text_part(" three "), image_part(c))], [a, b, c]),
+        (
+            [
+                user(
+                    text_part("one "),
+                    image_part(a),
+                    text_part(" two "),
+                    image_part(b),
+                    text_part(" three "),
+                    image_part(c),
+                )
+            ],
+            [a, b, c],
+        ),
     ]
     turns: list[dict[str, Any]] = []
-    with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny", "--chunked-prefill-size", "64") as server:
+    with serving(
+        folder,
+        tmp_path,
+        "--dtype",
+        "float32",
+        "--served-model-name",
+        "tiny",
+        "--chunked-prefill-size",
+        "64",
+    ) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         for index, each in enumerate((a, b, c)):
             turns.append(user(image_part(each), text_part(f"turn {index}")))
@@ -115,7 +175,9 @@ def test_answers_over_http_are_those_of_transformers(family: Any, tmp_path: Path
         for chat, want in zip(chats, wanted):
             assert ask(client, chat[0]).choices[0].message.content == want
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda chat: ask(client, chat[0]).choices[0].message.content, chats * 3))
+            answers = list(
+                pool.map(lambda chat: ask(client, chat[0]).choices[0].message.content, chats * 3)
+            )
         assert answers == wanted * 3
         assert server.metric("saccade_images_encoded_total") == 3
         assert server.metric("saccade_images_decoded_total") == 3
@@ -128,13 +190,19 @@ def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI) -> None
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == NEW_TOKENS
-    finishes = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    finishes = [
+        choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason
+    ]
     assert finishes == ["length"]
 
 
 def test_another_picture_of_equal_size_gets_its_own_answer(client: openai.OpenAI) -> None:
     def about(seed: int) -> str:
-        return str(ask(client, [user(image_part(picture(96, 96, seed=seed)), text_part("what is it?"))]).choices[0].message.content)
+        return str(
+            ask(client, [user(image_part(picture(96, 96, seed=seed)), text_part("what is it?"))])
+            .choices[0]
+            .message.content
+        )
 
     first, second, again = about(201), about(202), about(201)
     assert first == again != second
@@ -158,7 +226,9 @@ def test_n_answers_logprobs_and_stop(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt=["the quick", "brown fox"], max_tokens=5, temperature=0)
+    answer = client.completions.create(
+        model="tiny", prompt=["the quick", "brown fox"], max_tokens=5, temperature=0
+    )
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 10
@@ -179,9 +249,14 @@ def test_bad_pictures_are_refused_by_name_and_harm_nobody(client: openai.OpenAI)
     assert ask(client, [user(text_part("still there?"))]).choices[0].message.content
 
 
-def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(server: Server, client: openai.OpenAI) -> None:
+def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(
+    server: Server, client: openai.OpenAI
+) -> None:
     rng = random.Random(0)
-    pictures = [image_part(picture(rng.choice([40, 64, 96]), rng.choice([64, 100, 128]), seed=300 + i)) for i in range(12)]
+    pictures = [
+        image_part(picture(rng.choice([40, 64, 96]), rng.choice([64, 100, 128]), seed=300 + i))
+        for i in range(12)
+    ]
     outcomes: list[str] = []
     lock = threading.Lock()
 
@@ -189,8 +264,15 @@ def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(ser
         draw = random.Random(seed)
         parts = [draw.choice(pictures) for _ in range(draw.choice([0, 0, 1, 1, 2, 4]))]
         messages = [user(*parts, text_part(draw.choice(["quick", "how many?", "brown fox " * 20])))]
-        options: dict[str, Any] = {"max_tokens": draw.randint(1, 24), "temperature": draw.choice([0, 1.0]), "seed": seed}
-        options["extra_body"] = {"ignore_eos": draw.random() < 0.7, "cache_salt": draw.choice(["", "", "tenant"])}
+        options: dict[str, Any] = {
+            "max_tokens": draw.randint(1, 24),
+            "temperature": draw.choice([0, 1.0]),
+            "seed": seed,
+        }
+        options["extra_body"] = {
+            "ignore_eos": draw.random() < 0.7,
+            "cache_salt": draw.choice(["", "", "tenant"]),
+        }
         kind = draw.random()
         try:
             if kind < 0.15:  # a client that leaves in the middle
@@ -199,7 +281,19 @@ def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(ser
                         pass
                 result = "left"
             elif kind < 0.25:
-                ask(client, [user(*parts, {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}})], **options)
+                ask(
+                    client,
+                    [
+                        user(
+                            *parts,
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": "data:image/png;base64,aGVsbG8="},
+                            },
+                        )
+                    ],
+                    **options,
+                )
                 result = "bad picture accepted"
             else:
                 answer = ask(client, messages, n=draw.choice([1, 1, 2]), **options)
@@ -222,8 +316,16 @@ def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(ser
 
 
 def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
-    body = {"model": "tiny", "messages": [user(text_part("go on"))], "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as response:
+    body = {
+        "model": "tiny",
+        "messages": [user(text_part("go on"))],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=30
+    ) as response:
         stream = response.iter_bytes()
         next(stream)
         server.wait_for_metric("saccade_requests_running", 1)
@@ -239,7 +341,7 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
     ],
     ids=["engine", "rank"],
 )
-def test_the_death_of_the_engine_or_of_a_rank_fails_requests_at_once_shows_in_health_and_ends_the_server(
+def test_the_death_of_engine_or_rank_fails_requests_shows_in_health_and_ends_the_server(
     folder: Path, tmp_path: Path, victim: str, ranks: str, reason: str
 ) -> None:
     options = ("--dtype", "float32", "--served-model-name", "tiny", "--tp-size", ranks)
@@ -248,7 +350,10 @@ def test_the_death_of_the_engine_or_of_a_rank_fails_requests_at_once_shows_in_he
         family = psutil.Process(server.process.pid).children(recursive=True)
         process = next(process for process in family if victim in process.cmdline())
         with ThreadPoolExecutor(4) as pool:
-            running = [pool.submit(ask, client, [user(text_part("go on"))], max_tokens=3500) for _ in range(4)]
+            running = [
+                pool.submit(ask, client, [user(text_part("go on"))], max_tokens=3500)
+                for _ in range(4)
+            ]
             server.wait_for_metric("saccade_requests_running", 4)
             process.kill()
             for request in running:
@@ -266,7 +371,12 @@ def test_the_death_of_the_engine_or_of_a_rank_fails_requests_at_once_shows_in_he
     "options",
     [
         ("--mm-attention-backend", "flash", "--device", "cpu"),  # refused by the server
-        ("--all-reduce", "nccl", "--device", "cpu"),  # refused by the engine, which alone sees the devices
+        (
+            "--all-reduce",
+            "nccl",
+            "--device",
+            "cpu",
+        ),  # refused by the engine, which alone sees the devices
     ],
 )
 def test_a_start_up_error_is_one_line(options: tuple[str, ...]) -> None:
@@ -276,7 +386,9 @@ def test_a_start_up_error_is_one_line(options: tuple[str, ...]) -> None:
     assert re.fullmatch(rf"error: {options[0]} {options[1]}.*\n", done.stderr)
 
 
-def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(folder: Path, tmp_path: Path) -> None:
+def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(
+    folder: Path, tmp_path: Path
+) -> None:
     with serving(folder, tmp_path, "--dtype", "float32", "--served-model-name", "tiny") as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         children = psutil.Process(server.process.pid).children(recursive=True)

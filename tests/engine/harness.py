@@ -1,4 +1,5 @@
-"""The deciding and the computing half of the engine in one process: the real scheduler drives the real worker, no sockets.
+"""The deciding and the computing half of the engine in one process: the real scheduler drives the
+real worker, no sockets.
 
 `run` plays the front's part: it hands over pixels when they are asked for.
 """
@@ -54,13 +55,24 @@ class Crew(Protocol):
 
 
 class Harness:
-    """One engine without processes. `pixels` are the resized pictures by key. Works with one worker, or with a crew."""
+    """One engine without processes.
 
-    def __init__(self, net: FamilyNet, crew: Crew | None = None, arena: Arena | None = None, **changes: object) -> None:
+    `pixels` are the resized pictures by key. Works with one worker, or with a crew.
+    """
+
+    def __init__(
+        self,
+        net: FamilyNet,
+        crew: Crew | None = None,
+        arena: Arena | None = None,
+        **changes: object,
+    ) -> None:
         self.net = net
         self.config = replace(CONFIG, **changes)  # type: ignore[arg-type]
         self.arena = arena or Arena.create(64 << 20)
-        self.worker: Workers = crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
+        self.worker: Workers = (
+            crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
+        )
         saved = self.worker.saved if isinstance(self.worker, Worker) else ()
         self.scheduler = build_scheduler(self.config, net.spec, saved)
         self.pixels: dict[ImageKey, np.ndarray] = {}
@@ -80,12 +92,18 @@ class Harness:
         grid = self.net.spec.grid(*pixels.shape[:2])
         return Image(key, grid, self.net.spec.num_tokens(grid))
 
-    def request(self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: object) -> Request:
+    def request(
+        self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: object
+    ) -> Request:
         """`tokens` hold one placeholder per picture."""
         expanded, spans = self.net.spec.expand_prompt(tokens, images)
-        return Request(id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling}))  # type: ignore[arg-type]
+        return Request(
+            id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling})
+        )  # type: ignore[arg-type]
 
-    def run(self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None) -> Mapping[str, Outcome]:
+    def run(
+        self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None
+    ) -> Mapping[str, Outcome]:
         """Run all requests side by side to their ends."""
         outcomes = {request.id: Outcome() for request in requests}
         for request in requests:

@@ -1,4 +1,6 @@
-"""Graphs of the vision tower follow the traffic while nothing runs: the engine says when, every rank does it in the same step."""
+"""Graphs of the vision tower follow the traffic while nothing runs: the engine says when, every
+rank does it in the same step.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ROWS = 24
 
 
 class Front:
-    """The engine's link: sends pixels when they are asked for, one request after another, then `Stop`."""
+    """The engine's link: sends pixels when they are asked for, one request after another, then
+    `Stop`.
+    """
 
     def __init__(self, harness: Harness, requests: Sequence[Submit]) -> None:
         self.harness = harness
@@ -88,15 +92,25 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes at which the tower ran in a graph's buffers: captures, and replays of them."""
     sizes: list[int] = []
     compute = PackBuffers.compute
-    monkeypatch.setattr(PackBuffers, "compute", lambda self, pack: (sizes.append(len(pack.rows)), compute(self, pack))[1])
+    monkeypatch.setattr(
+        PackBuffers,
+        "compute",
+        lambda self, pack: (sizes.append(len(pack.rows)), compute(self, pack))[1],
+    )
     return sizes
 
 
-def test_graphs_are_fitted_to_the_traffic_between_requests(checkpoint: Callable[..., Path], captured: list[int]) -> None:
+def test_graphs_are_fitted_to_the_traffic_between_requests(
+    checkpoint: Callable[..., Path], captured: list[int]
+) -> None:
     set_threads()
-    harness = Harness(load(checkpoint("qwen3_vl")), encoder=EncoderConfig(graph_sizes=BUCKETS), prefix_cache=False)
+    harness = Harness(
+        load(checkpoint("qwen3_vl")), encoder=EncoderConfig(graph_sizes=BUCKETS), prefix_cache=False
+    )
     plans = serve(harness, ENOUGH + 2)
-    assert captured == [256, 64, *[64] * ENOUGH, ROWS, ROWS, ROWS], "two captures, replays, one capture, replays of it"
+    assert captured == [256, 64, *[64] * ENOUGH, ROWS, ROWS, ROWS], (
+        "two captures, replays, one capture, replays of it"
+    )
     adapting = [plan for plan in plans if plan.adapt]
     assert len(adapting) == ENOUGH + 2, "once after each request that encoded something"
     assert all(plan.num_tokens == 0 and plan == Plan(plan.step, adapt=True) for plan in adapting)
@@ -108,19 +122,31 @@ def test_graphs_are_fitted_to_the_traffic_between_requests(checkpoint: Callable[
 
 
 @pytest.mark.parametrize("encoder", ["weights", "data"])
-def test_every_rank_fits_its_graphs_in_the_same_step(checkpoint: Callable[..., Path], captured: list[int], encoder: str) -> None:
+def test_every_rank_fits_its_graphs_in_the_same_step(
+    checkpoint: Callable[..., Path], captured: list[int], encoder: str
+) -> None:
     set_threads()
     folder = checkpoint("qwen3_vl")
     crew = ThreadCrew(folder, 2, encoder)  # type: ignore[arg-type]
-    harness = Harness(crew.nets[0], crew, Arena.create(1 << 22), encoder=EncoderConfig(graph_sizes=BUCKETS), prefix_cache=False)
+    harness = Harness(
+        crew.nets[0],
+        crew,
+        Arena.create(1 << 22),
+        encoder=EncoderConfig(graph_sizes=BUCKETS),
+        prefix_cache=False,
+    )
     serve(harness, ENOUGH + 1)
     if encoder == "weights":
         assert sorted(captured) == sorted([256, 64, *[64] * ENOUGH, ROWS, ROWS] * 2)
     else:
-        assert sorted(captured) == sorted([256, 64] * 2 + [64] * ENOUGH + [ROWS, ROWS]), "a rank without pictures keeps its graphs"
+        assert sorted(captured) == sorted([256, 64] * 2 + [64] * ENOUGH + [ROWS, ROWS]), (
+            "a rank without pictures keeps its graphs"
+        )
 
 
-def test_without_graphs_nothing_is_fitted(checkpoint: Callable[..., Path], captured: list[int]) -> None:
+def test_without_graphs_nothing_is_fitted(
+    checkpoint: Callable[..., Path], captured: list[int]
+) -> None:
     set_threads()
     harness = Harness(load(checkpoint("qwen3_vl")))
     plans = serve(harness, 2)

@@ -1,4 +1,5 @@
-"""When the front says that the arena is full, the engine gives back pixels that came too early, and asks for them again when it needs
+"""When the front says that the arena is full, the engine gives back pixels that came too early, and
+asks for them again when it needs
 them: whatever the order in which the front decodes.
 """
 
@@ -21,7 +22,9 @@ from tests.families.forwarding import load
 
 
 class Front:
-    """Decodes as room allows, of those asked for together the last first; `Stop`s when all requests have ended."""
+    """Decodes as room allows, of those asked for together the last first; `Stop`s when all requests
+    have ended.
+    """
 
     def __init__(self, harness: Harness, submits: list[Submit]) -> None:
         self.harness = harness
@@ -57,14 +60,31 @@ class Front:
 
 
 @pytest.mark.parametrize("fitting", [1, 2])
-def test_what_came_too_early_makes_room_for_what_is_needed_first(checkpoint: Callable[..., Path], fitting: int) -> None:
-    """The scheduler is not told how small the arena is: it is as if the arena were in pieces that nothing fits into."""
+def test_what_came_too_early_makes_room_for_what_is_needed_first(
+    checkpoint: Callable[..., Path], fitting: int
+) -> None:
+    """The scheduler is not told how small the arena is: it is as if the arena were in pieces that
+    nothing fits into.
+    """
     set_threads()
     pixels = [picture(64, 96, seed=seed) for seed in range(12)]
-    harness = Harness(load(checkpoint("qwen3_vl")), arena=Arena.create(fitting * 20480), max_running=2, chunk_tokens=16, prefix_cache=False)
+    harness = Harness(
+        load(checkpoint("qwen3_vl")),
+        arena=Arena.create(fitting * 20480),
+        max_running=2,
+        chunk_tokens=16,
+        prefix_cache=False,
+    )
     images = [harness.image(pixels, f"picture {i}") for i, pixels in enumerate(pixels)]
     token = harness.net.spec.image_token_id
-    submits = [Submit(harness.request(f"{i}", [1, token, 2, token, token, 3], images[3 * i : 3 * i + 3], max_tokens=2)) for i in range(4)]
+    submits = [
+        Submit(
+            harness.request(
+                f"{i}", [1, token, 2, token, token, 3], images[3 * i : 3 * i + 3], max_tokens=2
+            )
+        )
+        for i in range(4)
+    ]
     front = Front(harness, submits)
     Engine(harness.scheduler, harness.worker, front, Metrics()).run()  # type: ignore[arg-type]
     assert harness.scheduler.counts.images_encoded == 12 <= front.decodes

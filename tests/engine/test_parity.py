@@ -1,4 +1,6 @@
-"""The engine's answers are transformers' answers: greedy, float32, token for token, whatever the chunk size, page size or cache."""
+"""The engine's answers are transformers' answers: greedy, float32, token for token, whatever the
+chunk size, page size or cache.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,14 @@ class Case:
 CASES: Mapping[str, Case] = {
     "text": Case("the quick brown fox jumps over the lazy dog; how many"),
     "one picture": Case("look: @ how many red circles are there?", ((112, 140),)),
-    "three pictures": Case("first @ then @ and at last @ which is blue?", ((64, 96), (150, 70), (90, 200))),
+    "three pictures": Case(
+        "first @ then @ and at last @ which is blue?", ((64, 96), (150, 70), (90, 200))
+    ),
     "resized up": Case("a small one @ lazy dog", ((20, 31),)),
     "resized down": Case("a large one @ quick brown", ((700, 500),)),
     "three turns": Case(
-        "user\n@ how many?\nassistant\nThere are two blue squares.\nuser\n@ and here?\nassistant\none green star.\nuser\nred?",
+        "user\n@ how many?\nassistant\nThere are two blue squares.\nuser\n@ and "
+        "here?\nassistant\none green star.\nuser\nred?",
         ((80, 80), (64, 128)),
     ),
     "another text": Case("There are two blue squares and one green star. "),
@@ -58,7 +63,10 @@ class Model:
 
     def pixels(self, case: Case) -> list[np.ndarray]:
         # Equal sizes are equal pictures: the seed is the size.
-        return [self.reference.resize(picture(height, width, seed=height * 1000 + width)) for height, width in case.pictures]
+        return [
+            self.reference.resize(picture(height, width, seed=height * 1000 + width))
+            for height, width in case.pictures
+        ]
 
     def tokens(self, case: Case) -> list[int]:
         ids: list[int] = self.tokenizer.encode(case.prompt.replace("@", PLACEHOLDER)).ids
@@ -66,7 +74,10 @@ class Model:
 
     def request(self, harness: Harness, name: str, **sampling: object) -> Request:
         case = CASES[name]
-        images = [harness.image(pixels, f"{size}") for size, pixels in zip(case.pictures, self.pixels(case))]
+        images = [
+            harness.image(pixels, f"{size}")
+            for size, pixels in zip(case.pictures, self.pixels(case))
+        ]
         return harness.request(name, self.tokens(case), images, max_tokens=NEW_TOKENS, **sampling)
 
 
@@ -82,7 +93,12 @@ def load(family: FamilyName, folder: Path) -> Model:
     spec = load_spec(folder)
     net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
     bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
-    return Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, case) for name, case in CASES.items()})
+    return Model(
+        net,
+        bare.tokenizer,
+        bare.reference,
+        {name: reference_answer(bare, case) for name, case in CASES.items()},
+    )
 
 
 def reference_answer(model: Model, case: Case) -> list[int]:
@@ -106,9 +122,17 @@ def check(model: Model, outcomes: Mapping[str, Outcome]) -> None:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("chunk_tokens", [16, 64, 2048])
-def test_eight_requests_at_once_answer_as_transformers(model: Model, chunk_tokens: int, page_size: int, prefix_cache: bool) -> None:
+def test_eight_requests_at_once_answer_as_transformers(
+    model: Model, chunk_tokens: int, page_size: int, prefix_cache: bool
+) -> None:
     pages = 4096 // page_size
-    harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=page_size, prefix_cache=prefix_cache, kv_pages=pages)
+    harness = Harness(
+        model.net,
+        chunk_tokens=chunk_tokens,
+        page_size=page_size,
+        prefix_cache=prefix_cache,
+        kv_pages=pages,
+    )
     check(model, harness.run([model.request(harness, name) for name in CASES]))
 
 
@@ -117,7 +141,13 @@ def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
     for name in CASES:
         check(model, harness.run([model.request(harness, name)]))
     seen = len(harness.encoded)
-    assert seen == len({key for name in CASES for key in (image.key for image in model.request(harness, name).images)})
+    assert seen == len(
+        {
+            key
+            for name in CASES
+            for key in (image.key for image in model.request(harness, name).images)
+        }
+    )
     for name in CASES:
         outcomes = harness.run([model.request(harness, name)])
         check(model, outcomes)
@@ -129,17 +159,27 @@ def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["prefix cache", "no prefix cache"])
 @pytest.mark.parametrize("chunk_tokens", [16, 2048])
 def test_answers_survive_preemption(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
-    longest = max(len(model.request(Harness(model.net), name).tokens) for name in CASES) + NEW_TOKENS
+    longest = (
+        max(len(model.request(Harness(model.net), name).tokens) for name in CASES) + NEW_TOKENS
+    )
     pages = 2 * (longest // 2 + 1) + 1  # for two of the longest
-    harness = Harness(model.net, chunk_tokens=chunk_tokens, page_size=2, kv_pages=pages, prefix_cache=prefix_cache)
+    harness = Harness(
+        model.net, chunk_tokens=chunk_tokens, page_size=2, kv_pages=pages, prefix_cache=prefix_cache
+    )
     check(model, harness.run([model.request(harness, name) for name in CASES]))
     assert harness.scheduler.counts.preemptions > 0
-    assert len(harness.encoded) == len(set(harness.encoded)), "whatever was interrupted, in the middle of a picture too"
+    assert len(harness.encoded) == len(set(harness.encoded)), (
+        "whatever was interrupted, in the middle of a picture too"
+    )
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 2048])
-def test_a_prefix_that_ends_within_a_picture_is_taken_up_there(model: Model, chunk_tokens: int) -> None:
-    """The picture ends the first prompt, so the last whole page ends within it; its other half is shown from its embedding."""
+def test_a_prefix_that_ends_within_a_picture_is_taken_up_there(
+    model: Model, chunk_tokens: int
+) -> None:
+    """The picture ends the first prompt, so the last whole page ends within it; its other half is
+    shown from its embedding.
+    """
     case = CASES["one picture"]
     tokens, pixels = model.tokens(case), model.pixels(case)[0]
     harness = Harness(model.net, chunk_tokens=chunk_tokens)
@@ -157,7 +197,9 @@ def test_a_prefix_that_ends_within_a_picture_is_taken_up_there(model: Model, chu
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_an_embedding_is_used_where_the_prefix_cache_is_off(model: Model, page_size: int) -> None:
-    harness = Harness(model.net, prefix_cache=False, page_size=page_size, kv_pages=4096 // page_size)
+    harness = Harness(
+        model.net, prefix_cache=False, page_size=page_size, kv_pages=4096 // page_size
+    )
     for _ in range(2):
         outcomes = harness.run([model.request(harness, "three pictures")])
         check(model, outcomes)
@@ -186,7 +228,11 @@ def test_another_picture_of_equal_size_gets_its_own_answer(model: Model) -> None
     a, b, again = ask(first, "A"), ask(second, "B"), ask(first, "A")
     expanded = harness.request("x", tokens, [harness.image(second, "B")]).tokens
     assert a.tokens == model.answers["one picture"]
-    assert b.tokens == model.reference.generate(expanded, [second], max_new_tokens=NEW_TOKENS) != a.tokens
+    assert (
+        b.tokens
+        == model.reference.generate(expanded, [second], max_new_tokens=NEW_TOKENS)
+        != a.tokens
+    )
     assert again.tokens == a.tokens
     assert again.levels == ["kv"]
 
@@ -206,6 +252,11 @@ def test_sampling_is_reproducible_whatever_else_runs(model: Model) -> None:
     harness = Harness(model.net)
     alone = harness.run([model.request(harness, "text", **sampling)])["text"].tokens
     crowded = Harness(model.net, chunk_tokens=16)
-    requests = [model.request(crowded, name, **(sampling if name == "text" else {"temperature": 1.0, "seed": 3})) for name in CASES]
+    requests = [
+        model.request(
+            crowded, name, **(sampling if name == "text" else {"temperature": 1.0, "seed": 3})
+        )
+        for name in CASES
+    ]
     assert crowded.run(requests)["text"].tokens == alone
     assert alone != model.answers["text"]

@@ -1,4 +1,6 @@
-"""Whatever tier an embedding comes from, the answers are transformers', and no picture is encoded again that any tier holds."""
+"""Whatever tier an embedding comes from, the answers are transformers', and no picture is encoded
+again that any tier holds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from saccade.core.config import EmbeddingBudgets, embedding_bytes_per_token
+from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Image
+from saccade.engine.sizing import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
 from tests.checkpoints import FAMILIES
 from tests.combinations import combinations
@@ -40,14 +43,24 @@ def one_picture(net: FamilyNet, model: Model) -> int:
         ("host", "disk", "host and disk"),
         (16, 2048),
         (True, False),
-        default=[("host", 16, False), ("host", 2048, True), ("disk", 16, True), ("disk", 2048, False), ("host and disk", 16, False)],
+        default=[
+            ("host", 16, False),
+            ("host", 2048, True),
+            ("disk", 16, True),
+            ("disk", 2048, False),
+            ("host and disk", 16, False),
+        ],
     ),
 )
-def test_every_tier_gives_the_same_answers(model: Model, tmp_path: Path, tiers: str, chunk_tokens: int, prefix_cache: bool) -> None:
+def test_every_tier_gives_the_same_answers(
+    model: Model, tmp_path: Path, tiers: str, chunk_tokens: int, prefix_cache: bool
+) -> None:
     one = one_picture(model.net, model)
     disk = EmbeddingBudgets(one, one if "host" in tiers else 0, 1 << 30, str(tmp_path))
     budgets = disk if "disk" in tiers else EmbeddingBudgets(one, one)
-    harness = Harness(model.net, embeddings=budgets, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
+    harness = Harness(
+        model.net, embeddings=budgets, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache
+    )
     for _ in range(2):
         check(model, harness.run([model.request(harness, name) for name in CASES]))
     for name in CASES:
@@ -68,17 +81,29 @@ def test_a_restart_answers_from_disk_without_encoding(model: Model, tmp_path: Pa
     assert len(first.encoded) == PICTURES
     first.close()
     again = Harness(model.net, embeddings=budgets)
-    assert set(again.scheduler.take_notices().confirmed) == set(first.encoded), "the front need not decode them ahead"
+    assert set(again.scheduler.take_notices().confirmed) == set(first.encoded), (
+        "the front need not decode them ahead"
+    )
     outcomes = again.run([model.request(again, name) for name in CASES])
     check(model, outcomes)
     assert again.encoded == []
-    found = {(level, tier) for outcome in outcomes.values() for level, tier in zip(outcome.levels, outcome.tiers)}
-    assert ("embedding", "disk") in found and found <= {("embedding", "disk"), ("embedding", "device"), ("kv", None)}
+    found = {
+        (level, tier)
+        for outcome in outcomes.values()
+        for level, tier in zip(outcome.levels, outcome.tiers)
+    }
+    assert ("embedding", "disk") in found and found <= {
+        ("embedding", "disk"),
+        ("embedding", "device"),
+        ("kv", None),
+    }
     again.close()
 
 
 @pytest.mark.parametrize("how", ["a value", "a folder instead"])
-def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Model, tmp_path: Path, how: str) -> None:
+def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(
+    model: Model, tmp_path: Path, how: str
+) -> None:
     budgets = EmbeddingBudgets(64 << 20, 0, 1 << 30, str(tmp_path))
     first = Harness(model.net, embeddings=budgets)
     first.run([model.request(first, name) for name in CASES])
@@ -97,7 +122,9 @@ def test_files_damaged_between_two_runs_cost_encoding_and_nothing_else(model: Mo
     again.close()
     third = Harness(model.net, embeddings=budgets)
     check(model, third.run([model.request(third, name) for name in CASES]))
-    assert len(third.encoded) == (0 if how == "a value" else PICTURES), "what was encoded again was saved again where it could be"
+    assert len(third.encoded) == (0 if how == "a value" else PICTURES), (
+        "what was encoded again was saved again where it could be"
+    )
     third.close()
 
 
@@ -106,9 +133,15 @@ CHUNKS = (1, 7, 16, 64, 2048)
 
 @pytest.mark.parametrize(
     ("chunk_tokens", "prefix_cache"),
-    combinations(CHUNKS, (True, False), default=[*((chunk, True) for chunk in CHUNKS), (7, False), (2048, False)]),
+    combinations(
+        CHUNKS,
+        (True, False),
+        default=[*((chunk, True) for chunk in CHUNKS), (7, False), (2048, False)],
+    ),
 )
-def test_a_chat_of_eight_rounds_encodes_each_picture_once(model: Model, chunk_tokens: int, prefix_cache: bool) -> None:
+def test_a_chat_of_eight_rounds_encodes_each_picture_once(
+    model: Model, chunk_tokens: int, prefix_cache: bool
+) -> None:
     harness = Harness(model.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
     rng = np.random.default_rng(0)
     factor = model.net.spec.image_rules.factor
@@ -118,7 +151,9 @@ def test_a_chat_of_eight_rounds_encodes_each_picture_once(model: Model, chunk_to
         pixels = rng.integers(0, 256, (factor * (2 + number % 3), factor * 3, 3), np.uint8)
         images.append(harness.image(pixels, f"round {number}"))
         history += model.tokenizer.encode(f"user {PLACEHOLDER} how many? assistant ").ids
-        outcome = harness.run([harness.request(f"{number}", history, images, max_tokens=4)])[f"{number}"]
+        outcome = harness.run([harness.request(f"{number}", history, images, max_tokens=4)])[
+            f"{number}"
+        ]
         assert outcome.finish == ["length"] and len(outcome.levels) == number + 1
         history += outcome.tokens
     assert Counter(harness.encoded) == {image.key: 1 for image in images}

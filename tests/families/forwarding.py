@@ -1,4 +1,6 @@
-"""Runs a family's network on one sequence the way the runtime would: pages in any order, chunks, splices, one token at a time."""
+"""Runs a family's network on one sequence the way the runtime would: pages in any order, chunks,
+splices, one token at a time.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,47 @@ def load(folder: Path) -> FamilyNet:
 
 def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
     grids = [net.spec.grid(*image.shape[:2]) for image in pixels]
-    return [Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid)) for i, grid in enumerate(grids)]
+    return [
+        Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid))
+        for i, grid in enumerate(grids)
+    ]
 
 
-def encode(net: FamilyNet, pixels: Sequence[torch.Tensor], metrics: Metrics | None = None) -> list[torch.Tensor]:
+def encode(
+    net: FamilyNet, pixels: Sequence[torch.Tensor], metrics: Metrics | None = None
+) -> list[torch.Tensor]:
     """Embeddings of pictures, packed."""
     positions = PositionCache(net.spec, net.vision, metrics or Metrics())
     return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(pixels)
 
 
 class Session:
-    """One sequence in a paged cache. `page_size` None: slots are consecutive; else its pages are scattered."""
+    """One sequence in a paged cache.
 
-    def __init__(self, net: FamilyNet, prompt: Sequence[int], pixels: Sequence[np.ndarray], page_size: int | None) -> None:
+    `page_size` None: slots are consecutive; else its pages are scattered.
+    """
+
+    def __init__(
+        self,
+        net: FamilyNet,
+        prompt: Sequence[int],
+        pixels: Sequence[np.ndarray],
+        page_size: int | None,
+    ) -> None:
         self.net = net
         images = images_of(net, pixels)
         self.tokens, self.spans = net.spec.expand_prompt(prompt, images)
         self.embeddings = encode(net, [torch.from_numpy(image) for image in pixels])
         blocks = [net.spec.image_positions(image.grid) for image in images]
-        self.positions, self.next_position = net.spec.positions(len(self.tokens), self.spans, blocks)
+        self.positions, self.next_position = net.spec.positions(
+            len(self.tokens), self.spans, blocks
+        )
         self.done = 0
         layout, size = net.spec.kv_layout, 512
-        self.kv = [tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2)) for _ in range(layout.layers)]
+        self.kv = [
+            tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2))
+            for _ in range(layout.layers)
+        ]
         self.run = 7 if page_size is None else -1
         slots = torch.arange(7, size)
         if page_size is not None:
@@ -59,7 +80,10 @@ class Session:
     def prefill(self, chunk: int | None = None) -> torch.Tensor:
         """Logits [T, vocab] of the whole prompt, computed `chunk` tokens at a time."""
         step = chunk or len(self.tokens)
-        parts = [self._forward(self.tokens[i : i + step], self.positions[:, i : i + step]) for i in range(0, len(self.tokens), step)]
+        parts = [
+            self._forward(self.tokens[i : i + step], self.positions[:, i : i + step])
+            for i in range(0, len(self.tokens), step)
+        ]
         return torch.cat(parts)
 
     def decode(self, token: int) -> torch.Tensor:
@@ -77,7 +101,9 @@ class Session:
             out_slots=self.slots[start:end],
             contexts=(Context(0, end - start, end, self.slots[:end], self.run),),
             splice_rows=torch.tensor(rows, dtype=torch.int64),
-            embeddings=torch.cat(pieces) if pieces else torch.empty(0, self.net.spec.embedding_width),
+            embeddings=torch.cat(pieces)
+            if pieces
+            else torch.empty(0, self.net.spec.embedding_width),
             sample_rows=torch.arange(end - start),
         )
         self.done = end

@@ -50,13 +50,17 @@ def test_what_is_no_model_is_said_to_be_none(folder: Path, model: str, message: 
 def test_a_hub_id_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"cannot download saccade-tests/absent.*give its folder"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot download saccade-tests/absent.*give its folder"
+    ):
         resolve_model("saccade-tests/absent")
 
 
 def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
     edit(folder / "config.json", lambda data: data.update(architectures=["LlamaForCausalLM"]))
-    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM is not supported; supported are Qwen2VL.*Qwen3VL"):
+    with pytest.raises(
+        CheckpointError, match=r"LlamaForCausalLM is not supported; supported are Qwen2VL.*Qwen3VL"
+    ):
         load_spec(folder)
 
 
@@ -68,17 +72,40 @@ def test_model_type_stands_in_for_architectures(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data["text_config"].pop("hidden_size"), "config.json: text_config: hidden_size is missing"),
-        (lambda data: data["text_config"].update(num_hidden_layers="many"), "num_hidden_layers must be an integer, not 'many'"),
-        (lambda data: data["text_config"].update(num_key_value_heads=3), "4 query heads cannot share 3"),
-        (lambda data: data["text_config"]["rope_parameters"].update(rope_type="yarn"), "rope type 'yarn' is not supported"),
-        (lambda data: data["text_config"]["rope_parameters"].update(mrope_section=[1, 2, 3]), r"mrope_section \[1, 2, 3\].*sum to 8"),
-        (lambda data: data["vision_config"].update(deepstack_visual_indexes=[9]), "deepstack_visual_indexes"),
-        (lambda data: data["vision_config"].update(out_hidden_size=65), "puts out 65 values, the text model takes 64"),
+        (
+            lambda data: data["text_config"].pop("hidden_size"),
+            "config.json: text_config: hidden_size is missing",
+        ),
+        (
+            lambda data: data["text_config"].update(num_hidden_layers="many"),
+            "num_hidden_layers must be an integer, not 'many'",
+        ),
+        (
+            lambda data: data["text_config"].update(num_key_value_heads=3),
+            "4 query heads cannot share 3",
+        ),
+        (
+            lambda data: data["text_config"]["rope_parameters"].update(rope_type="yarn"),
+            "rope type 'yarn' is not supported",
+        ),
+        (
+            lambda data: data["text_config"]["rope_parameters"].update(mrope_section=[1, 2, 3]),
+            r"mrope_section \[1, 2, 3\].*sum to 8",
+        ),
+        (
+            lambda data: data["vision_config"].update(deepstack_visual_indexes=[9]),
+            "deepstack_visual_indexes",
+        ),
+        (
+            lambda data: data["vision_config"].update(out_hidden_size=65),
+            "puts out 65 values, the text model takes 64",
+        ),
         (lambda data: data.update(vision_config=3), "vision_config must be an object"),
     ],
 )
-def test_a_wrong_field_is_named(folder: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_a_wrong_field_is_named(
+    folder: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     edit(folder / "config.json", change)
     with pytest.raises(CheckpointError, match=message):
         load_spec(folder)
@@ -95,7 +122,10 @@ def test_damaged_and_missing_files_are_named(folder: Path) -> None:
 
 def test_the_processor_must_fit_the_tower(folder: Path) -> None:
     edit(folder / "preprocessor_config.json", lambda data: data.update(patch_size=14))
-    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: patch_size is 14, but the vision tower was made for 16"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"preprocessor_config\.json: patch_size is 14, but the vision tower was made for 16",
+    ):
         load_spec(folder)
 
 
@@ -105,12 +135,21 @@ def test_the_processor_must_fit_the_tower(folder: Path) -> None:
         ({"min_pixels": 100, "max_pixels": 2000}, (100, 2000)),
         ({"size": {"shortest_edge": 100, "longest_edge": 2000}}, (100, 2000)),
         ({"size": {"min_pixels": 100, "max_pixels": 2000}}, (100, 2000)),
-        ({"size": {"shortest_edge": 1, "longest_edge": 2}, "min_pixels": 100, "max_pixels": 2000}, (100, 2000)),
+        (
+            {
+                "size": {"shortest_edge": 1, "longest_edge": 2},
+                "min_pixels": 100,
+                "max_pixels": 2000,
+            },
+            (100, 2000),
+        ),
         ({"min_pixels": None, "size": {"shortest_edge": 100, "longest_edge": 2000}}, (100, 2000)),
         ({}, (65536, 16777216)),
     ],
 )
-def test_pixel_limits_from_every_layout(folder: Path, processor: dict[str, Any], limits: tuple[int, int]) -> None:
+def test_pixel_limits_from_every_layout(
+    folder: Path, processor: dict[str, Any], limits: tuple[int, int]
+) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     rules = load_spec(folder).image_rules
     assert (rules.min_pixels, rules.max_pixels) == limits
@@ -118,7 +157,9 @@ def test_pixel_limits_from_every_layout(folder: Path, processor: dict[str, Any],
 
 def test_pixel_limits_from_a_processor_file_of_transformers_5(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
-    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 70}}}))
+    (folder / "processor_config.json").write_text(
+        json.dumps({"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 70}}})
+    )
     assert load_spec(folder).image_rules.max_pixels == 70
 
 

@@ -1,4 +1,6 @@
-"""The three Qwen-VL networks compute what transformers computes on the same checkpoint, however the work is cut up."""
+"""The three Qwen-VL networks compute what transformers computes on the same checkpoint, however the
+work is cut up.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,24 @@ def prompt(reference: Reference, pictures: int) -> list[int]:
     config = reference.model.config
     tokens = [11, 12, 13]
     for number in range(pictures):
-        tokens += [config.vision_start_token_id, config.image_token_id, config.vision_end_token_id, 20 + number]
+        tokens += [
+            config.vision_start_token_id,
+            config.image_token_id,
+            config.vision_end_token_id,
+            20 + number,
+        ]
     return [*tokens, 30, 31, 32, 33]
 
 
 def pixels(reference: Reference, count: int) -> list[np.ndarray]:
-    return [reference.resize(picture(*size, seed=number)) for number, size in enumerate(SIZES[:count])]
+    return [
+        reference.resize(picture(*size, seed=number)) for number, size in enumerate(SIZES[:count])
+    ]
 
 
-def test_embeddings_equal_the_reference(family: FamilyName, reference: Callable[..., Reference]) -> None:
+def test_embeddings_equal_the_reference(
+    family: FamilyName, reference: Callable[..., Reference]
+) -> None:
     ours, theirs = load(reference(family).folder), reference(family)
     packed = pixels(theirs, 3)
     embeddings = encode(ours, [torch.from_numpy(image) for image in packed])
@@ -42,7 +53,9 @@ def test_embeddings_equal_the_reference(family: FamilyName, reference: Callable[
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_logits_equal_the_reference(family: FamilyName, reference: Callable[..., Reference], count: int) -> None:
+def test_logits_equal_the_reference(
+    family: FamilyName, reference: Callable[..., Reference], count: int
+) -> None:
     theirs = reference(family)
     images = pixels(theirs, count)
     session = Session(load(theirs.folder), prompt(theirs, count), images, page_size=None)
@@ -58,11 +71,15 @@ def test_chunks_and_decode_equal_one_prefill(
     images = pixels(theirs, 3)
     session = Session(load(theirs.folder), prompt(theirs, 3), images, page_size)
     answer = [41, 42, 43]
-    logits = torch.cat([session.prefill(chunk), torch.stack([session.decode(token) for token in answer])])
+    logits = torch.cat(
+        [session.prefill(chunk), torch.stack([session.decode(token) for token in answer])]
+    )
     torch.testing.assert_close(logits, theirs.logits([*session.tokens, *answer], images), **LOGITS)
 
 
-def test_greedy_tokens_equal_generate(family: FamilyName, reference: Callable[..., Reference]) -> None:
+def test_greedy_tokens_equal_generate(
+    family: FamilyName, reference: Callable[..., Reference]
+) -> None:
     theirs = reference(family)
     images = pixels(theirs, 2)
     session = Session(load(theirs.folder), prompt(theirs, 2), images, page_size=16)
@@ -73,33 +90,61 @@ def test_greedy_tokens_equal_generate(family: FamilyName, reference: Callable[..
     assert tokens == expected
 
 
-@pytest.mark.parametrize("options", [{"layout": "old"}, {"sharded": True}, {"tie": True}, {"layout": "old", "sharded": True, "tie": True}])
-def test_every_layout_loads(family: FamilyName, reference: Callable[..., Reference], options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "old"},
+        {"sharded": True},
+        {"tie": True},
+        {"layout": "old", "sharded": True, "tie": True},
+    ],
+)
+def test_every_layout_loads(
+    family: FamilyName, reference: Callable[..., Reference], options: dict[str, object]
+) -> None:
     theirs = reference(family, **options)
     images = pixels(theirs, 1)
     session = Session(load(theirs.folder), prompt(theirs, 1), images, page_size=None)
     torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
 
 
-def test_a_picture_is_encoded_alike_alone_and_in_company(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+def test_a_picture_is_encoded_alike_alone_and_in_company(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
     net = load(checkpoint(family))
     factor = net.spec.image_rules.factor
-    images = [torch.from_numpy(picture(h * factor, w * factor, seed=h)) for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]]
+    images = [
+        torch.from_numpy(picture(h * factor, w * factor, seed=h))
+        for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]
+    ]
     together = encode(net, images)
     for image, embedding in zip(images, together, strict=True):
         torch.testing.assert_close(embedding, encode(net, [image])[0], atol=1e-5, rtol=0.0)
-        assert embedding.untyped_storage().nbytes() == embedding.nbytes, "an embedding owns its storage"
+        assert embedding.untyped_storage().nbytes() == embedding.nbytes, (
+            "an embedding owns its storage"
+        )
 
 
-def test_a_folded_patch_embedding_is_as_exact(family: FamilyName, reference: Callable[..., Reference]) -> None:
-    """In float32 it is the reference's but for rounding; in bfloat16 it is no further from it than the exact way."""
+def test_a_folded_patch_embedding_is_as_exact(
+    family: FamilyName, reference: Callable[..., Reference]
+) -> None:
+    """In float32 it is the reference's but for rounding; in bfloat16 it is no further from it than
+    the exact way.
+    """
     judge = reference(family)
     pixels = [judge.resize(picture(100, 140, seed=1)), judge.resize(picture(64, 64, seed=2))]
     wanted = torch.cat(judge.embeddings(pixels)).double()
     errors = {}
     for dtype in (torch.float32, torch.bfloat16):
         for way in ("exact", "folded"):
-            net = load_net(load_spec(judge.folder), judge.folder, dtype=dtype, device=CPU, patch_embed=way, progress=False)  # type: ignore[arg-type]
+            net = load_net(
+                load_spec(judge.folder),
+                judge.folder,
+                dtype=dtype,
+                device=CPU,
+                patch_embed=way,
+                progress=False,
+            )  # type: ignore[arg-type]
             found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()
             errors[dtype, way] = float((found - wanted).abs().mean())
     assert errors[torch.float32, "folded"] < 1e-5
@@ -114,9 +159,13 @@ def test_windows_of_equal_size_stand_together() -> None:
     assert order[-1] == 14
 
 
-def test_bfloat16_agrees_on_the_first_token(family: FamilyName, reference: Callable[..., Reference]) -> None:
+def test_bfloat16_agrees_on_the_first_token(
+    family: FamilyName, reference: Callable[..., Reference]
+) -> None:
     theirs = reference(family)
-    net = load_net(load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    net = load_net(
+        load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU, progress=False
+    )
     images = pixels(theirs, 1)
     session = Session(net, prompt(theirs, 1), images, page_size=16)
     session.kv = [(k.bfloat16(), v.bfloat16()) for k, v in session.kv]

@@ -1,4 +1,6 @@
-"""The CPU side of the families: sizes, token counts, prompt expansion and positions are transformers' own."""
+"""The CPU side of the families: sizes, token counts, prompt expansion and positions are
+transformers' own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    smart_resize as reference_resize,
+)
 
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.family import FamilySpec, ImageRules
@@ -25,7 +29,10 @@ HALF = (0.5, 0.5, 0.5)
 
 
 def images(spec: FamilySpec, grids: list[Grid]) -> list[Image]:
-    return [Image(ImageKey(bytes([i]), b""), grid, spec.num_tokens(grid)) for i, grid in enumerate(grids)]
+    return [
+        Image(ImageKey(bytes([i]), b""), grid, spec.num_tokens(grid))
+        for i, grid in enumerate(grids)
+    ]
 
 
 @given(
@@ -34,27 +41,47 @@ def images(spec: FamilySpec, grids: list[Grid]) -> list[Image]:
     st.sampled_from([28, 32]),
     st.sampled_from([(3136, 1003520), (65536, 16777216), (4096, 65536)]),
 )
-def test_sizes_equal_the_reference(height: int, width: int, factor: int, limits: tuple[int, int]) -> None:
+def test_sizes_equal_the_reference(
+    height: int, width: int, factor: int, limits: tuple[int, int]
+) -> None:
     rules = ImageRules(factor // 2, 2, *limits, HALF, HALF)
     if max(height, width) / min(height, width) > 200:
         with pytest.raises(ImageError, match=f"{width} x {height} px.*limit is 200"):
             smart_resize(height, width, rules)
     else:
-        assert smart_resize(height, width, rules) == reference_resize(height, width, factor, *limits)
+        assert smart_resize(height, width, rules) == reference_resize(
+            height, width, factor, *limits
+        )
 
 
 def test_half_rows_round_to_even() -> None:
     assert smart_resize(720, 1280, ImageRules(16, 2, 65536, 16777216, HALF, HALF)) == (704, 1280)
 
 
-def test_positions_equal_the_reference(family: FamilyName, reference: Callable[..., Reference]) -> None:
+def test_positions_equal_the_reference(
+    family: FamilyName, reference: Callable[..., Reference]
+) -> None:
     theirs = reference(family).model
     spec = load_spec(reference(family).folder)
     config = theirs.config
     grids: list[Grid] = [(1, 4, 6), (1, 2, 2), (1, 10, 4)]
-    prompt = [5, 6, config.image_token_id, 7, 8, 9, config.image_token_id, 10, config.image_token_id, 11, 12]
+    prompt = [
+        5,
+        6,
+        config.image_token_id,
+        7,
+        8,
+        9,
+        config.image_token_id,
+        10,
+        config.image_token_id,
+        11,
+        12,
+    ]
     tokens, spans = spec.expand_prompt(prompt, images(spec, grids))
-    ours, following = spec.positions(len(tokens), spans, [spec.image_positions(grid) for grid in grids])
+    ours, following = spec.positions(
+        len(tokens), spans, [spec.image_positions(grid) for grid in grids]
+    )
     ids = torch.tensor([tokens])
     types = (ids == config.image_token_id).int()
     wanted, delta = theirs.model.get_rope_index(ids, types, image_grid_thw=torch.tensor(grids))
@@ -75,7 +102,10 @@ def test_a_placeholder_grows_to_its_pictures_tokens(
     pad = reference(family).model.config.image_token_id
     tokens, spans = spec.expand_prompt([1, pad, 2, pad, 3], images(spec, [(1, 4, 4), (1, 2, 6)]))
     assert tokens == (1, pad, pad, pad, pad, 2, pad, pad, pad, 3)
-    assert [(span.start, span.length, span.image, span.offset) for span in spans] == [(1, 4, 0, 0), (6, 3, 1, 0)]
+    assert [(span.start, span.length, span.image, span.offset) for span in spans] == [
+        (1, 4, 0, 0),
+        (6, 3, 1, 0),
+    ]
 
 
 @pytest.mark.parametrize("pictures", [0, 1, 3])
@@ -93,14 +123,20 @@ def test_facts_of_a_checkpoint(checkpoint: Callable[..., Path]) -> None:
     assert (spec.family, spec.vocab_size, spec.context_length) == ("qwen3_vl", 600, 4096)
     assert (spec.kv_layout.layers, spec.kv_layout.kv_heads, spec.kv_layout.head_dim) == (3, 2, 16)
     assert spec.embedding_width == 64 * 3, "the tower's output and two deepstack levels"
-    assert (spec.image_rules.factor, spec.image_rules.min_pixels, spec.image_rules.max_pixels) == (32, 4 * 32**2, 64 * 32**2)
+    assert (spec.image_rules.factor, spec.image_rules.min_pixels, spec.image_rules.max_pixels) == (
+        32,
+        4 * 32**2,
+        64 * 32**2,
+    )
     assert len(spec.eos_token_ids) == 2
     assert spec.grid(64, 96) == (1, 4, 6)
     assert spec.num_tokens((1, 4, 6)) == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"layout": "old"}])
-def test_both_layouts_say_the_same(family: FamilyName, checkpoint: Callable[..., Path], options: dict[str, object]) -> None:
+def test_both_layouts_say_the_same(
+    family: FamilyName, checkpoint: Callable[..., Path], options: dict[str, object]
+) -> None:
     assert load_spec(checkpoint(family, **options)) == load_spec(checkpoint(family))
 
 
@@ -110,8 +146,12 @@ def test_the_spec_side_imports_no_torch(checkpoint: Callable[..., Path]) -> None
 import pathlib, sys
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
-load_spec(resolve_model({str(folder)!r})).image_size(100, 100, load_spec(pathlib.Path({str(folder)!r})).image_rules)
-print([name for name in ("torch", "transformers", "safetensors", "huggingface_hub") if name in sys.modules])
+spec = load_spec(resolve_model({str(folder)!r}))
+spec.image_size(100, 100, load_spec(pathlib.Path({str(folder)!r})).image_rules)
+heavy = ("torch", "transformers", "safetensors", "huggingface_hub")
+print([name for name in heavy if name in sys.modules])
 """
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert answer.stdout.strip() == "[]"

@@ -1,4 +1,7 @@
-"""Tests that need a CUDA device: `make gpu-check`, or `pytest -m gpu`. Elsewhere they are skipped."""
+"""Tests that need a CUDA device: `make gpu-check`, or `pytest -m gpu`.
+
+Elsewhere they are skipped.
+"""
 
 from __future__ import annotations
 

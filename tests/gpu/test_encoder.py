@@ -1,4 +1,6 @@
-"""The vision tower on a GPU: graphs have the bits of the same work without them, embeddings are their owners' alone."""
+"""The vision tower on a GPU: graphs have the bits of the same work without them, embeddings are
+their owners' alone.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab.checkpoint import make_checkpoint
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.registry import load_spec
-from saccade.lab.checkpoint import make_checkpoint
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE
 from saccade.runtime.encoder import PackedEncoder
@@ -35,10 +37,17 @@ def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     folder = make_checkpoint(request.param, tmp_path_factory.mktemp("model"))
-    return load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=torch.device("cuda"), progress=False)
+    return load_net(
+        load_spec(folder), folder, dtype=torch.bfloat16, device=torch.device("cuda"), progress=False
+    )
 
 
-def encoder(net: FamilyNet, device: torch.device, capture: Capture | None = None, sizes: tuple[int, ...] = BUCKETS) -> PackedEncoder:
+def encoder(
+    net: FamilyNet,
+    device: torch.device,
+    capture: Capture | None = None,
+    sizes: tuple[int, ...] = BUCKETS,
+) -> PackedEncoder:
     like = torch.empty(0, dtype=torch.bfloat16, device=device)
     config = EncoderConfig("flash", sizes if capture else ())
     return PackedEncoder(net, PositionCache(net.spec, net.vision, Metrics()), config, like, capture)
@@ -46,7 +55,10 @@ def encoder(net: FamilyNet, device: torch.device, capture: Capture | None = None
 
 def pixels(net: FamilyNet, sizes: list[tuple[int, int]], seed: int = 0) -> list[np.ndarray]:
     rng, factor = np.random.default_rng(seed), net.spec.image_rules.factor
-    return [rng.integers(0, 256, (height * factor, width * factor, 3), np.uint8) for height, width in sizes]
+    return [
+        rng.integers(0, 256, (height * factor, width * factor, 3), np.uint8)
+        for height, width in sizes
+    ]
 
 
 def on(device: torch.device, pictures: list[np.ndarray]) -> list[torch.Tensor]:
@@ -63,12 +75,21 @@ def test_a_graph_has_the_bits_of_the_same_work_without(net: FamilyNet, cuda: tor
 
 def test_padding_does_not_show(net: FamilyNet, cuda: torch.device) -> None:
     pictures = on(cuda, pixels(net, SIZES))
-    for padded, exact in zip(encoder(net, cuda, CudaCapture()).encode(pictures), encoder(net, cuda).encode(pictures), strict=True):
+    for padded, exact in zip(
+        encoder(net, cuda, CudaCapture()).encode(pictures),
+        encoder(net, cuda).encode(pictures),
+        strict=True,
+    ):
         torch.testing.assert_close(padded, exact, atol=0.1, rtol=0.05)
-        assert float((padded - exact).float().abs().mean()) < 0.01 * float(exact.float().abs().mean()) + 1e-3
+        assert (
+            float((padded - exact).float().abs().mean())
+            < 0.01 * float(exact.float().abs().mean()) + 1e-3
+        )
 
 
-def test_graphs_that_were_fitted_to_the_traffic_have_the_same_bits(net: FamilyNet, cuda: torch.device) -> None:
+def test_graphs_that_were_fitted_to_the_traffic_have_the_same_bits(
+    net: FamilyNet, cuda: torch.device
+) -> None:
     fitted, fresh = encoder(net, cuda, CudaCapture()), encoder(net, cuda, eager, (24, 256))
     pictures = on(cuda, pixels(net, [(2, 3)]))
     for _ in range(ENOUGH):
@@ -79,7 +100,9 @@ def test_graphs_that_were_fitted_to_the_traffic_have_the_same_bits(net: FamilyNe
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-def test_an_embedding_stays_what_it_is_when_others_are_encoded(net: FamilyNet, cuda: torch.device, graphs: bool) -> None:
+def test_an_embedding_stays_what_it_is_when_others_are_encoded(
+    net: FamilyNet, cuda: torch.device, graphs: bool
+) -> None:
     """Encode A, keep it, encode B: A is unchanged, and in memory of its own."""
     ours = encoder(net, cuda, CudaCapture() if graphs else None)
     a, b = on(cuda, pixels(net, [(2, 3)], seed=1)), on(cuda, pixels(net, [(3, 2)], seed=2))
@@ -92,11 +115,17 @@ def test_an_embedding_stays_what_it_is_when_others_are_encoded(net: FamilyNet, c
     assert torch.equal(ours.encode(a)[0], copy)
 
 
-def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(net: FamilyNet, cuda: torch.device) -> None:
-    """From the pinned arena, on a stream of its own, while the stream that shows them is busy; slots are used again at once."""
+def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
+    net: FamilyNet, cuda: torch.device
+) -> None:
+    """From the pinned arena, on a stream of its own, while the stream that shows them is busy;
+    slots are used again at once.
+    """
     arena = Arena.create(1 << 22)
     like = torch.empty(0, dtype=torch.bfloat16, device=cuda)
-    vision = VisionEncoder(net.spec, encoder(net, cuda, CudaCapture()), arena, like, WHOLE, "weights")
+    vision = VisionEncoder(
+        net.spec, encoder(net, cuda, CudaCapture()), arena, like, WHOLE, "weights"
+    )
     memory = EmbeddingMemory(net.spec.embedding_width, torch.bfloat16, cuda, WHOLE, None)
     plain = encoder(net, cuda, eager)
     busy = torch.randn(2048, 2048, device=cuda)
@@ -110,12 +139,18 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(net: F
             offsets.append(offset)
             slot = PixelSlot(offset, *picture.shape[:2])
             arena.view(slot)[:] = picture
-            encodes.append(Encode(ImageKey(bytes([number, index]), b""), net.spec.grid(*picture.shape[:2]), slot))
+            encodes.append(
+                Encode(
+                    ImageKey(bytes([number, index]), b""), net.spec.grid(*picture.shape[:2]), slot
+                )
+            )
         for encoded in vision.encode(encodes):
             memory.put(encoded.key, encoded.rows, encoded.ready)
         for _ in range(5):
             busy = busy @ busy / 50.0
-        shown = memory.gather([(encode.key, 0, net.spec.num_tokens(encode.grid)) for encode in encodes])
+        shown = memory.gather(
+            [(encode.key, 0, net.spec.num_tokens(encode.grid)) for encode in encodes]
+        )
         reported += vision.finish()
         for offset in offsets:
             arena.free(offset)
@@ -123,10 +158,14 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(net: F
         assert torch.equal(shown, torch.cat(plain.encode(on(cuda, pictures))))
     torch.cuda.synchronize()
     reported += vision.finish()
-    assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(ms > 0 for _, ms, _ in reported)
+    assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(
+        ms > 0 for _, ms, _ in reported
+    )
 
 
-def test_the_arena_is_pinned(cuda: torch.device, net: FamilyNet, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_arena_is_pinned(
+    cuda: torch.device, net: FamilyNet, caplog: pytest.LogCaptureFixture
+) -> None:
     like = torch.empty(0, dtype=torch.bfloat16, device=cuda)
     VisionEncoder(net.spec, encoder(net, cuda), Arena.create(1 << 20), like, WHOLE, "weights")
     assert caplog.records == []
@@ -135,5 +174,12 @@ def test_the_arena_is_pinned(cuda: torch.device, net: FamilyNet, caplog: pytest.
 def test_checkpoints_need_no_weights_to_be_measured(tmp_path: Path, cuda: torch.device) -> None:
     folder = make_checkpoint("tiny-qwen3-vl", tmp_path)
     (folder / "model.safetensors").unlink()
-    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cuda, load_format="dummy", progress=False)
+    net = load_net(
+        load_spec(folder),
+        folder,
+        dtype=torch.bfloat16,
+        device=cuda,
+        load_format="dummy",
+        progress=False,
+    )
     assert encoder(net, cuda).encode(on(cuda, pixels(net, [(2, 2)])))[0].isfinite().all()

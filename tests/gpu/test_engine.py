@@ -1,4 +1,6 @@
-"""The whole engine on a GPU, in float32: its answers are those of the CPU, and, where it is installed, of transformers."""
+"""The whole engine on a GPU, in float32: its answers are those of the CPU, and, where it is
+installed, of transformers.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from lab.checkpoint import make_checkpoint
 from saccade.core.config import EmbeddingBudgets, EncoderConfig
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
-from saccade.lab.checkpoint import make_checkpoint
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
 from tests.engine.harness import Harness
@@ -27,7 +29,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load(folder: Path, device: str) -> FamilyNet:
-    return load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device(device), progress=False)
+    return load_net(
+        load_spec(folder), folder, dtype=torch.float32, device=torch.device(device), progress=False
+    )
 
 
 def requests(harness: Harness) -> list[Request]:
@@ -36,7 +40,10 @@ def requests(harness: Harness) -> list[Request]:
     placeholder: int = spec.image_token_id  # type: ignore[attr-defined]
     factor, rng = spec.image_rules.factor, np.random.default_rng(0)
     sizes = [(2, 3), (4, 2), (3, 3), (1, 5)]
-    pictures = [harness.image(rng.integers(0, 256, (h * factor, w * factor, 3), np.uint8), f"{i}") for i, (h, w) in enumerate(sizes)]
+    pictures = [
+        harness.image(rng.integers(0, 256, (h * factor, w * factor, 3), np.uint8), f"{i}")
+        for i, (h, w) in enumerate(sizes)
+    ]
     made = []
     for number in range(4):
         shown = pictures[: number + 1]
@@ -46,9 +53,16 @@ def requests(harness: Harness) -> list[Request]:
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 2048])
-@pytest.mark.parametrize("tiers", [EmbeddingBudgets(64 << 20), EmbeddingBudgets(1, 1 << 20)], ids=["device", "host"])
-def test_answers_are_those_of_the_cpu(folder: Path, cuda: torch.device, tiers: EmbeddingBudgets, chunk_tokens: int) -> None:
-    here, there = Harness(load(folder, "cpu")), Harness(load(folder, "cuda"), device="cuda", chunk_tokens=chunk_tokens, embeddings=tiers)
+@pytest.mark.parametrize(
+    "tiers", [EmbeddingBudgets(64 << 20), EmbeddingBudgets(1, 1 << 20)], ids=["device", "host"]
+)
+def test_answers_are_those_of_the_cpu(
+    folder: Path, cuda: torch.device, tiers: EmbeddingBudgets, chunk_tokens: int
+) -> None:
+    here, there = (
+        Harness(load(folder, "cpu")),
+        Harness(load(folder, "cuda"), device="cuda", chunk_tokens=chunk_tokens, embeddings=tiers),
+    )
     wanted = {name: outcome.tokens for name, outcome in here.run(requests(here)).items()}
     for _ in range(2):
         outcomes = there.run(requests(there))
@@ -56,17 +70,30 @@ def test_answers_are_those_of_the_cpu(folder: Path, cuda: torch.device, tiers: E
     assert set(there.encoded) == set(there.pixels)
 
 
-def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(folder: Path, cuda: torch.device) -> None:
+def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
+    folder: Path, cuda: torch.device
+) -> None:
     net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cuda, progress=False)
-    harness = Harness(net, device="cuda", dtype="bfloat16", encoder=EncoderConfig("flash", (64, 256)), chunk_tokens=16)
+    harness = Harness(
+        net,
+        device="cuda",
+        dtype="bfloat16",
+        encoder=EncoderConfig("flash", (64, 256)),
+        chunk_tokens=16,
+    )
     outcomes = [harness.run(requests(harness)) for _ in range(2)]
-    assert sorted(key.digest for key in harness.encoded) == sorted(key.digest for key in harness.pixels)
+    assert sorted(key.digest for key in harness.encoded) == sorted(
+        key.digest for key in harness.pixels
+    )
     assert all(outcome.finish == ["length"] for each in outcomes for outcome in each.values())
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_path: Path) -> None:
-    pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl", reason="no transformers of a known version")
+    pytest.importorskip(
+        "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        reason="no transformers of a known version",
+    )
     from tests.engine import test_parity as parity
 
     model = parity.load(family, tmp_path)  # type: ignore[arg-type]

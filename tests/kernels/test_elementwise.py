@@ -36,12 +36,17 @@ def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], rows: int) -> None
 def test_gelu_tanh(dtype: torch.dtype) -> None:
     x = (noise(1000) * 4).to(dtype)
     wanted = torch.nn.functional.gelu(x.double(), approximate="tanh")
-    torch.testing.assert_close(gelu_tanh(x).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        gelu_tanh(x).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize(
     ("patch", "mean", "std"),
-    [(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), (14, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))],
+    [
+        (16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        (14, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    ],
 )
 @pytest.mark.parametrize("size", [(2, 2), (3, 5)])
 def test_patches_equal_the_processors_bit_for_bit(
@@ -53,4 +58,6 @@ def test_patches_equal_the_processors_bit_for_bit(
     wanted, _, _ = Qwen2VLImageProcessorPil().patchify(normal, patch, 2, 2)
     ours = patchify(torch.from_numpy(image), patch, 2, 2, means, stds, torch.float32)
     assert np.array_equal(ours.numpy(), wanted)
-    assert torch.equal(patchify(torch.from_numpy(image), patch, 2, 2, means, stds, torch.bfloat16), ours.bfloat16())
+    assert torch.equal(
+        patchify(torch.from_numpy(image), patch, 2, 2, means, stds, torch.bfloat16), ours.bfloat16()
+    )

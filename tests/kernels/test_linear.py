@@ -28,21 +28,34 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("shape", [(1, 64, 96), (3, 48, 80), (200, 37, 13), (0, 16, 8), (2, 512, 400)], ids=str)
-def test_a_product_is_what_float64_says(shape: tuple[int, int, int], dtype: torch.dtype, bias: bool, activation: Activation) -> None:
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 96), (3, 48, 80), (200, 37, 13), (0, 16, 8), (2, 512, 400)], ids=str
+)
+def test_a_product_is_what_float64_says(
+    shape: tuple[int, int, int], dtype: torch.dtype, bias: bool, activation: Activation
+) -> None:
     rows, inputs, outputs = shape
-    x, weight = noise(rows, inputs, seed=1).to(dtype), (noise(outputs, inputs, seed=2) / inputs**0.5).to(dtype)
+    x, weight = (
+        noise(rows, inputs, seed=1).to(dtype),
+        (noise(outputs, inputs, seed=2) / inputs**0.5).to(dtype),
+    )
     added = noise(outputs, seed=3).to(dtype) if bias else None
-    wanted = EXACT[activation](F.linear(x.double(), weight.double(), None if added is None else added.double()))
+    wanted = EXACT[activation](
+        F.linear(x.double(), weight.double(), None if added is None else added.double())
+    )
     result = linear(x, pack(weight), added, activation)
     assert result.dtype == dtype and result.shape == (rows, outputs)
-    torch.testing.assert_close(result.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        result.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_an_activation_alone_takes_parts_of_a_larger_tensor(activation: Activation) -> None:
     gate = noise(5, 32, seed=4).chunk(2, dim=-1)[0]
-    torch.testing.assert_close(activate(gate, activation).double(), EXACT[activation](gate.double()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        activate(gate, activation).double(), EXACT[activation](gate.double()), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -51,7 +64,9 @@ def test_a_weight_may_be_a_slice_of_a_larger_one(dtype: torch.dtype) -> None:
     whole = noise(24, 64, seed=5).to(dtype)
     x = noise(3, 32, seed=6).to(dtype)
     wanted = x.double() @ whole[:, 16:48].double().t()
-    torch.testing.assert_close(linear(x, pack(whole[:, 16:48])).double(), wanted, atol=0.0, rtol=TOLERANCE[dtype] * 4)
+    torch.testing.assert_close(
+        linear(x, pack(whole[:, 16:48])).double(), wanted, atol=0.0, rtol=TOLERANCE[dtype] * 4
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

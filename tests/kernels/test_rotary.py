@@ -1,4 +1,6 @@
-"""Rotary embedding against float64: what CPUs run, and the Triton kernel (without a GPU, in Triton's interpreter)."""
+"""Rotary embedding against float64: what CPUs run, and the Triton kernel (without a GPU, in
+Triton's interpreter).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ HEAD_SIZES = [32, 40, 64, 72, 80, 96, 128, 256]
 Rotate = Callable[..., None]
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("triton", marks=[pytest.mark.gpu] if DEVICE == "cuda" else [])])
+@pytest.fixture(
+    scope="module",
+    params=["torch", pytest.param("triton", marks=[pytest.mark.gpu] if DEVICE == "cuda" else [])],
+)
 def rotate(request: pytest.FixtureRequest) -> Rotate:
     """Each implementation in turn."""
     if request.param == "torch":
@@ -41,63 +46,123 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor, pairs: Pairs) -> torch.Tensor:
-    """x [T, H, D] with its first 2 * angles.shape[1] values turned by `angles` [T, R / 2], in float64."""
+    """x [T, H, D] with its first 2 * angles.shape[1] values turned by `angles` [T, R / 2], in
+    float64.
+    """
     size = 2 * angles.shape[1]
     part = x[..., :size].double()
-    split = torch.stack(part.chunk(2, dim=-1), dim=-1) if pairs == "halves" else part.unflatten(-1, (-1, 2))
-    spun = torch.view_as_complex(split.contiguous()) * torch.polar(torch.ones(()).double(), angles.double()[:, None])
+    split = (
+        torch.stack(part.chunk(2, dim=-1), dim=-1)
+        if pairs == "halves"
+        else part.unflatten(-1, (-1, 2))
+    )
+    spun = torch.view_as_complex(split.contiguous()) * torch.polar(
+        torch.ones(()).double(), angles.double()[:, None]
+    )
     parts = torch.view_as_real(spun)
-    joined = torch.cat((parts[..., 0], parts[..., 1]), dim=-1) if pairs == "halves" else parts.flatten(-2)
+    joined = (
+        torch.cat((parts[..., 0], parts[..., 1]), dim=-1)
+        if pairs == "halves"
+        else parts.flatten(-2)
+    )
     return torch.cat((joined, x[..., size:].double()), dim=-1)
 
 
-def check(rotate: Rotate, device: str, rotation: Rotation, angles: torch.Tensor, dtype: torch.dtype, dim: int) -> None:
-    """`rotation` turns heads, a part of one larger tensor, by `angles`, and touches nothing else."""
+def check(
+    rotate: Rotate,
+    device: str,
+    rotation: Rotation,
+    angles: torch.Tensor,
+    dtype: torch.dtype,
+    dim: int,
+) -> None:
+    """`rotation` turns heads, a part of one larger tensor, by `angles`, and touches nothing
+    else.
+    """
     fused = noise(angles.shape[0], 9, dim, seed=1).to(dtype).to(device)
     before = fused.cpu().clone()
-    parts = [None if part is None else part.to(device) for part in (rotation.cos, rotation.sin, rotation.index, rotation.axis)]
+    parts = [
+        None if part is None else part.to(device)
+        for part in (rotation.cos, rotation.sin, rotation.index, rotation.axis)
+    ]
     rotate(Rotation(*parts, rotation.pairs), fused[:, 1:7])
     wanted = before.double()
     wanted[:, 1:7] = turned(before[:, 1:7], angles, rotation.pairs)
     assert fused.dtype == dtype
     torch.testing.assert_close(fused.cpu().double(), wanted, atol=TOLERANCE[dtype], rtol=0.0)
-    assert torch.equal(fused[:, 0].cpu(), before[:, 0]) and torch.equal(fused[:, 7:].cpu(), before[:, 7:])
+    assert torch.equal(fused[:, 0].cpu(), before[:, 0]) and torch.equal(
+        fused[:, 7:].cpu(), before[:, 7:]
+    )
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("dim", HEAD_SIZES)
-def test_each_pair_is_turned_by_its_angle(rotate: Rotate, device: str, dim: int, dtype: torch.dtype, pairs: Pairs) -> None:
+def test_each_pair_is_turned_by_its_angle(
+    rotate: Rotate, device: str, dim: int, dtype: torch.dtype, pairs: Pairs
+) -> None:
     angles = noise(7, dim // 2) * 10
     check(rotate, device, Rotation(*rotary_tables(angles, pairs), pairs=pairs), angles, dtype, dim)
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 @pytest.mark.parametrize("dim", HEAD_SIZES)
-def test_positions_may_be_places_in_a_table(rotate: Rotate, device: str, dim: int, pairs: Pairs) -> None:
+def test_positions_may_be_places_in_a_table(
+    rotate: Rotate, device: str, dim: int, pairs: Pairs
+) -> None:
     table = noise(50, dim // 2) * 10
     index = torch.randint(0, 50, (1, 7), generator=torch.Generator().manual_seed(2))
-    check(rotate, device, Rotation(*rotary_tables(table, pairs), index=index, pairs=pairs), table[index[0]], torch.float32, dim)
+    check(
+        rotate,
+        device,
+        Rotation(*rotary_tables(table, pairs), index=index, pairs=pairs),
+        table[index[0]],
+        torch.float32,
+        dim,
+    )
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("dim", "sections"), [(128, (16, 24, 24)), (128, (24, 20, 20)), (40, (8, 6, 6)), (72, (18, 18))])
+@pytest.mark.parametrize(
+    ("dim", "sections"), [(128, (16, 24, 24)), (128, (24, 20, 20)), (40, (8, 6, 6)), (72, (18, 18))]
+)
 def test_sections_take_positions_of_their_own_axes(
-    rotate: Rotate, device: str, dim: int, sections: tuple[int, ...], interleaved: bool, pairs: Pairs
+    rotate: Rotate,
+    device: str,
+    dim: int,
+    sections: tuple[int, ...],
+    interleaved: bool,
+    pairs: Pairs,
 ) -> None:
     table = noise(50, dim // 2) * 10
     index = torch.randint(0, 50, (len(sections), 7), generator=torch.Generator().manual_seed(3))
     axis = section_axes(sections, interleaved=interleaved)
     angles = torch.stack([table[index[a], j] for j, a in enumerate(axis.tolist())], dim=1)
-    check(rotate, device, Rotation(*rotary_tables(table, pairs), index, axis, pairs), angles, torch.float32, dim)
+    check(
+        rotate,
+        device,
+        Rotation(*rotary_tables(table, pairs), index, axis, pairs),
+        angles,
+        torch.float32,
+        dim,
+    )
 
 
 @pytest.mark.parametrize("pairs", ["halves", "neighbours"])
 @pytest.mark.parametrize(("dim", "size"), [(64, 32), (128, 40), (96, 18)])
-def test_the_rest_of_a_head_may_stay_as_it_is(rotate: Rotate, device: str, dim: int, size: int, pairs: Pairs) -> None:
+def test_the_rest_of_a_head_may_stay_as_it_is(
+    rotate: Rotate, device: str, dim: int, size: int, pairs: Pairs
+) -> None:
     angles = noise(7, size // 2) * 10
-    check(rotate, device, Rotation(*rotary_tables(angles, pairs), pairs=pairs), angles, torch.float32, dim)
+    check(
+        rotate,
+        device,
+        Rotation(*rotary_tables(angles, pairs), pairs=pairs),
+        angles,
+        torch.float32,
+        dim,
+    )
 
 
 def test_rows_and_heads_beyond_one_block(rotate: Rotate, device: str) -> None:
@@ -105,11 +170,16 @@ def test_rows_and_heads_beyond_one_block(rotate: Rotate, device: str) -> None:
     x = noise(70, 130, 40, seed=1)
     mine = x.to(device, copy=True)
     rotate(Rotation(*(table.to(device) for table in rotary_tables(angles))), mine)
-    torch.testing.assert_close(mine.cpu().double(), turned(x, angles, "halves"), atol=4e-6, rtol=0.0)
+    torch.testing.assert_close(
+        mine.cpu().double(), turned(x, angles, "halves"), atol=4e-6, rtol=0.0
+    )
 
 
 def test_no_rows_are_no_trouble(rotate: Rotate, device: str) -> None:
-    rotate(Rotation(*(table.to(device) for table in rotary_tables(noise(0, 16)))), torch.empty(0, 3, 32, device=device))
+    rotate(
+        Rotation(*(table.to(device) for table in rotary_tables(noise(0, 16)))),
+        torch.empty(0, 3, 32, device=device),
+    )
 
 
 def test_interleaved_sections_are_those_of_qwen3_vl() -> None:

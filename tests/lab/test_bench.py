@@ -1,6 +1,8 @@
-"""`saccade bench encoder` and `saccade bench kernels` measure the real path, beside transformers on the same numbers.
+"""`saccade bench encoder` and `saccade bench kernels` measure the real path, beside transformers on
+the same numbers.
 
-What cannot be measured is refused before anything is, and what was measured is kept whatever comes after it.
+What cannot be measured is refused before anything is, and what was measured is kept whatever comes
+after it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from lab import encoder, kernels, machine
+from lab.encoder import EncoderFigure, bench_encoder
+from lab.eviction import bench_eviction
+from lab.kernels import bench_kernels
+from lab.machine import describe
+from lab.options import EncoderBenchOptions, EvictionOptions, KernelBenchOptions, MediaBenchOptions
 from saccade.core.config import PatchEmbedding
 from saccade.core.errors import ConfigError, ImageError, SaccadeError
-from saccade.lab import encoder, kernels, machine
-from saccade.lab.encoder import EncoderFigure, bench_encoder
-from saccade.lab.eviction import bench_eviction
-from saccade.lab.kernels import bench_kernels
-from saccade.lab.machine import describe
-from saccade.lab.options import EncoderBenchOptions, EvictionOptions, KernelBenchOptions, MediaBenchOptions
 
 CPU = torch.device("cpu")
 TINY = ("tiny-qwen2.5-vl", "tiny-qwen3-vl")
@@ -33,10 +35,19 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_kernels_turns_and_places_as_transformers_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "kernels.json"
     sizes = ("160x96", "360p")
-    options = KernelBenchOptions(("tiny-qwen2-vl", *TINY), tokens=100, resolutions=sizes, repeats=2, device="cpu", output_file=path)
+    options = KernelBenchOptions(
+        ("tiny-qwen2-vl", *TINY),
+        tokens=100,
+        resolutions=sizes,
+        repeats=2,
+        device="cpu",
+        output_file=path,
+    )
     figures = bench_kernels(options)
     assert "Rotary embedding on 1 CPU threads" in capsys.readouterr().out
     assert figures.notes == [], "the same positions"
@@ -49,12 +60,20 @@ def test_bench_kernels_turns_and_places_as_transformers_does(tmp_path: Path, cap
         assert len(figure["ms"]) == 2 and figure["gb_per_s"] > 0
         if figure["how"] == "saccade":
             assert figure["error"] < (1e-5 if size == 4 else 0.1)
-    assert {figure["how"] for figure in report["positions"]} == {"new grid", "seen grid", "transformers"}
+    assert {figure["how"] for figure in report["positions"]} == {
+        "new grid",
+        "seen grid",
+        "transformers",
+    }
 
 
-def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(tmp_path: Path) -> None:
+def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "new" / "encoder.json"
-    sizes = EncoderBenchOptions(TINY[1:], ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path)
+    sizes = EncoderBenchOptions(
+        TINY[1:], ("float32",), ("160x96",), batch=2, repeats=2, device="cpu", output_file=path
+    )
     errors = {}
     for patch_embed in get_args(PatchEmbedding):
         bench_encoder(replace(sizes, patch_embed=patch_embed))
@@ -70,7 +89,9 @@ def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(tmp
             ("2 x 160x96", "transformers"),
         }
         assert all(figure["model"] == TINY[1] and len(figure["ms"]) == 2 for figure in figures)
-        errors[patch_embed] = [figure["error"] for figure in figures if figure["mode"] != "transformers"]
+        errors[patch_embed] = [
+            figure["error"] for figure in figures if figure["mode"] != "transformers"
+        ]
         assert max(errors[patch_embed]) < 1e-3
     assert errors["folded"] != errors["exact"], "as exact, not the same bits"
 
@@ -81,14 +102,28 @@ def forbid(*args: object, **kwargs: object) -> None:
 
 WRONG: tuple[tuple[dict[str, Any], type[SaccadeError], str], ...] = (
     ({"models": ("tiny-qwen3-vl", "qwen9")}, ConfigError, r"--models qwen9: .*tiny-qwen3-vl"),
-    ({"resolutions": ("160x96", "0x0")}, ConfigError, "--resolutions 0x0: expected WIDTHxHEIGHT or one of .*1080p"),
+    (
+        {"resolutions": ("160x96", "0x0")},
+        ConfigError,
+        "--resolutions 0x0: expected WIDTHxHEIGHT or one of .*1080p",
+    ),
     ({"resolutions": ("random:64x64-96x96",)}, ConfigError, "--resolutions random"),
-    ({"output_file": Path(__file__) / "x.json"}, ConfigError, r"--output-file .*x.json: its folder cannot be made"),
-    ({"output_file": Path(__file__).parent}, ConfigError, r"--output-file .*: no file can be written there"),
+    (
+        {"output_file": Path(__file__) / "x.json"},
+        ConfigError,
+        r"--output-file .*x.json: its folder cannot be made",
+    ),
+    (
+        {"output_file": Path(__file__).parent},
+        ConfigError,
+        r"--output-file .*: no file can be written there",
+    ),
 )
 
 
-@pytest.mark.parametrize(("wrong", "error", "told"), [*WRONG, ({"resolutions": ("8x9000",)}, ImageError, "aspect ratio")])
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"), [*WRONG, ({"resolutions": ("8x9000",)}, ImageError, "aspect ratio")]
+)
 def test_bench_encoder_measures_nothing_before_all_options_are_right(
     wrong: dict[str, Any], error: type[SaccadeError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +155,9 @@ def test_bench_eviction_draws_nothing_that_could_not_be_written() -> None:
         (EvictionOptions, ("zipf", "budgets", "drift")),
     ],
 )
-def test_an_option_without_values_is_refused(options: Callable[..., object], names: tuple[str, ...]) -> None:
+def test_an_option_without_values_is_refused(
+    options: Callable[..., object], names: tuple[str, ...]
+) -> None:
     for name in names:
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: name at least one"):
             options(**{name: ()})
@@ -129,12 +166,16 @@ def test_an_option_without_values_is_refused(options: Callable[..., object], nam
 def test_what_was_measured_is_shown_and_kept_if_the_next_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(options: EncoderBenchOptions, model: str, folder: Path, dtype: str) -> list[EncoderFigure]:
+    def measure(
+        options: EncoderBenchOptions, model: str, folder: Path, dtype: str
+    ) -> list[EncoderFigure]:
         if dtype == "bfloat16":
             raise MemoryError
         return [EncoderFigure(model, dtype, "160x96", "packed", 1, 15, [1.5])]
 
-    monkeypatch.setattr(encoder, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(
+        encoder, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers)
+    )
     monkeypatch.setattr(encoder, "_measure", measure)
     path = tmp_path / "encoder.json"
     with pytest.raises(MemoryError):

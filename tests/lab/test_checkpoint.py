@@ -1,4 +1,6 @@
-"""Synthetic checkpoints: real configurations at real token ids, and small ones that transformers and we read alike."""
+"""Synthetic checkpoints: real configurations at real token ids, and small ones that transformers
+and we read alike.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from lab.checkpoint import make_checkpoint
+from lab.options import PresetName
+from lab.presets import PRESETS
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
-from saccade.lab.checkpoint import make_checkpoint
-from saccade.lab.options import PresetName
-from saccade.lab.presets import PRESETS
 from tests.checkpoints import picture, reference
 from tests.families.forwarding import Session, encode, load
 
@@ -28,12 +30,19 @@ def test_the_command_line_knows_every_preset() -> None:
 def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -> None:
     spec = load_spec(make_checkpoint(name, tmp_path))
     text, vision = PRESETS[name].text, PRESETS[name].vision
-    assert spec.kv_layout.layers == text["num_hidden_layers"] and spec.vocab_size == text["vocab_size"]
+    assert (
+        spec.kv_layout.layers == text["num_hidden_layers"] and spec.vocab_size == text["vocab_size"]
+    )
     assert spec.kv_layout.head_dim == 128
-    assert spec.embedding_width == vision["out_hidden_size"] * (1 + len(vision.get("deepstack_visual_indexes", ())))
+    assert spec.embedding_width == vision["out_hidden_size"] * (
+        1 + len(vision.get("deepstack_visual_indexes", ()))
+    )
     assert spec.eos_token_ids == (151645, 151643)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert [tokenizer.token_to_id(token) for token in ("<|vision_start|>", "<|image_pad|>", "<|im_end|>")] == [151652, 151655, 151645]
+    assert [
+        tokenizer.token_to_id(token)
+        for token in ("<|vision_start|>", "<|image_pad|>", "<|im_end|>")
+    ] == [151652, 151655, 151645]
     assert tokenizer.decode(tokenizer.encode("naïve 日本 text").ids) == "naïve 日本 text"
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -45,12 +54,24 @@ def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path
     factor = ours.spec.image_rules.factor
     images = [picture(4 * factor, 6 * factor)]
     torch.testing.assert_close(
-        encode(ours, [torch.from_numpy(image) for image in images])[0], theirs.embeddings(images)[0], atol=1e-4, rtol=0.0
+        encode(ours, [torch.from_numpy(image) for image in images])[0],
+        theirs.embeddings(images)[0],
+        atol=1e-4,
+        rtol=0.0,
     )
     config = theirs.model.config
-    prompt = [1, 2, config.vision_start_token_id, config.image_token_id, config.vision_end_token_id, 3]
+    prompt = [
+        1,
+        2,
+        config.vision_start_token_id,
+        config.image_token_id,
+        config.vision_end_token_id,
+        3,
+    ]
     session = Session(ours, prompt, images, page_size=None)
-    torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), atol=2e-4, rtol=0.0)
+    torch.testing.assert_close(
+        session.prefill(), theirs.logits(session.tokens, images), atol=2e-4, rtol=0.0
+    )
 
 
 def test_an_unknown_preset_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
@@ -61,7 +82,9 @@ def test_an_unknown_preset_is_refused_with_those_that_are_known(tmp_path: Path) 
 def test_what_is_in_a_folder_stays_as_it_is(tmp_path: Path) -> None:
     shard = tmp_path / "model-00001-of-00002.safetensors"
     shard.write_bytes(b"somebody's weights")
-    with pytest.raises(ConfigError, match=r"--out .*: there is something in it.*name another folder"):
+    with pytest.raises(
+        ConfigError, match=r"--out .*: there is something in it.*name another folder"
+    ):
         make_checkpoint("tiny-qwen3-vl", tmp_path)
     assert list(tmp_path.iterdir()) == [shard] and shard.read_bytes() == b"somebody's weights"
 

@@ -1,4 +1,6 @@
-"""`saccade bench media` measures the real path: its bytes are exact, its stages make up the whole, and a seen picture ships nothing."""
+"""`saccade bench media` measures the real path: its bytes are exact, its stages make up the whole,
+and a seen picture ships nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.clock import CpuClock
+from lab.machine import describe
+from lab.media import bench_media
+from lab.options import MediaBenchOptions
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.checkpoint import DEMO
-from saccade.lab.clock import CpuClock
-from saccade.lab.machine import describe
-from saccade.lab.media import bench_media
-from saccade.lab.options import MediaBenchOptions
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = """
 import sys
 from pathlib import Path
-from saccade.lab.media import bench_media
-from saccade.lab.options import MediaBenchOptions
+from lab.media import bench_media
+from lab.options import MediaBenchOptions
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     files = {"output_file": folder / "media.json", "plot": folder / "media.png"}
-    bench_media(MediaBenchOptions(("160x96", "200x150"), ("jpeg", "png"), ("random",), repeats=2, **files))
+    sizes = ("160x96", "200x150")
+    bench_media(MediaBenchOptions(sizes, ("jpeg", "png"), ("random",), repeats=2, **files))
 """
 
 
@@ -35,7 +38,13 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(CODE)
     environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    run = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     assert "160x96 JPEG noise" in run.stdout
     assert (tmp_path / "media.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "media.json").read_text())
@@ -47,11 +56,17 @@ def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
         pixels = {160: 160 * 96, 200: 192 * 160}[width]
         assert case["new"]["nbytes"] == pixels * 3, "resized uint8 RGB"
         assert case["seen"]["nbytes"] == 0
-        assert case["usual_stages"]["sha256"]["nbytes"] == pixels * 3 * 4 * 2, "float32, twice for the two frames of a patch"
+        assert case["usual_stages"]["sha256"]["nbytes"] == pixels * 3 * 4 * 2, (
+            "float32, twice for the two frames of a patch"
+        )
         assert case["usual"]["nbytes"] > pixels * 3 * 4 * 2
-        assert all(stage["ms"] >= 0 for stage in (*case["stages"].values(), *case["usual_stages"].values()))
+        assert all(
+            stage["ms"] >= 0 for stage in (*case["stages"].values(), *case["usual_stages"].values())
+        )
         assert sum(stage["ms"] for stage in case["usual_stages"].values()) > 0
-        assert case["stages"]["digest"]["nbytes"] == case["usual_stages"]["decode"]["nbytes"] + 8, "new bytes each time"
+        assert case["stages"]["digest"]["nbytes"] == case["usual_stages"]["decode"]["nbytes"] + 8, (
+            "new bytes each time"
+        )
 
 
 def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
@@ -64,7 +79,11 @@ def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_clock_counts_what_other_processes_compute() -> None:
-    with subprocess.Popen([sys.executable, "-c", "sum(range(3_000_000)); print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "sum(range(3_000_000)); print(flush=True); input()"],
+        stdin=-1,
+        stdout=-1,
+    ) as child:
         clock = CpuClock(child.pid)
         alone = CpuClock()
         begun, own = clock.ms(), alone.ms()

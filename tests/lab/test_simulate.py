@@ -1,4 +1,6 @@
-"""The simulator counts what the server counts: a measured chat replayed call by call, and two levels of simulation that agree."""
+"""The simulator counts what the server counts: a measured chat replayed call by call, and two
+levels of simulation that agree.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +11,62 @@ from pathlib import Path
 
 import pytest
 
-from saccade.core.config import EmbeddingBudgets, EngineOptions
+from lab import quick
+from lab.calibrate import calibrate
+from lab.check import compare
+from lab.costs import PROFILES, Costs, Machine, load_profile, read_costs, write_costs
+from lab.eviction import bench_eviction
+from lab.options import EvictionOptions, MachineOptions, SimulateOutput, TraceName, TraceOptions
+from lab.outcome import Outcome
+from lab.policies import POLICIES
+from lab.replay import Replay
+from lab.router import Router, ranking
+from lab.simulate import simulate
+from lab.stepwise import Stepwise
+from lab.trace import Measured, Piece, Synthetic, page_names, tokens_of
+from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
-from saccade.lab import quick
-from saccade.lab.calibrate import calibrate
-from saccade.lab.check import compare
-from saccade.lab.costs import PROFILES, Costs, Machine, load_profile, read_costs, write_costs
-from saccade.lab.eviction import bench_eviction
-from saccade.lab.options import EvictionOptions, MachineOptions, SimulateOutput, TraceName, TraceOptions
-from saccade.lab.outcome import Outcome
-from saccade.lab.policies import POLICIES
-from saccade.lab.replay import Replay
-from saccade.lab.router import Router, ranking
-from saccade.lab.simulate import simulate
-from saccade.lab.stepwise import Stepwise
-from saccade.lab.trace import Measured, Piece, Synthetic, page_names, tokens_of
+from saccade.core.options import EngineOptions
 from saccade.tools.bench.serve import Bench
 from saccade.tools.bench.serve import serve as bench_serve
-from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, Target, TextOptions
+from saccade.tools.options import (
+    DatasetOptions,
+    Load,
+    OutputOptions,
+    PictureOptions,
+    Target,
+    TextOptions,
+)
 from tests.e2e.server import Server, serving
 
 H200 = PROFILES["h200"]
-DECODED, ENCODED, HITS = "saccade_images_decoded_total", "saccade_images_encoded_total", "saccade_image_hits_total"
-SMALL = TraceOptions(num_prompts=60, pictures=20, image_resolution="random:64x64-640x480", rate=2.0, output_len=6, think_time=0.5)
+DECODED, ENCODED, HITS = (
+    "saccade_images_decoded_total",
+    "saccade_images_encoded_total",
+    "saccade_image_hits_total",
+)
+SMALL = TraceOptions(
+    num_prompts=60,
+    pictures=20,
+    image_resolution="random:64x64-640x480",
+    rate=2.0,
+    output_len=6,
+    think_time=0.5,
+)
 
 
 def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
-    named, served = ({each.name for each in fields(options) if "embedding" in each.name} for options in (MachineOptions, EngineOptions))
+    named, served = (
+        {each.name for each in fields(options) if "embedding" in each.name}
+        for options in (MachineOptions, EngineOptions)
+    )
     assert named == served - {"embedding_cache_dir"}
-    options = MachineOptions(embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1)
-    assert load_profile(options, None).machine.budgets == EmbeddingBudgets(3 << 20, 2 << 20, 1 << 20)
+    options = MachineOptions(
+        embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1
+    )
+    assert load_profile(options, None).machine.budgets == EmbeddingBudgets(
+        3 << 20, 2 << 20, 1 << 20
+    )
 
 
 def machine(**changes: object) -> Machine:
@@ -59,7 +87,12 @@ def measure(server: Server, path: Path, sessions: int, together: int) -> Path:
     bench_serve(
         Bench(
             target=Target(base_url=server.url),
-            load=Load(num_prompts=sessions, max_concurrency=together, warmup_requests=0, seed=10 * sessions + together),
+            load=Load(
+                num_prompts=sessions,
+                max_concurrency=together,
+                warmup_requests=0,
+                seed=10 * sessions + together,
+            ),
             data=DatasetOptions(dataset_name="multiturn-image", rounds=8),
             pictures=PictureOptions(image_resolution="random:96x96-320x240", image_content="blank"),
             text=TextOptions(random_input_len=20, random_output_len=7, disable_ignore_eos=True),
@@ -70,35 +103,55 @@ def measure(server: Server, path: Path, sessions: int, together: int) -> Path:
 
 
 @pytest.mark.parametrize(("sessions", "together"), [(1, 1), (3, 2)])
-def test_a_replayed_chat_hits_exactly_what_was_hit(server: Server, tmp_path: Path, sessions: int, together: int) -> None:
-    counters = [(DECODED, {}), (ENCODED, {}), (HITS, {"level": "kv"}), (HITS, {"level": "embedding"})]
+def test_a_replayed_chat_hits_exactly_what_was_hit(
+    server: Server, tmp_path: Path, sessions: int, together: int
+) -> None:
+    counters = [
+        (DECODED, {}),
+        (ENCODED, {}),
+        (HITS, {"level": "kv"}),
+        (HITS, {"level": "embedding"}),
+    ]
     before = [server.metric(name, **labels) for name, labels in counters]
     path = measure(server, tmp_path / "run.jsonl", sessions, together)
-    measured = [server.metric(name, **labels) - old for (name, labels), old in zip(counters, before)]
+    measured = [
+        server.metric(name, **labels) - old for (name, labels), old in zip(counters, before)
+    ]
 
     profile = load_profile(MachineOptions(), Replay(path, "demo", PROFILES["cpu"].machine).spec)
     trace = Replay(path, "demo", profile.machine)
     assert (trace.sessions, trace.requests) == (sessions, 8 * sessions)
     outcome = Stepwise(trace, profile.machine, profile.costs).run()
     counts = outcome.counts
-    assert [counts.images_decoded, counts.images_encoded, counts.images_kv, counts.images_embedding] == measured
+    assert [
+        counts.images_decoded,
+        counts.images_encoded,
+        counts.images_kv,
+        counts.images_embedding,
+    ] == measured
     assert counts.images_decoded == 8 * sessions
     check = compare(trace, outcome)
     assert check.exact and check.compared == 8 * sessions
     assert [line.cached for line in check.rounds] == [line.cached_measured for line in check.rounds]
     assert check.rounds[-1].cached > 0
     assert check.encoded == (8 * sessions, 8 * sessions)
-    print(f"TTFT: mean error {check.ttft_error:+.1%}")  # a machine with other things to do says nothing about it
+    print(
+        f"TTFT: mean error {check.ttft_error:+.1%}"
+    )  # a machine with other things to do says nothing about it
 
 
 def test_a_run_without_its_questions_cannot_be_replayed(tmp_path: Path, server: Server) -> None:
     path = measure(server, tmp_path / "run.jsonl", 1, 2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    without = [{name: value for name, value in line.items() if name != "messages"} for line in lines]
+    without = [
+        {name: value for name, value in line.items() if name != "messages"} for line in lines
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in without))
     with pytest.raises(ConfigError, match="--save-text"):
         Replay(path, "demo", PROFILES["cpu"].machine)
-    longer = [line | ({"prompt_tokens": 9999} if line["kind"] == "request" else {}) for line in lines]
+    longer = [
+        line | ({"prompt_tokens": 9999} if line["kind"] == "request" else {}) for line in lines
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in longer))
     with pytest.raises(ConfigError, match=r"9999 prompt tokens.*--model"):
         Replay(path, "demo", PROFILES["cpu"].machine).call(0, 0)
@@ -114,13 +167,29 @@ def both(wanted: TraceOptions, at: Machine) -> tuple[Outcome, Outcome]:
 
 @pytest.mark.parametrize("name", ["zipf", "chat", "agent"])
 @pytest.mark.parametrize("room", ["all", "little"])
-def test_both_levels_count_the_same_when_one_call_comes_at_a_time(name: TraceName, room: str) -> None:
-    """The caches' level leaves out what calls do to each other; where there is no other, it leaves out nothing."""
+def test_both_levels_count_the_same_when_one_call_comes_at_a_time(
+    name: TraceName, room: str
+) -> None:
+    """The caches' level leaves out what calls do to each other; where there is no other, it leaves
+    out nothing.
+    """
     wanted = replace(SMALL, trace=name, rate=0.05, think_time=0.0, num_prompts=48, tenants=2)
-    tight = {"kv_tokens": 4000, "budgets": EmbeddingBudgets(600 * H200.machine.embedding_bytes, 900 * H200.machine.embedding_bytes)}
+    tight = {
+        "kv_tokens": 4000,
+        "budgets": EmbeddingBudgets(
+            600 * H200.machine.embedding_bytes, 900 * H200.machine.embedding_bytes
+        ),
+    }
     steps, caches = both(wanted, machine(**(tight if room == "little" else {})))
     assert max(served.ttft for served in steps.served) < 1000, "calls do not overlap"
-    for field in ("requests", "prompt_tokens", "images", "images_encoded", "images_decoded", "patches_encoded"):
+    for field in (
+        "requests",
+        "prompt_tokens",
+        "images",
+        "images_encoded",
+        "images_decoded",
+        "patches_encoded",
+    ):
         assert getattr(steps.counts, field) == getattr(caches.counts, field), field
     if room == "all":
         assert steps.counts == caches.counts
@@ -148,21 +217,34 @@ def test_a_chat_begins_with_the_chat_so_far() -> None:
 
 
 def test_an_agent_drops_old_screens_and_repeats_some() -> None:
-    trace = Synthetic(replace(SMALL, trace="agent", rounds=6, keep_images=2, num_prompts=600, repeat_ratio=0.5), H200.machine)
+    trace = Synthetic(
+        replace(SMALL, trace="agent", rounds=6, keep_images=2, num_prompts=600, repeat_ratio=0.5),
+        H200.machine,
+    )
     assert [len(trace.call(0, round).pictures) for round in range(6)] == [1, 2, 2, 2, 2, 2]
-    same = [trace.call(chat, 5).pictures[0] == trace.call(chat, 5).pictures[1] for chat in range(trace.sessions)]
+    same = [
+        trace.call(chat, 5).pictures[0] == trace.call(chat, 5).pictures[1]
+        for chat in range(trace.sessions)
+    ]
     assert 30 <= sum(same) <= 70
 
 
 def test_the_same_seed_gives_the_same_estimate() -> None:
-    outcomes = [Stepwise(Synthetic(SMALL, H200.machine), H200.machine, H200.costs).run() for _ in range(2)]
+    outcomes = [
+        Stepwise(Synthetic(SMALL, H200.machine), H200.machine, H200.costs).run() for _ in range(2)
+    ]
     assert outcomes[0] == outcomes[1]
-    assert Stepwise(Synthetic(replace(SMALL, seed=2), H200.machine), H200.machine, H200.costs).run() != outcomes[0]
+    assert (
+        Stepwise(Synthetic(replace(SMALL, seed=2), H200.machine), H200.machine, H200.costs).run()
+        != outcomes[0]
+    )
 
 
 def test_an_embedding_comes_back_from_disk() -> None:
     per_token = H200.machine.embedding_bytes
-    wanted = replace(SMALL, image_resolution="320x320", repeat_ratio=1.0, num_prompts=40, pictures=4)
+    wanted = replace(
+        SMALL, image_resolution="320x320", repeat_ratio=1.0, num_prompts=40, pictures=4
+    )
     at = machine(kv_tokens=1600, budgets=EmbeddingBudgets(200 * per_token, 0, 10_000 * per_token))
     for outcome in both(replace(wanted, rate=0.1), at):
         assert outcome.counts.images_encoded == 4
@@ -188,7 +270,10 @@ def test_a_prompt_that_fits_nowhere_ends_its_chat() -> None:
 
 def test_affinity_sends_a_chat_and_a_picture_to_one_replica() -> None:
     trace = Synthetic(replace(SMALL, trace="chat", num_prompts=160), H200.machine)
-    outcomes = {routing: Stepwise(trace, H200.machine, H200.costs, replicas=4, routing=routing).run() for routing in ("random", "affinity")}
+    outcomes = {
+        routing: Stepwise(trace, H200.machine, H200.costs, replicas=4, routing=routing).run()
+        for routing in ("random", "affinity")
+    }
     places: dict[int, set[int]] = {}
     for served in outcomes["affinity"].served:
         places.setdefault(served.session, set()).add(served.replica)
@@ -217,7 +302,9 @@ def test_bounded_passes_a_busy_replica_over() -> None:
 
 
 def test_what_is_measured_can_be_fitted() -> None:
-    """Costs that made the times are found again as far as the times tell: the fitted simulation gives the same times."""
+    """Costs that made the times are found again as far as the times tell: the fitted simulation
+    gives the same times.
+    """
     at = machine()
     trace = Synthetic(replace(SMALL, num_prompts=40, rate=0.2), at)
     truth = replace(H200.costs, token=0.2, patch=6e-3, step=9.0, decode=30.0)
@@ -226,7 +313,9 @@ def test_what_is_measured_can_be_fitted() -> None:
     class Known(Synthetic):
         def call(self, session: int, round: int):  # type: ignore[no-untyped-def]
             then = served[session]
-            return replace(super().call(session, round), measured=Measured(then.ttft, then.tpot, None, None))
+            return replace(
+                super().call(session, round), measured=Measured(then.ttft, then.tpot, None, None)
+            )
 
     known = Known(replace(SMALL, num_prompts=40, rate=0.2), at)
     before = compare(known, Stepwise(known, at, H200.costs).run())
@@ -242,7 +331,9 @@ def test_constants_come_from_a_file_that_is_checked(tmp_path: Path) -> None:
     write_costs(path, H200.costs)
     assert read_costs(path, PROFILES["cpu"].costs) == H200.costs
     path.write_text('{"token": 1.5}')
-    assert load_profile(MachineOptions(constants=path), None).costs == replace(PROFILES["cpu"].costs, token=1.5)
+    assert load_profile(MachineOptions(constants=path), None).costs == replace(
+        PROFILES["cpu"].costs, token=1.5
+    )
     for text, wrong in (
         ('{"tokens": 1}', "tokens is not known"),
         ('{"token": -1}', "token must be"),
@@ -265,7 +356,9 @@ def test_the_published_figures_of_the_vision_tower_are_met() -> None:
 # ---- the commands
 
 
-def test_the_command_prints_an_estimate_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_an_estimate_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out.json"
     options = MachineOptions(profile="h200", replicas=2, level="caches")
     assert simulate(None, SMALL, options, SimulateOutput(output_file=path)) == 0
@@ -273,7 +366,12 @@ def test_the_command_prints_an_estimate_and_writes_it(tmp_path: Path, capsys: py
     assert "ESTIMATE" in said and "round-robin" in said and "a queue for the time" in said
     written = json.loads(path.read_text())
     assert written["kind"] == "estimate"
-    assert [outcome["routing"] for outcome in written["outcomes"]] == ["random", "round-robin", "affinity", "bounded"]
+    assert [outcome["routing"] for outcome in written["outcomes"]] == [
+        "random",
+        "round-robin",
+        "affinity",
+        "bounded",
+    ]
     assert {outcome["counts"]["requests"] for outcome in written["outcomes"]} == {60}
     with pytest.raises(ConfigError, match="measured run"):
         simulate(None, SMALL, options, SimulateOutput(check=True))
@@ -282,9 +380,16 @@ def test_the_command_prints_an_estimate_and_writes_it(tmp_path: Path, capsys: py
             replace(SMALL, **wrong)
 
 
-def test_eviction_by_cost_saves_more_than_recency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eviction_by_cost_saves_more_than_recency(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = EvictionOptions(
-        accesses=6000, pictures=300, zipf=(0.8,), budgets=(10, 100), drift=(0, 100), output_file=tmp_path / "rates.json"
+        accesses=6000,
+        pictures=300,
+        zipf=(0.8,),
+        budgets=(10, 100),
+        drift=(0, 100),
+        output_file=tmp_path / "rates.json",
     )
     rates = {(line.policy, line.drift, line.budget): line for line in bench_eviction(wanted)}
     assert "encoding saved" in capsys.readouterr().out
@@ -292,5 +397,7 @@ def test_eviction_by_cost_saves_more_than_recency(tmp_path: Path, capsys: pytest
         saved = {policy: rates[policy, drift, 10].saved for policy in POLICIES}
         assert saved["saccade"] > max(saved["lru"], saved["gds"])
     assert rates["saccade", 100, 10].saved > rates["gdsf", 100, 10].saved, "old fame fades"
-    assert len({round(rates[policy, 0, 100].found, 6) for policy in POLICIES}) == 1, "with room for all, all are alike"
+    assert len({round(rates[policy, 0, 100].found, 6) for policy in POLICIES}) == 1, (
+        "with room for all, all are alike"
+    )
     assert len(json.loads((tmp_path / "rates.json").read_text())["rates"]) == 4 * len(POLICIES)

@@ -1,4 +1,6 @@
-"""Ranks in threads of one process: each holds its own slice of a checkpoint, and they meet through the real collectives."""
+"""Ranks in threads of one process: each holds its own slice of a checkpoint, and they meet through
+the real collectives.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def shards(size: int, backend: Literal["shm", "gloo"] = "shm") -> list[Shard]:
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def meet(rank: int) -> Shard:
-        return Shard(rank, size, Distributed(dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))))
+        return Shard(
+            rank, size, Distributed(dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60)))
+        )
 
     return together(meet, range(size))
 
@@ -45,18 +49,35 @@ def together(work: Callable[..., T], *arguments: Sequence[object]) -> list[T]:
 class ThreadCrew:
     """`size` ranks on the checkpoint in `folder`, float32."""
 
-    def __init__(self, folder: Path, size: int, encoder: EncoderMode, backend: Literal["shm", "gloo"] = "shm") -> None:
+    def __init__(
+        self, folder: Path, size: int, encoder: EncoderMode, backend: Literal["shm", "gloo"] = "shm"
+    ) -> None:
         spec, device = load_spec(folder), torch.device("cpu")
         self.encoder = encoder
         self.shards = shards(size, backend)
         self.nets = [
-            load_net(spec, folder, dtype=torch.float32, device=device, shard=shard, encoder=encoder, progress=False)
+            load_net(
+                spec,
+                folder,
+                dtype=torch.float32,
+                device=device,
+                shard=shard,
+                encoder=encoder,
+                progress=False,
+            )
             for shard in self.shards
         ]
 
     def hire(self, config: EngineConfig, arena: Arena) -> Workers:
-        # Side by side, as in processes of their own: where they encode to begin with, they have sums to make together.
-        return ThreadWorkers(together(lambda net, shard: Worker(net, config, arena, shard, self.encoder), self.nets, self.shards))
+        # Side by side, as in processes of their own: where they encode to begin with, they have
+        # sums to make together.
+        return ThreadWorkers(
+            together(
+                lambda net, shard: Worker(net, config, arena, shard, self.encoder),
+                self.nets,
+                self.shards,
+            )
+        )
 
 
 class ThreadWorkers:
@@ -68,5 +89,7 @@ class ThreadWorkers:
     def execute(self, plan: Plan) -> Sampled:
         sampled = together(lambda worker: worker.execute(plan), self.workers)
         first = sampled[0]
-        assert all((other.tokens, other.logprobs) == (first.tokens, first.logprobs) for other in sampled), "ranks drew different tokens"
+        assert all(
+            (other.tokens, other.logprobs) == (first.tokens, first.logprobs) for other in sampled
+        ), "ranks drew different tokens"
         return first

@@ -1,4 +1,6 @@
-"""Collectives: sums and gathers are right, and have the same bits on every rank, whatever the size of the tensor."""
+"""Collectives: sums and gathers are right, and have the same bits on every rank, whatever the size
+of the tensor.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SHAPES = [(0, 8), (1, 1), (3, 64), (SLOT // 4, 1), (3, SLOT // 4 + 5)]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_and_gathers_are_right_and_alike_on_every_rank(backend: Literal["shm", "gloo"], size: int) -> None:
+def test_sums_and_gathers_are_right_and_alike_on_every_rank(
+    backend: Literal["shm", "gloo"], size: int
+) -> None:
     crew = shards(size, backend)
     for shape in SHAPES:
         generator = torch.Generator().manual_seed(sum(shape))
@@ -31,11 +35,16 @@ def test_sums_and_gathers_are_right_and_alike_on_every_rank(backend: Literal["sh
 
 
 def test_many_messages_in_a_row_do_not_overwrite_each_other() -> None:
-    """Ranks run at their own pace; each message must be read by all before its slot is written again."""
+    """Ranks run at their own pace; each message must be read by all before its slot is written
+    again.
+    """
     crew = shards(4)
 
     def work(shard: Shard) -> list[float]:
-        return [float(shard.all_reduce(torch.full((7,), float(i * (shard.rank + 1)))).sum()) for i in range(300)]
+        return [
+            float(shard.all_reduce(torch.full((7,), float(i * (shard.rank + 1)))).sum())
+            for i in range(300)
+        ]
 
     assert together(work, crew) == [[7.0 * 10 * i for i in range(300)]] * 4
 
@@ -43,7 +52,9 @@ def test_many_messages_in_a_row_do_not_overwrite_each_other() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 def test_every_dtype_travels(dtype: torch.dtype) -> None:
     totals = together(lambda shard: shard.all_reduce(torch.arange(8).to(dtype)), shards(2))
-    assert all(total.dtype == dtype and total.tolist() == [2.0 * i for i in range(8)] for total in totals)
+    assert all(
+        total.dtype == dtype and total.tolist() == [2.0 * i for i in range(8)] for total in totals
+    )
 
 
 def test_one_rank_is_alone() -> None:
@@ -53,7 +64,12 @@ def test_one_rank_is_alone() -> None:
 
 
 def test_fewer_heads_than_ranks_are_shared_by_neighbours() -> None:
-    assert [Shard(rank, 4).over(2) for rank in range(4)] == [Shard(0, 2), Shard(0, 2), Shard(1, 2), Shard(1, 2)]
+    assert [Shard(rank, 4).over(2) for rank in range(4)] == [
+        Shard(0, 2),
+        Shard(0, 2),
+        Shard(1, 2),
+        Shard(1, 2),
+    ]
     assert [Shard(rank, 4).over(1) for rank in range(4)] == [Shard()] * 4
     assert Shard(3, 4).over(8) == Shard(3, 4)
 

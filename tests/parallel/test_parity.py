@@ -1,4 +1,6 @@
-"""Several ranks answer as transformers does: greedy, float32, token for token, however heads, weights and pictures are shared."""
+"""Several ranks answer as transformers does: greedy, float32, token for token, however heads,
+weights and pictures are shared.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,25 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
     @cache
     def make(family: FamilyName, kv_heads: int) -> tuple[Path, Model]:
-        folder = make_checkpoint(tmp_path_factory.mktemp(family), family, text={"num_key_value_heads": kv_heads})
-        net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
-        bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
-        return folder, Model(net, bare.tokenizer, bare.reference, {name: reference_answer(bare, CASES[name]) for name in ASKED})
+        folder = make_checkpoint(
+            tmp_path_factory.mktemp(family), family, text={"num_key_value_heads": kv_heads}
+        )
+        net = load_net(
+            load_spec(folder),
+            folder,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            progress=False,
+        )
+        bare = Model(
+            net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {}
+        )
+        return folder, Model(
+            net,
+            bare.tokenizer,
+            bare.reference,
+            {name: reference_answer(bare, CASES[name]) for name in ASKED},
+        )
 
     return make
 

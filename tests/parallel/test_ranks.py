@@ -1,4 +1,7 @@
-"""Rank processes: what they report, how they end, and what the engine would end for. Real processes; this one is rank 0."""
+"""Rank processes: what they report, how they end, and what the engine would end for.
+
+Real processes; this one is rank 0.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,13 @@ def plan_load(folder: Path) -> Load:
 
 
 @contextmanager
-def rank_processes(wanted: Load, arena: Arena) -> Iterator[tuple[Ranks, list[psutil.Process], queue.Queue[str]]]:
-    """Rank 1, starting; its process; and the reasons why the engine would end. Nothing is left of it afterwards."""
+def rank_processes(
+    wanted: Load, arena: Arena
+) -> Iterator[tuple[Ranks, list[psutil.Process], queue.Queue[str]]]:
+    """Rank 1, starting; its process; and the reasons why the engine would end.
+
+    Nothing is left of it afterwards.
+    """
     before = psutil.Process().children()
     reasons: queue.Queue[str] = queue.Queue()
     ranks = Ranks(wanted, arena, reasons.put)
@@ -55,18 +63,30 @@ def test_a_rank_that_cannot_load_is_reported_once_with_its_reason(tmp_path: Path
 def test_a_rank_that_is_killed_while_it_loads_is_reported(tmp_path: Path) -> None:
     with rank_processes(plan_load(tmp_path), Arena.create(4096)) as (_, processes, reasons):
         processes[0].kill()
-        assert reasons.get(timeout=10) == f"rank 1 (process {processes[0].pid}) was killed by signal 9"
+        assert (
+            reasons.get(timeout=10) == f"rank 1 (process {processes[0].pid}) was killed by signal 9"
+        )
 
 
-def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     set_threads()
     wanted = plan_load(checkpoint("qwen3_vl"))
-    whole = load_net(load_spec(Path(wanted.folder)), Path(wanted.folder), dtype=torch.float32, device=torch.device("cpu"), progress=False)
+    whole = load_net(
+        load_spec(Path(wanted.folder)),
+        Path(wanted.folder),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=False,
+    )
 
     def answer(harness: Harness) -> list[int]:
         placeholder = whole.spec.image_token_id  # type: ignore[attr-defined]
         images = [harness.image(picture(64 * n, 96, seed=n), str(n)) for n in (1, 2)]
-        return harness.run([harness.request("x", [1, placeholder, 2, placeholder, 3], images, max_tokens=8)])["x"].tokens
+        return harness.run(
+            [harness.request("x", [1, placeholder, 2, placeholder, 3], images, max_tokens=8)]
+        )["x"].tokens
 
     # Plans name places in the arena: the ranks need the harness's.
     arena = Arena.create(64 << 20)
@@ -82,20 +102,37 @@ def test_a_rank_executes_plans_and_is_missed_when_it_falls_silent(checkpoint: Ca
 
         # With a disk, the ranks encode a picture together before they begin.
         budgets = EmbeddingBudgets(1 << 20, 0, 1 << 20, str(tmp_path))
-        assert answer(Harness(net, Hired(), arena, kv_pages=64, embeddings=budgets)) == answer(Harness(whole, kv_pages=64))
+        assert answer(Harness(net, Hired(), arena, kv_pages=64, embeddings=budgets)) == answer(
+            Harness(whole, kv_pages=64)
+        )
         assert reasons.empty()
         processes[0].send_signal(signal.SIGSTOP)
-        assert reasons.get(timeout=20) == f"rank 1 (process {processes[0].pid}) has not been heard of for 5 s"
+        assert (
+            reasons.get(timeout=20)
+            == f"rank 1 (process {processes[0].pid}) has not been heard of for 5 s"
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"all_reduce": "shm"}, {"all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}], ids=str)
-def test_a_model_on_two_ranks_answers_as_on_one(checkpoint: Callable[..., Path], options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"all_reduce": "shm"}, {"all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}],
+    ids=str,
+)
+def test_a_model_on_two_ranks_answers_as_on_one(
+    checkpoint: Callable[..., Path], options: dict[str, str]
+) -> None:
     common = {"dtype": "float32", "threads": 2, "media_workers": 1, "max_total_tokens": 4096}
-    chats = [[{"role": "user", "content": [picture(64 + n, 80, seed=n), f"picture {n}?"]}] for n in range(4)]
+    chats = [
+        [{"role": "user", "content": [picture(64 + n, 80, seed=n), f"picture {n}?"]}]
+        for n in range(4)
+    ]
 
     def answers(**more: object) -> list[str]:
         with LLM(checkpoint("qwen3_vl"), **common, **more) as llm:
-            return [answer.text for answer in llm.chat(chats, SamplingParams(max_tokens=16), progress=False)]
+            return [
+                answer.text
+                for answer in llm.chat(chats, SamplingParams(max_tokens=16), progress=False)
+            ]
 
     assert answers(tp_size=2, **options) == answers()

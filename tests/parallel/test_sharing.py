@@ -1,4 +1,6 @@
-"""Who holds what: each rank reads its slices and no more, KV memory follows the heads, pictures are split evenly, bad sizes are refused."""
+"""Who holds what: each rank reads its slices and no more, KV memory follows the heads, pictures are
+split evenly, bad sizes are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from saccade.core.config import EncoderMode, EngineOptions, Hardware, ModelOptions, ParallelOptions, resolve, resolve_parallel
+from saccade.core.config import EncoderMode, Hardware
 from saccade.core.errors import ConfigError
+from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.engine.sizing import resolve, resolve_parallel
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -37,7 +41,9 @@ class Counting:
 
     def load(self, *parts: Part) -> torch.Tensor:
         for part in parts:
-            places = torch.arange(math.prod(part.shape)).view(part.shape)[part.index or (slice(None),)]
+            places = torch.arange(math.prod(part.shape)).view(part.shape)[
+                part.index or (slice(None),)
+            ]
             self.wanted.setdefault(part.name, []).append(places.flatten())
         return self.weights.load(*parts)
 
@@ -46,57 +52,86 @@ def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Te
     """Which values of each tensor a rank reads."""
     spec = load_spec(folder)
     module = net_module(spec)
-    with CheckpointWeights(folder, module.canonical_name, torch.float32, CPU, progress=False) as weights:
+    with CheckpointWeights(
+        folder, module.canonical_name, torch.float32, CPU, progress=False
+    ) as weights:
         counting = Counting(weights)
         module.build(spec, counting, shard, encoder_shard)
     return {name: torch.cat(places) for name, places in counting.wanted.items()}
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(family: FamilyName, tmp_path: Path, size: int) -> None:
+def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
+    family: FamilyName, tmp_path: Path, size: int
+) -> None:
     folder = make_checkpoint(tmp_path, family, text={"num_key_value_heads": 4})
     shards = [Shard(rank, size) for rank in range(size)]
     reads = [read(folder, shard, shard) for shard in shards]
     with safe_open(folder / "model.safetensors", "pt") as file:
         canonical = net_module(load_spec(folder)).canonical_name
-        sizes = {canonical(name): math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        sizes = {
+            canonical(name): math.prod(file.get_slice(name).get_shape())
+            for name in list(file.keys())
+        }
     cut = 0
     for name, total in sizes.items():
         places = torch.cat([each[name] for each in reads])
         assert places.unique().shape == (total,), f"{name} is read whole"
-        if "norm" in name or name.endswith("bias") or "patch_embed" in name or "pos_embed" in name or "ln_q" in name:
+        if (
+            "norm" in name
+            or name.endswith("bias")
+            or "patch_embed" in name
+            or "pos_embed" in name
+            or "ln_q" in name
+        ):
             continue
         assert places.shape == (total,), f"{name} is read once"
         cut += total
     assert cut > 0.8 * sum(sizes.values())
 
 
-def test_data_mode_reads_the_whole_tower_and_slices_of_the_rest(checkpoint: Callable[..., Path]) -> None:
+def test_data_mode_reads_the_whole_tower_and_slices_of_the_rest(
+    checkpoint: Callable[..., Path],
+) -> None:
     wanted = read(checkpoint("qwen3_vl"), Shard(1, 2), WHOLE)
     assert wanted["visual.blocks.0.attn.qkv.weight"].shape == (3 * 48 * 48,)
     assert wanted["language_model.layers.0.mlp.down_proj.weight"].shape == (64 * 96 // 2,)
 
 
 @pytest.mark.parametrize(("kv_heads", "size", "mine"), [(4, 2, 2), (2, 2, 1), (2, 4, 1), (1, 4, 1)])
-def test_kv_memory_follows_the_heads_of_a_rank(tmp_path: Path, kv_heads: int, size: int, mine: int) -> None:
+def test_kv_memory_follows_the_heads_of_a_rank(
+    tmp_path: Path, kv_heads: int, size: int, mine: int
+) -> None:
     spec = load_spec(make_checkpoint(tmp_path, "qwen3_vl", text={"num_key_value_heads": kv_heads}))
     machine = Hardware("cpu", "", total_bytes=1 << 30, free_bytes=1 << 30)
-    shared = resolve(ModelOptions(), EngineOptions(mem_fraction_static=0.01), spec, "float32", machine, size)
+    shared = resolve(
+        ModelOptions(), EngineOptions(mem_fraction_static=0.01), spec, "float32", machine, size
+    )
     assert spec.kv_layout.on_rank(size).kv_heads == mine
     page_bytes = 3 * 2 * 16 * mine * 16 * 4
     assert shared.kv_pages == int(0.01 * (1 << 30)) // page_bytes
 
 
-def test_sizes_that_do_not_divide_are_refused_with_those_that_do(checkpoint: Callable[..., Path]) -> None:
+def test_sizes_that_do_not_divide_are_refused_with_those_that_do(
+    checkpoint: Callable[..., Path],
+) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     for size, what in ((3, "4 attention heads and 2 key/value heads"), (8, "4 attention heads")):
-        with pytest.raises(ConfigError, match=rf"--tp-size {size}: {what} cannot be divided among {size} ranks; .* 1, 2, 4$"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"--tp-size {size}: {what} cannot be divided among {size} ranks; .* 1, 2, 4$",
+        ):
             resolve_parallel(ParallelOptions(tp_size=size), spec, "cpu")
 
 
 def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
     def mode(wish: EncoderMode | Literal["auto"], hidden: int, heads: int) -> str:
-        vision = {"depth": 1, "deepstack_visual_indexes": [0], "hidden_size": hidden, "num_heads": heads}
+        vision = {
+            "depth": 1,
+            "deepstack_visual_indexes": [0],
+            "hidden_size": hidden,
+            "num_heads": heads,
+        }
         spec = load_spec(make_checkpoint(tmp_path / f"{hidden}-{heads}", "qwen3_vl", vision=vision))
         return resolve_parallel(ParallelOptions(2, wish), spec, "cpu").encoder
 
@@ -105,15 +140,25 @@ def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
     assert mode("weights", 48, 4) == "weights"
     assert mode("auto", 516, 3) == "data"
     assert mode("data", 48, 3) == "data"
-    with pytest.raises(ConfigError, match="3 vision attention heads cannot be divided among 2 ranks; use --mm-encoder-tp-mode data"):
+    with pytest.raises(
+        ConfigError,
+        match="3 vision attention heads cannot be divided among 2 ranks; use --mm-encoder-tp-mode "
+        "data",
+    ):
         mode("weights", 48, 3)
 
 
-def test_a_way_of_adding_up_that_the_device_has_not_is_refused(checkpoint: Callable[..., Path]) -> None:
+def test_a_way_of_adding_up_that_the_device_has_not_is_refused(
+    checkpoint: Callable[..., Path],
+) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
-    with pytest.raises(ConfigError, match="--all-reduce nccl does not work on cpu; shm and gloo do"):
+    with pytest.raises(
+        ConfigError, match="--all-reduce nccl does not work on cpu; shm and gloo do"
+    ):
         resolve_parallel(ParallelOptions(2, all_reduce="nccl"), spec, "cpu")
-    with pytest.raises(ConfigError, match="--all-reduce shm does not work on cuda; nccl and symm-mem do"):
+    with pytest.raises(
+        ConfigError, match="--all-reduce shm does not work on cuda; nccl and symm-mem do"
+    ):
         resolve_parallel(ParallelOptions(2, all_reduce="shm"), spec, "cuda")
 
 
@@ -126,7 +171,9 @@ def test_pictures_are_split_evenly(costs: list[int], parts: int) -> None:
 
 
 @pytest.mark.parametrize("encoder", get_args(EncoderMode))
-def test_sampled_tokens_are_the_same_on_every_rank_and_those_of_one(checkpoint: Callable[..., Path], encoder: EncoderMode) -> None:
+def test_sampled_tokens_are_the_same_on_every_rank_and_those_of_one(
+    checkpoint: Callable[..., Path], encoder: EncoderMode
+) -> None:
     """The crew itself compares what its ranks drew."""
     set_threads()
     crew = ThreadCrew(checkpoint("qwen3_vl"), 2, encoder, backend="gloo")
@@ -136,8 +183,17 @@ def test_sampled_tokens_are_the_same_on_every_rank_and_those_of_one(checkpoint: 
         harness = Harness(alone.nets[0], each)
         image = harness.image(np.full((64, 96, 3), 99, np.uint8), "grey")
         placeholder = alone.nets[0].spec.image_token_id  # type: ignore[attr-defined]
-        sampling = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 16, "logprobs": 2}
-        requests = [harness.request(str(seed), [5, placeholder, 7], [image], seed=seed, **sampling) for seed in range(4)]
+        sampling = {
+            "temperature": 1.0,
+            "top_p": 0.9,
+            "repetition_penalty": 1.1,
+            "max_tokens": 16,
+            "logprobs": 2,
+        }
+        requests = [
+            harness.request(str(seed), [5, placeholder, 7], [image], seed=seed, **sampling)
+            for seed in range(4)
+        ]
         answers.append({name: outcome.tokens for name, outcome in harness.run(requests).items()})
     assert answers[0] == answers[1]
     assert len({tuple(tokens) for tokens in answers[0].values()}) > 1

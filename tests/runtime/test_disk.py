@@ -21,12 +21,16 @@ A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range
 WIDTH = 8
 
 
-def open_tier(folder: Path, fingerprint: bytes = b"model", dtype: torch.dtype = torch.bfloat16) -> DiskTier:
+def open_tier(
+    folder: Path, fingerprint: bytes = b"model", dtype: torch.dtype = torch.bfloat16
+) -> DiskTier:
     return DiskTier(folder, fingerprint, WIDTH, dtype)
 
 
 def rows(key: ImageKey, num_tokens: int = 5) -> torch.Tensor:
-    return torch.randn(num_tokens, WIDTH, generator=torch.Generator().manual_seed(key.digest[0])).to(torch.bfloat16)
+    return torch.randn(
+        num_tokens, WIDTH, generator=torch.Generator().manual_seed(key.digest[0])
+    ).to(torch.bfloat16)
 
 
 @pytest.fixture
@@ -76,7 +80,9 @@ def test_what_is_removed_is_gone(tmp_path: Path, files: list[Path]) -> None:
     assert [file.exists() for file in files] == [True, False, True]
 
 
-def test_another_models_files_are_neither_read_nor_touched(tmp_path: Path, files: list[Path]) -> None:
+def test_another_models_files_are_neither_read_nor_touched(
+    tmp_path: Path, files: list[Path]
+) -> None:
     other = open_tier(tmp_path, b"other")
     assert other.found == ()
     other.close()
@@ -106,9 +112,21 @@ def damage(file: Path, how: str, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["cut short", "longer", "empty", "no header", "huge header", "another picture's", "another model's", "another format's"]
+    "how",
+    [
+        "cut short",
+        "longer",
+        "empty",
+        "no header",
+        "huge header",
+        "another picture's",
+        "another model's",
+        "another format's",
+    ],
 )
-def test_a_damaged_or_foreign_file_is_removed_at_the_start(tmp_path: Path, files: list[Path], how: str) -> None:
+def test_a_damaged_or_foreign_file_is_removed_at_the_start(
+    tmp_path: Path, files: list[Path], how: str
+) -> None:
     damage(files[0], how, files[1])
     tier = open_tier(tmp_path)
     assert tier.found == ((B, 5), (C, 5))
@@ -116,8 +134,12 @@ def test_a_damaged_or_foreign_file_is_removed_at_the_start(tmp_path: Path, files
     tier.close()
 
 
-@pytest.mark.parametrize("how", ["cut short", "empty", "no header", "another picture's", "a value", "missing"])
-def test_a_file_damaged_later_is_removed_when_it_is_read(tmp_path: Path, files: list[Path], how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["cut short", "empty", "no header", "another picture's", "a value", "missing"]
+)
+def test_a_file_damaged_later_is_removed_when_it_is_read(
+    tmp_path: Path, files: list[Path], how: str
+) -> None:
     tier = open_tier(tmp_path)
     damage(files[0], how, files[1])
     if how == "a value":
@@ -164,12 +186,20 @@ def put_foreign(file: Path, what: str, other: Path) -> None:
 
 FOREIGN = (
     *("a link to nowhere", "a link to a good file", "a pipe", "a deep header"),
-    *("a salt that is no text", "a salt that cannot be encoded", "no checksum", "no tokens", "another shape"),
+    *(
+        "a salt that is no text",
+        "a salt that cannot be encoded",
+        "no checksum",
+        "no tokens",
+        "another shape",
+    ),
 )
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_what_others_put_there_is_removed_unopened_or_unread(tmp_path: Path, files: list[Path], what: str) -> None:
+def test_what_others_put_there_is_removed_unopened_or_unread(
+    tmp_path: Path, files: list[Path], what: str
+) -> None:
     good = files[0].read_bytes()
     put_foreign(files[0], what, files[2])
     tier = open_tier(tmp_path)
@@ -184,7 +214,9 @@ def test_what_others_put_there_is_removed_unopened_or_unread(tmp_path: Path, fil
     tier.close()
 
 
-def test_a_folder_in_the_place_of_a_file_is_said_to_stay(tmp_path: Path, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_in_the_place_of_a_file_is_said_to_stay(
+    tmp_path: Path, files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
     files[0].unlink()
     files[0].mkdir()
     tier = open_tier(tmp_path)
@@ -193,7 +225,9 @@ def test_a_folder_in_the_place_of_a_file_is_said_to_stay(tmp_path: Path, files: 
     tier.close()
 
 
-def test_what_can_be_neither_read_nor_removed_nor_written_is_said_and_the_work_goes_on(tmp_path: Path, files: list[Path]) -> None:
+def test_what_can_be_neither_read_nor_removed_nor_written_is_said_and_the_work_goes_on(
+    tmp_path: Path, files: list[Path]
+) -> None:
     tier = open_tier(tmp_path)
     files[0].unlink()
     files[0].mkdir()
@@ -259,10 +293,12 @@ def test_what_a_crash_left_behind_is_removed(tmp_path: Path, files: list[Path]) 
 
 def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path) -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from saccade.runtime.disk import DiskTier; from saccade.core.types import ImageKey\n"
+        "import sys, torch; from pathlib import Path; from saccade.runtime.disk import "
+        "DiskTier; from saccade.core.types import ImageKey\n"
         "tier = DiskTier(Path(sys.argv[1]), b'model', 8, torch.bfloat16)\n"
         "for n in range(200):\n"
-        "    tier.write(ImageKey(bytes([n] * 32), bytes(16)), torch.ones(20000, 8, dtype=torch.bfloat16))\n"
+        "    tier.write(ImageKey(bytes([n] * 32), bytes(16)), torch.ones(20000, 8, "
+        "dtype=torch.bfloat16))\n"
         "print('writing', flush=True); tier.close()\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
@@ -280,7 +316,9 @@ def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path
     tier.close()
 
 
-def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_said_and_leaves_nothing(
+    tmp_path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -290,7 +328,9 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, tier:
     assert not list((tmp_path / b"model".hex()).iterdir())
 
 
-def test_what_would_wait_too_long_is_not_written(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_wait_too_long_is_not_written(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "PENDING_BYTES", 0)
     tier.write(A, rows(A))
     assert tier.collect(wait=False) == ((A, "not saved"),)

@@ -1,4 +1,5 @@
-"""Graphs: which size is replayed, what padding may touch, whose memory the outputs are, how sizes follow the traffic.
+"""Graphs: which size is replayed, what padding may touch, whose memory the outputs are, how sizes
+follow the traffic.
 
 A capture without CUDA is the function itself, on the same buffers as a graph would have.
 """
@@ -126,7 +127,14 @@ def test_best_sizes_need_the_fewest_rows(most: int) -> None:
     def choices(rest: list[int], count: int) -> list[list[int]]:
         if count == 0 or not rest:
             return [[]]
-        return [[], *([size, *more] for i, size in enumerate(rest) for more in choices(rest[i + 1 :], count - 1))]
+        return [
+            [],
+            *(
+                [size, *more]
+                for i, size in enumerate(rest)
+                for more in choices(rest[i + 1 :], count - 1)
+            ),
+        ]
 
     fewest = min(padded(seen, [*choice, 100]) for choice in choices(sorted(seen), most - 1))
     assert padded(seen, best) == fewest
@@ -140,7 +148,9 @@ def test_padding_is_segments_of_its_own() -> None:
     assert full is not None and full.tolist() == [0, 32, 32]
 
 
-def graphed(net: FamilyNet, sizes: tuple[int, ...], metrics: Metrics | None = None) -> tuple[PackedEncoder, Counter[int]]:
+def graphed(
+    net: FamilyNet, sizes: tuple[int, ...], metrics: Metrics | None = None
+) -> tuple[PackedEncoder, Counter[int]]:
     """An encoder with eager graphs, and how often each was replayed."""
     replays: Counter[int] = Counter()
 
@@ -156,7 +166,9 @@ def graphed(net: FamilyNet, sizes: tuple[int, ...], metrics: Metrics | None = No
         return replay
 
     positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-    encoder = PackedEncoder(net, positions, EncoderConfig(graph_sizes=sizes), torch.empty(0), capture)
+    encoder = PackedEncoder(
+        net, positions, EncoderConfig(graph_sizes=sizes), torch.empty(0), capture
+    )
     return encoder, replays
 
 
@@ -165,7 +177,9 @@ def pictures(net: FamilyNet, sizes: list[tuple[int, int]]) -> list[torch.Tensor]
     return [torch.from_numpy(picture(h * factor, w * factor, seed=h + w)) for h, w in sizes]
 
 
-@pytest.mark.parametrize("sizes", [[(2, 3)], [(2, 3), (7, 5), (2, 3)], [(4, 4), (1, 9)]], ids=["one", "three", "thin"])
+@pytest.mark.parametrize(
+    "sizes", [[(2, 3)], [(2, 3), (7, 5), (2, 3)], [(4, 4), (1, 9)]], ids=["one", "three", "thin"]
+)
 def test_a_padded_graph_computes_what_the_tower_computes(
     family: FamilyName, checkpoint: Callable[..., Path], sizes: list[tuple[int, int]]
 ) -> None:
@@ -178,7 +192,9 @@ def test_a_padded_graph_computes_what_the_tower_computes(
     assert replays == ({64: 1, 256: 0} if rows <= 64 else {64: 0, 256: 1})
 
 
-def test_what_stood_in_the_buffers_before_does_not_matter(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+def test_what_stood_in_the_buffers_before_does_not_matter(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
     net = load(checkpoint(family))
     encoder, _ = graphed(net, (256,))
     small = pictures(net, [(2, 3)])
@@ -187,7 +203,9 @@ def test_what_stood_in_the_buffers_before_does_not_matter(family: FamilyName, ch
     assert torch.equal(encoder.encode(small)[0], first)
 
 
-def test_an_embedding_is_its_owners_alone(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+def test_an_embedding_is_its_owners_alone(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
     net = load(checkpoint(family))
     encoder, replays = graphed(net, (256,))
     first = encoder.encode(pictures(net, [(2, 3)]))[0]
@@ -198,7 +216,9 @@ def test_an_embedding_is_its_owners_alone(family: FamilyName, checkpoint: Callab
     assert replays == {256: 2}
 
 
-def test_packs_that_are_too_large_run_without_a_graph(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+def test_packs_that_are_too_large_run_without_a_graph(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
     net = load(checkpoint(family))
     encoder, replays = graphed(net, (64,))
     images = pictures(net, [(7, 5)])
@@ -216,15 +236,31 @@ def test_packs_of_too_many_segments_run_without_a_graph(checkpoint: Callable[...
     assert replays == {64: 0}
 
 
-def test_every_replay_reads_the_same_memory(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_replay_reads_the_same_memory(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CUDA graph knows its inputs by their addresses."""
     net = load(checkpoint("qwen2_5_vl"))
     seen: list[Pack] = []
     blocks = VisionTower.blocks
-    monkeypatch.setattr(VisionTower, "blocks", lambda self, pack: (seen.append(pack), blocks(self, pack))[1])
+    monkeypatch.setattr(
+        VisionTower, "blocks", lambda self, pack: (seen.append(pack), blocks(self, pack))[1]
+    )
     encoder, _ = graphed(net, (256,))
     encoder.encode(pictures(net, [(2, 3)]))
     encoder.encode(pictures(net, [(7, 5), (1, 1)]))
     assert len(seen) == 3
-    assert len({(pack.rows.data_ptr(), pack.places.data_ptr(), *(each.bounds.data_ptr() for each in pack.segments)) for pack in seen}) == 1
+    assert (
+        len(
+            {
+                (
+                    pack.rows.data_ptr(),
+                    pack.places.data_ptr(),
+                    *(each.bounds.data_ptr() for each in pack.segments),
+                )
+                for pack in seen
+            }
+        )
+        == 1
+    )
     assert len({tuple(each.longest for each in pack.segments) for pack in seen}) == 1

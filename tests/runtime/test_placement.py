@@ -1,6 +1,8 @@
-"""Without a GPU: on tensors that only claim to be on one, the networks mix no devices, and ask for no value that the host would wait for.
+"""Without a GPU: on tensors that only claim to be on one, the networks mix no devices, and ask for
+no value that the host would wait for.
 
-What is computed, tests/gpu checks where there is a GPU. torch's fake tensors know shapes, dtypes and devices, and raise for all else.
+What is computed, tests/gpu checks where there is a GPU. torch's fake tensors know shapes, dtypes
+and devices, and raise for all else.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from lab.checkpoint import make_checkpoint
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.families.registry import load_spec, net_module
 from saccade.kernels.attention import Context
 from saccade.kernels.rotary import Rotation
-from saccade.lab.checkpoint import make_checkpoint
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -33,16 +35,26 @@ aten = torch.ops.aten
 
 
 class Indexing(TorchFunctionMode):
-    """What builds of torch without CUDA refuse to fake tensors of it in Python, by way of the operators beneath."""
+    """What builds of torch without CUDA refuse to fake tensors of it in Python, by way of the
+    operators beneath.
+    """
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: Sequence = (), kwargs: Mapping[str, object] | None = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func is torch.Tensor.__getitem__:
             return part(*args)
         if func is torch.Tensor.__setitem__:
             x, index, value = args
-            return aten.copy_(part(x, index), value) if isinstance(value, torch.Tensor) else aten.fill_(part(x, index), value)
+            return (
+                aten.copy_(part(x, index), value)
+                if isinstance(value, torch.Tensor)
+                else aten.fill_(part(x, index), value)
+            )
         if func is torch.Tensor.copy_:
             return aten.copy_(*args, **(kwargs or {}))
         if func is torch.Tensor.pin_memory:
@@ -78,13 +90,19 @@ class Blank:
         self.dtype = dtype
 
     def load(self, *parts: Part) -> torch.Tensor:
-        return torch.empty((sum(each.wanted[0] for each in parts), *parts[0].wanted[1:]), dtype=self.dtype, device=CUDA)
+        return torch.empty(
+            (sum(each.wanted[0] for each in parts), *parts[0].wanted[1:]),
+            dtype=self.dtype,
+            device=CUDA,
+        )
 
 
 def launch(rotation: Rotation, x: torch.Tensor) -> None:
     """In place of the Triton kernel: what that asks of its arguments."""
     tables = (rotation.cos, rotation.sin, rotation.index, rotation.axis)
-    assert all(each is None or (each.device == CUDA and each.stride(-1) == 1) for each in (x, *tables))
+    assert all(
+        each is None or (each.device == CUDA and each.stride(-1) == 1) for each in (x, *tables)
+    )
     assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
 
 
@@ -107,29 +125,49 @@ def blank(spec: FamilySpec, dtype: torch.dtype) -> FamilyNet:
     return net
 
 
-@pytest.mark.parametrize(("capture", "sizes"), [(None, ()), (eager, (64, 256))], ids=["packed", "graph"])
-def test_a_vision_tower_stays_on_its_device(spec: FamilySpec, gpu: None, capture: Capture | None, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("capture", "sizes"), [(None, ()), (eager, (64, 256))], ids=["packed", "graph"]
+)
+def test_a_vision_tower_stays_on_its_device(
+    spec: FamilySpec, gpu: None, capture: Capture | None, sizes: tuple[int, ...]
+) -> None:
     net = blank(spec, torch.bfloat16)
     like = torch.empty(0, dtype=torch.bfloat16, device=CUDA)
-    encoder = PackedEncoder(net, PositionCache(spec, net.vision, Metrics()), EncoderConfig("flash", sizes), like, capture)
+    encoder = PackedEncoder(
+        net,
+        PositionCache(spec, net.vision, Metrics()),
+        EncoderConfig("flash", sizes),
+        like,
+        capture,
+    )
     factor = spec.image_rules.factor
-    pictures = [torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA) for h, w in ((2, 3), (7, 5))]
+    pictures = [
+        torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
+        for h, w in ((2, 3), (7, 5))
+    ]
     for rows, tokens in zip(encoder.encode(pictures), (6, 35), strict=True):
         assert rows.shape == (tokens, spec.embedding_width) and rows.device == CUDA
 
 
 @pytest.mark.parametrize("run", [5, -1], ids=["consecutive", "scattered"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_language_model_stays_on_its_device(spec: FamilySpec, gpu: None, dtype: torch.dtype, run: int) -> None:
+def test_a_language_model_stays_on_its_device(
+    spec: FamilySpec, gpu: None, dtype: torch.dtype, run: int
+) -> None:
     net = blank(spec, dtype)
     layout = spec.kv_layout
 
     def integers(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int64, device=CUDA)
 
-    contexts = tuple(Context(start, length, keys, integers(keys), run) for start, length, keys in ((0, 1, 40), (1, 7, 7), (8, 6, 30)))
+    contexts = tuple(
+        Context(start, length, keys, integers(keys), run)
+        for start, length, keys in ((0, 1, 40), (1, 7, 7), (8, 6, 30))
+    )
     embeddings = torch.empty((4, spec.embedding_width), dtype=dtype, device=CUDA)
-    batch = Batch(integers(14), integers(3, 14), integers(14), contexts, integers(4), embeddings, integers(2))
+    batch = Batch(
+        integers(14), integers(3, 14), integers(14), contexts, integers(4), embeddings, integers(2)
+    )
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
     logits = net.forward(batch, [(cache, cache)] * layout.layers)
     assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2

@@ -1,4 +1,6 @@
-"""What follows from a grid alone is computed once, kept within a budget, and right after it was forgotten."""
+"""What follows from a grid alone is computed once, kept within a budget, and right after it was
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Counting:
 def lookups(metrics: Metrics, kind: str) -> tuple[float, float]:
     """(misses, hits)"""
     name = "saccade_position_cache_lookups_total"
-    return metrics.value(name, kind=kind, outcome="miss"), metrics.value(name, kind=kind, outcome="hit")
+    return metrics.value(name, kind=kind, outcome="miss"), metrics.value(
+        name, kind=kind, outcome="hit"
+    )
 
 
 def cache(net: FamilyNet, budget: int = 1 << 30) -> tuple[PositionCache, Counting, Metrics]:
@@ -61,7 +65,10 @@ def test_a_grid_is_computed_once(family: FamilyName, checkpoint: Callable[..., P
     first = {grid: known.facts(grid) for grid in (A, B)}
     for grid in (B, A, A, B, A):
         assert known.facts(grid) is first[grid]
-    spans, images = (Span(1, 6, 0), Span(9, 6, 1)), tuple(Image(ImageKey(bytes([i]), b""), A, 6) for i in range(2))
+    spans, images = (
+        (Span(1, 6, 0), Span(9, 6, 1)),
+        tuple(Image(ImageKey(bytes([i]), b""), A, 6) for i in range(2)),
+    )
     once = known.sequence(20, spans, images)
     again = known.sequence(20, spans, images)
     assert np.array_equal(once[0], again[0]) and once[1] == again[1]
@@ -81,7 +88,9 @@ def test_encoding_a_grid_again_recomputes_nothing(checkpoint: Callable[..., Path
     assert lookups(metrics, "encoder") == (2, 2)
 
 
-def test_the_least_recently_used_goes_when_the_budget_is_spent(family: FamilyName, checkpoint: Callable[..., Path]) -> None:
+def test_the_least_recently_used_goes_when_the_budget_is_spent(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
     net = load(checkpoint(family))
     sizes = {grid: net.vision.grid_facts(grid).nbytes for grid in (A, B, C)}
     known, counting, metrics = cache(net, budget=sizes[A] + sizes[B])
@@ -96,7 +105,9 @@ def test_the_least_recently_used_goes_when_the_budget_is_spent(family: FamilyNam
     assert counting.computed == {("encoder", A): 1, ("encoder", B): 2, ("encoder", C): 1}
 
 
-def test_what_is_larger_than_the_budget_is_kept_until_the_next_comes(checkpoint: Callable[..., Path]) -> None:
+def test_what_is_larger_than_the_budget_is_kept_until_the_next_comes(
+    checkpoint: Callable[..., Path],
+) -> None:
     known, counting, _ = cache(load(checkpoint("qwen3_vl")), budget=1)
     assert known.facts(A) is known.facts(A)
     known.facts(B)

@@ -46,24 +46,34 @@ def test_greedy_takes_the_best() -> None:
 
 def test_temperature_one_follows_the_models_distribution() -> None:
     row = logits()[0]
-    np.testing.assert_allclose(frequencies(row, temperature=1.0), torch.softmax(row, -1).numpy(), atol=0.03)
+    np.testing.assert_allclose(
+        frequencies(row, temperature=1.0), torch.softmax(row, -1).numpy(), atol=0.03
+    )
 
 
 def test_top_k_and_top_p_and_min_p_cut_where_they_say() -> None:
     row = logits()[0]
     probs, order = torch.softmax(row, -1).sort(descending=True)
-    assert set(np.flatnonzero(frequencies(row, temperature=1.0, top_k=3))) == set(order[:3].tolist())
+    assert set(np.flatnonzero(frequencies(row, temperature=1.0, top_k=3))) == set(
+        order[:3].tolist()
+    )
     kept = int((probs.cumsum(0) - probs < 0.6).sum())
-    assert set(np.flatnonzero(frequencies(row, temperature=1.0, top_p=0.6))) == set(order[:kept].tolist())
+    assert set(np.flatnonzero(frequencies(row, temperature=1.0, top_p=0.6))) == set(
+        order[:kept].tolist()
+    )
     kept = int((probs >= 0.4 * probs[0]).sum())
-    assert set(np.flatnonzero(frequencies(row, temperature=1.0, min_p=0.4))) == set(order[:kept].tolist())
+    assert set(np.flatnonzero(frequencies(row, temperature=1.0, min_p=0.4))) == set(
+        order[:kept].tolist()
+    )
 
 
 def test_top_p_never_cuts_everything() -> None:
     assert draw(logits()[0], temperature=1.0, top_p=1e-9) == int(logits()[0].argmax())
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"repetition_penalty": 1.3}]
+)
 def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, float]) -> None:
     rows = logits(6)
     others = [
@@ -74,8 +84,13 @@ def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, float]) -> N
     ]
     for seed in range(20):
         alone = draw(rows[2], temperature=0.9, seed=seed, **params)
-        states = [SamplerState(SamplingParams(seed=seed + i, **other), [1], 1) for i, other in enumerate(others)]  # type: ignore[arg-type]
-        states.insert(2, SamplerState(SamplingParams(temperature=0.9, seed=seed, **params), [1, 2, 3], 3))  # type: ignore[arg-type]
+        states = [
+            SamplerState(SamplingParams(seed=seed + i, **other), [1], 1)
+            for i, other in enumerate(others)
+        ]  # type: ignore[arg-type]
+        states.insert(
+            2, SamplerState(SamplingParams(temperature=0.9, seed=seed, **params), [1, 2, 3], 3)
+        )  # type: ignore[arg-type]
         assert sample(rows[:5].clone(), states, ())[0][2] == alone
 
 
@@ -86,12 +101,18 @@ def test_a_draw_is_the_same_after_a_preemption() -> None:
     for token in (7, 7, 9):
         lived.append(token)
     reborn = SamplerState(params, [1, 2, 7, 7, 9], 2)
-    assert sample(row.clone().view(1, -1), [lived], ()) == sample(row.clone().view(1, -1), [reborn], ())
+    assert sample(row.clone().view(1, -1), [lived], ()) == sample(
+        row.clone().view(1, -1), [reborn], ()
+    )
 
 
 def test_penalties_follow_their_formulas() -> None:
     row = logits()[0]
-    state = SamplerState(SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2), [1, 2, 9, 9], 2)
+    state = SamplerState(
+        SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2),
+        [1, 2, 9, 9],
+        2,
+    )
     got = row.clone()
     state.edit(got, ())
     want = row.clone()
@@ -116,7 +137,9 @@ def test_bias_moves_a_token_and_min_tokens_forbids_the_end() -> None:
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
     row = logits()[0]
-    state = SamplerState(SamplingParams(logprobs=3, temperature=2.0, logit_bias=((0, 50.0),)), [1], 1)
+    state = SamplerState(
+        SamplingParams(logprobs=3, temperature=2.0, logit_bias=((0, 50.0),)), [1], 1
+    )
     (token,), (report,) = sample(row.clone().view(1, -1), [state], ())
     assert token == 0
     assert report is not None

@@ -1,4 +1,6 @@
-"""Loading weights: what is missing, misshapen, damaged or left over is named; dummy weights need only the configuration."""
+"""Loading weights: what is missing, misshapen, damaged or left over is named; dummy weights need
+only the configuration.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,33 @@ def folder(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop("model.language_model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(CheckpointError, match=r"no file has the tensor language_model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no file has the tensor language_model\.layers\.1\.mlp\.up_proj\.weight",
+    ):
         load(folder)
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"model.visual.blocks.0.attn.proj.weight": torch.zeros(48, 47)}))
+    edit(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.visual.blocks.0.attn.proj.weight": torch.zeros(48, 47)}
+        ),
+    )
     with pytest.raises(
-        CheckpointError, match=r"model\.safetensors: tensor model\.visual\.blocks\.0\.attn\.proj\.weight is \[48, 47\].*\[48, 48\]"
+        CheckpointError,
+        match=r"model\.safetensors: tensor model\.visual\.blocks\.0\.attn\.proj\.weight is \[48, "
+        r"47\].*\[48, 48\]",
     ):
         load(folder)
 
@@ -52,10 +66,14 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
         load(folder)
 
 
-def test_a_shard_that_is_not_there_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_shard_that_is_not_there_is_named(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(checkpoint("qwen3_vl", sharded=True), tmp_path / "model"))
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"index\.json names files that are not there: model-00002"):
+    with pytest.raises(
+        CheckpointError, match=r"index\.json names files that are not there: model-00002"
+    ):
         load(folder)
 
 
@@ -65,15 +83,29 @@ def test_a_folder_without_weights_says_so(folder: Path) -> None:
         load(folder)
 
 
-def test_left_over_tensors_are_warned_of_and_harmless_ones_are_not(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    edit(folder, lambda tensors: tensors.update({"model.language_model.rotary_emb.inv_freq": torch.zeros(8)}))
+def test_left_over_tensors_are_warned_of_and_harmless_ones_are_not(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.language_model.rotary_emb.inv_freq": torch.zeros(8)}
+        ),
+    )
     with caplog.at_level(logging.WARNING):
         load(folder)
     assert not caplog.records
-    edit(folder, lambda tensors: tensors.update({"model.language_model.extra.weight": torch.zeros(8)}))
+    edit(
+        folder,
+        lambda tensors: tensors.update({"model.language_model.extra.weight": torch.zeros(8)}),
+    )
     with caplog.at_level(logging.WARNING):
         load(folder)
-    assert [record for record in caplog.messages if "1 tensors" in record and "language_model.extra.weight" in record]
+    assert [
+        record
+        for record in caplog.messages
+        if "1 tensors" in record and "language_model.extra.weight" in record
+    ]
 
 
 def test_names_of_every_age_mean_the_same() -> None:
@@ -83,7 +115,11 @@ def test_names_of_every_age_mean_the_same() -> None:
         "language_model.model.layers.0.mlp.up_proj.weight",
     ):
         assert canonical_name(name) == "language_model.layers.0.mlp.up_proj.weight"
-    assert canonical_name("model.visual.pos_embed.weight") == canonical_name("visual.pos_embed.weight") == "visual.pos_embed.weight"
+    assert (
+        canonical_name("model.visual.pos_embed.weight")
+        == canonical_name("visual.pos_embed.weight")
+        == "visual.pos_embed.weight"
+    )
     assert canonical_name("lm_head.weight") == "lm_head.weight"
 
 
@@ -101,13 +137,22 @@ def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     assert net.text.head.weight.data_ptr() == net.text.embedding.table.data_ptr()
 
 
-def test_dummy_weights_need_the_configuration_only(family: FamilyName, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_dummy_weights_need_the_configuration_only(
+    family: FamilyName, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copy(checkpoint(family) / "config.json", tmp_path)
     spec = load_spec(tmp_path)
-    nets = [load_net(spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy", progress=False) for _ in range(2)]
+    nets = [
+        load_net(
+            spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy", progress=False
+        )
+        for _ in range(2)
+    ]
     image = picture(4 * spec.image_rules.factor, 4 * spec.image_rules.factor)
     pad = spec.image_token_id  # type: ignore[attr-defined]
-    logits = [Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets]
+    logits = [
+        Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets
+    ]
     assert logits[0].isfinite().all()
     assert logits[0].std() > 0.1
     assert torch.equal(*logits)

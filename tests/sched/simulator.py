@@ -1,8 +1,10 @@
-"""A worker without tensors that checks every plan as it executes it, and the front that answers for pixels.
+"""A worker without tensors that checks every plan as it executes it, and the front that answers for
+pixels.
 
-KV contents are digests of everything that decided them (salt, and every token or picture row up to there), so that a wrong prefix hit,
-a page that is reused too early or a wrong splice is found at the step where it happens. The next token is a function of that digest, so
-that answers can be compared with `reference`, which knows no caches at all.
+KV contents are digests of everything that decided them (salt, and every token or picture row up to
+there), so that a wrong prefix hit, a page that is reused too early or a wrong splice is found at
+the step where it happens. The next token is a function of that digest, so that answers can be
+compared with `reference`, which knows no caches at all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, Sampled
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
-from saccade.sched.scheduler import Scheduler, SchedulerLimits
+from saccade.sched.limits import SchedulerLimits
+from saccade.sched.scheduler import Scheduler
 from saccade.sched.sequence import State
 
 VOCABULARY = 40
@@ -81,13 +84,20 @@ class Seat:
 class Worker:
     """Executes plans; asserts that each is legal."""
 
-    def __init__(self, limits: SchedulerLimits, pool: PagePool, requests: dict[int, Request]) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, pool: PagePool, requests: dict[int, Request]
+    ) -> None:
         self.limits = limits
         self.pool = pool
         self.requests = requests  # by sampling.seed: `Open` does not name the request
         self.seats: dict[int, Seat] = {}
         self.kv: dict[int, bytes] = {}
-        self.tiers: dict[Place, set[ImageKey]] = {"device": set(), "host": set(), "staged": set(), "disk": set()}
+        self.tiers: dict[Place, set[ImageKey]] = {
+            "device": set(),
+            "host": set(),
+            "staged": set(),
+            "disk": set(),
+        }
         self.reading: list[ImageKey] = []
         self.rng = random.Random(0)
         self.harm = 0.0  # how likely a file is damaged, or cannot be written
@@ -116,8 +126,12 @@ class Worker:
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
                 seat.tokens.append(drawn[-1])
-        spliced = [(s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)]
-        assert len(spliced) == len(shown) and dict(spliced) == shown, "splices are not exactly the picture rows of the batch"
+        spliced = [
+            (s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)
+        ]
+        assert len(spliced) == len(shown) and dict(spliced) == shown, (
+            "splices are not exactly the picture rows of the batch"
+        )
         assert {key for key, _ in shown.values()} <= self.tiers["device"]
         for seat in self.seats.values():
             seat.fresh = False
@@ -131,7 +145,11 @@ class Worker:
             assert key not in self.reading and key not in self.tiers["staged"], "read twice"
             self.reading.append(key)
             return
-        assert (source, move.target) in {("device", "host"), ("host", "device"), ("staged", "device")} or move.target is None
+        assert (source, move.target) in {
+            ("device", "host"),
+            ("host", "device"),
+            ("staged", "device"),
+        } or move.target is None
         self.tiers[source].remove(key)
         if move.target is not None:
             assert key not in self.tiers[move.target]
@@ -157,14 +175,22 @@ class Worker:
         assert 0 <= entry.slot < self.limits.max_running and entry.slot not in self.seats
         computed = len(entry.pages) * self.pool.page_size
         assert computed < len(entry.tokens), "something must be left to compute"
-        seat = Seat(list(entry.tokens), entry, self.requests[entry.sampling.seed], list(entry.pages), computed)
+        seat = Seat(
+            list(entry.tokens),
+            entry,
+            self.requests[entry.sampling.seed],
+            list(entry.pages),
+            computed,
+        )
         self.seats[entry.slot] = seat
         self._learn(seat, computed)
 
     def _encode(self, plan: Plan) -> None:
         soon = {key for row in plan.rows for key in self._shown_soon(row)}
         for encode in plan.encode:
-            assert not any(encode.key in self.tiers[place] for place in ("device", "host", "staged")), "encoded twice"
+            assert not any(
+                encode.key in self.tiers[place] for place in ("device", "host", "staged")
+            ), "encoded twice"
             assert self.pixels[encode.pixels] == encode.key
             assert encode.key in soon, "encoded before its turn"
             self.tiers["device"].add(encode.key)
@@ -176,7 +202,11 @@ class Worker:
         """Pictures of this chunk of a prompt and of the next."""
         opened = self.seats[row.slot].open
         end = row.start + row.length + self.limits.chunk_tokens
-        return {opened.images[span.image].key for span in opened.spans if span.start < end and span.end > row.start}
+        return {
+            opened.images[span.image].key
+            for span in opened.spans
+            if span.start < end and span.end > row.start
+        }
 
     def _check_budgets(self, plan: Plan) -> None:
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
@@ -186,7 +216,12 @@ class Worker:
 
     def _decodes(self, row: Row) -> bool:
         seat = self.seats[row.slot]
-        return not seat.fresh and row.length == 1 and row.sample and row.start >= seat.open.prompt_length
+        return (
+            not seat.fresh
+            and row.length == 1
+            and row.sample
+            and row.start >= seat.open.prompt_length
+        )
 
     def _learn(self, seat: Seat, end: int) -> None:
         """Extend the seat's expected history to `end` tokens."""
@@ -195,15 +230,27 @@ class Worker:
             before = seat.history[-1] if seat.history else seat.request.cache_salt.encode()
             seat.history.append(digest(before, shown[len(seat.history)]))
 
-    def _forward(self, row: Row, seat: Seat, first: int, shown: dict[int, tuple[ImageKey, int]]) -> None:
+    def _forward(
+        self, row: Row, seat: Seat, first: int, shown: dict[int, tuple[ImageKey, int]]
+    ) -> None:
         size, end = self.pool.page_size, row.start + row.length
-        assert row.length > 0 and row.start == seat.computed and end <= len(seat.tokens) <= self.limits.context_length
+        assert (
+            row.length > 0
+            and row.start == seat.computed
+            and end <= len(seat.tokens) <= self.limits.context_length
+        )
         assert row.sample == (end == len(seat.tokens))
-        assert end <= len(seat.pages) * size and 0 not in seat.pages and len(set(seat.pages)) == len(seat.pages)
+        assert (
+            end <= len(seat.pages) * size
+            and 0 not in seat.pages
+            and len(set(seat.pages)) == len(seat.pages)
+        )
         self._learn(seat, end)
         slots = [seat.pages[i // size] * size + i % size for i in range(end)]
         for i in range(row.start):
-            assert self.kv.get(slots[i]) == seat.history[i], f"token {i} of {seat.request.id} attends to something else"
+            assert self.kv.get(slots[i]) == seat.history[i], (
+                f"token {i} of {seat.request.id} attends to something else"
+            )
         for i in range(row.start, end):
             self.kv[slots[i]] = seat.history[i]
         wanted = items(seat.tokens, seat.open.spans, seat.open.images)
@@ -241,19 +288,30 @@ class Simulation:
         disk_tokens: int = 0,
     ) -> None:
         self.pool = PagePool(pages + 1, page_size)
-        self.embeddings = WatchedEmbeddings(EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8)
-        self.scheduler = Scheduler(limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,))
+        self.embeddings = WatchedEmbeddings(
+            EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8
+        )
+        self.scheduler = Scheduler(
+            limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,)
+        )
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests)
         self.deltas: dict[str, list[Delta]] = {}
         self.alive: dict[str, Request] = {}
-        self.wanted: dict[ImageKey, int] = {}  # asked for by the engine, not yet answered -> how often
+        self.wanted: dict[
+            ImageKey, int
+        ] = {}  # asked for by the engine, not yet answered -> how often
         self.asked: Counter[ImageKey] = Counter()
         self.confirmed: list[ImageKey] = []
         self._offset = 0
 
     def request(
-        self, tokens: list[int], spans: tuple[Span, ...] = (), images: tuple[Image, ...] = (), salt: str = "", **sampling: object
+        self,
+        tokens: list[int],
+        spans: tuple[Span, ...] = (),
+        images: tuple[Image, ...] = (),
+        salt: str = "",
+        **sampling: object,
     ) -> Request:
         number = len(self.requests)
         params = SamplingParams(seed=number, **sampling)  # type: ignore[arg-type]
@@ -292,14 +350,18 @@ class Simulation:
         self.check()
         for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
             if plan.encode and shelf.used_bytes > shelf.budget_bytes:
-                assert len(shelf) == len(shelf.held), "over the budget, though something could have been evicted"
+                assert len(shelf) == len(shelf.held), (
+                    "over the budget, though something could have been evicted"
+                )
         return plan
 
     def finish(self, plan: Plan) -> None:
         if not plan.empty:
             self.take(self.scheduler.apply(plan, self.worker.execute(plan)))
         self._notice()
-        assert set(self.worker.pixels.values()) <= self._needed(), "pixels are kept that nobody needs"
+        assert set(self.worker.pixels.values()) <= self._needed(), (
+            "pixels are kept that nobody needs"
+        )
         self.check()
 
     def run(self, steps: int = 10_000) -> None:
@@ -340,7 +402,9 @@ class Simulation:
         first = self.deltas[request.id][0]
         assert first.cached_tokens < len(request.tokens)
         ends = {span.image: span.end for span in request.spans}
-        assert all((ends[o.image] <= first.cached_tokens) == (o.level == "kv") for o in first.images)
+        assert all(
+            (ends[o.image] <= first.cached_tokens) == (o.level == "kv") for o in first.images
+        )
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
             assert {outcome.image for outcome in first.images} == ends.keys()
@@ -360,8 +424,15 @@ class Simulation:
             self.asked[key] += 1
         for key in [key for key in self.wanted if key not in needed]:
             del self.wanted[key]
-        patches = {image.key: image.num_patches for request in self.alive.values() for image in request.images}
-        assert len(self.wanted) <= 1 or sum(patches[key] for key in self.wanted) <= self.scheduler.limits.arena_patches
+        patches = {
+            image.key: image.num_patches
+            for request in self.alive.values()
+            for image in request.images
+        }
+        assert (
+            len(self.wanted) <= 1
+            or sum(patches[key] for key in self.wanted) <= self.scheduler.limits.arena_patches
+        )
 
     def _needed(self) -> set[ImageKey]:
         sequences = (*self.scheduler.running, *self.scheduler.waiting)
@@ -374,23 +445,38 @@ class Simulation:
         assert {s.request.id for s in (*scheduler.running, *scheduler.waiting)} == self.alive.keys()
         for queue in (scheduler.running, scheduler.waiting):
             assert [s.order for s in queue] == sorted(s.order for s in queue)
-        assert all(s.state is State.RUNNING and 0 <= s.computed <= len(s.tokens) for s in scheduler.running)
-        assert all(s.state is State.WAITING and not s.pages and not s.pins for s in scheduler.waiting)
+        assert all(
+            s.state is State.RUNNING and 0 <= s.computed <= len(s.tokens) for s in scheduler.running
+        )
+        assert all(
+            s.state is State.WAITING and not s.pages and not s.pins for s in scheduler.waiting
+        )
         assert embeddings.pinned == {key for s in scheduler.running for key in s.pins}
-        assert all(s.needs(key) for s in scheduler.running for key in s.pins), "a pin outlives the last span"
+        assert all(s.needs(key) for s in scheduler.running for key in s.pins), (
+            "a pin outlives the last span"
+        )
         if scheduler.prefix:
-            assert scheduler.prefix.evictable == sum(self.pool.refs[page] == 1 for page in scheduler.prefix.owned())
+            assert scheduler.prefix.evictable == sum(
+                self.pool.refs[page] == 1 for page in scheduler.prefix.owned()
+            )
             assert scheduler.prefix.pages == len(list(scheduler.prefix.owned()))
 
     def check_end(self) -> None:
         """Nothing is left over."""
         assert self.scheduler.idle and not self.alive and not self.worker.seats
         assert not self.worker.pixels, "a pixel slot was never given back"
-        assert all(sum(delta.finish is not None for delta in deltas) == 1 for deltas in self.deltas.values())
+        assert all(
+            sum(delta.finish is not None for delta in deltas) == 1
+            for deltas in self.deltas.values()
+        )
         self._check_counts()
         assert not self.embeddings.pinned and not self.worker.reading
         for place, keys in self.worker.tiers.items():
-            assert all(key in self.embeddings.tiers[place] for key in keys) if place != "staged" else not keys
+            assert (
+                all(key in self.embeddings.tiers[place] for key in keys)
+                if place != "staged"
+                else not keys
+            )
             assert place == "staged" or len(keys) == len(self.embeddings.tiers.get(place, ()))
         cached = self.scheduler.prefix.pages if self.scheduler.prefix else 0
         assert self.pool.free + cached == self.pool.capacity
@@ -405,7 +491,10 @@ class Simulation:
         assert counts.cached_tokens == sum(delta.cached_tokens for delta in first)
         assert (counts.images_kv, counts.images_embedding) == (levels["kv"], levels["embedding"])
         assert counts.images_encoded == self.worker.encoded.total() >= levels["none"]
-        lookups = [self.embeddings.hits[tier] + self.embeddings.misses[tier] for tier in self.embeddings.tiers]
+        lookups = [
+            self.embeddings.hits[tier] + self.embeddings.misses[tier]
+            for tier in self.embeddings.tiers
+        ]
         assert (
             lookups[0] >= levels["none"] + levels["embedding"]
             and lookups[1:] == [self.embeddings.misses[t] for t in self.embeddings.tiers][:-1]
@@ -414,7 +503,9 @@ class Simulation:
 
 
 def random_request(simulation: Simulation, rng: random.Random, longest: int, names: int) -> Request:
-    """Text, pictures (some in two parts, some repeated) and stray placeholder tokens, after one of a few shared beginnings."""
+    """Text, pictures (some in two parts, some repeated) and stray placeholder tokens, after one of
+    a few shared beginnings.
+    """
     salt = rng.choice(["", "", "", "other"])
     script = random.Random(rng.randrange(4))  # the shared beginning
     tokens: list[int] = []
@@ -424,7 +515,9 @@ def random_request(simulation: Simulation, rng: random.Random, longest: int, nam
     for part in range(shared + parts):
         source = script if part < shared else rng
         if source.random() < 0.5 or names == 0:
-            tokens += [source.choice([1, 2, 3, PLACEHOLDER]) for _ in range(source.randrange(1, 20))]
+            tokens += [
+                source.choice([1, 2, 3, PLACEHOLDER]) for _ in range(source.randrange(1, 20))
+            ]
             continue
         name = source.randrange(names)
         image = picture(name, 1 + name * 7 % 30, salt)

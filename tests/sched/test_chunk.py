@@ -21,7 +21,12 @@ def sight(resident: str = "", arrived: str = "", patches: int = 100, spent: int 
 
 
 def test_only_pictures_that_share_a_token_with_the_chunk_count() -> None:
-    assert list(overlapping(SPANS, 0, 5)) == list(overlapping(SPANS, 15, 20)) == list(overlapping(SPANS, 30, 40)) == []
+    assert (
+        list(overlapping(SPANS, 0, 5))
+        == list(overlapping(SPANS, 15, 20))
+        == list(overlapping(SPANS, 30, 40))
+        == []
+    )
     assert list(overlapping(SPANS, 14, 21)) == list(SPANS)
     assert reach(CONTENT, 0, 5, sight()) == (5, [])
     assert reach(CONTENT, 15, 20, sight()) == (20, [])

@@ -1,4 +1,6 @@
-"""Random traffic over random limits: every plan is checked by the simulated worker, every answer against the reference."""
+"""Random traffic over random limits: every plan is checked by the simulated worker, every answer
+against the reference.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import random
 
 import pytest
 
-from saccade.sched.scheduler import SchedulerLimits
+from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import Simulation, random_request
 
 
@@ -35,7 +37,9 @@ def simulation(rng: random.Random) -> tuple[Simulation, int]:
 
 
 class Chaos:
-    """What can happen at any moment: requests come and go, pixels come in time, late, twice, unasked for, or not at all."""
+    """What can happen at any moment: requests come and go, pixels come in time, late, twice,
+    unasked for, or not at all.
+    """
 
     def __init__(self, rng: random.Random, requests: int) -> None:
         self.rng = rng
@@ -52,7 +56,9 @@ class Chaos:
         rng, sim = self.rng, self.simulation
         while self.left and rng.random() < 0.4:
             self.left -= 1
-            sim.add(random_request(sim, rng, self.longest + (rng.random() < 0.05) * 100, self.names))
+            sim.add(
+                random_request(sim, rng, self.longest + (rng.random() < 0.05) * 100, self.names)
+            )
         for key in list(sim.wanted):
             if rng.random() < self.harm / 4:
                 sim.fail_pixels(key)
@@ -86,7 +92,9 @@ class Chaos:
         sim.check_end()
 
 
-@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 300))])
+@pytest.mark.parametrize(
+    "seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 300))]
+)
 def test_random_traffic_keeps_every_invariant(seed: int) -> None:
     chaos = Chaos(random.Random(seed), requests=30)
     chaos.run()

@@ -6,7 +6,7 @@ import pytest
 
 from saccade.core.plan import PixelSlot, Plan, Sampled
 from saccade.core.types import Image, ImageKey, ImageOutcome, Request, Span
-from saccade.sched.scheduler import SchedulerLimits
+from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, reference
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 10}
@@ -21,10 +21,20 @@ def limits(
     worthwhile: int = 256,
     arena_patches: int = 1 << 30,
 ) -> SchedulerLimits:
-    return SchedulerLimits(max_running, chunk_tokens, context_length, encode_patches, look_ahead, worthwhile, arena_patches)
+    return SchedulerLimits(
+        max_running,
+        chunk_tokens,
+        context_length,
+        encode_patches,
+        look_ahead,
+        worthwhile,
+        arena_patches,
+    )
 
 
-def simulation(settings: SchedulerLimits | None = None, pages: int = 256, page_size: int = 4, **more: object) -> Simulation:
+def simulation(
+    settings: SchedulerLimits | None = None, pages: int = 256, page_size: int = 4, **more: object
+) -> Simulation:
     return Simulation(settings or limits(), pages, page_size, **more)  # type: ignore[arg-type]
 
 
@@ -32,7 +42,9 @@ def add_text(sim: Simulation, length: int, first: int = 1, **sampling: object) -
     return sim.add(sim.request([first] + [2] * (length - 1), **(ENDLESS | sampling)))
 
 
-def gallery(sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: object) -> Request:
+def gallery(
+    sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: object
+) -> Request:
     """Text, then the pictures with a token between them, then text."""
     tokens, spans = [1] * before, []
     for i, image in enumerate(images):
@@ -58,7 +70,14 @@ def test_a_prompt_is_computed_in_chunks_and_sampled_after_the_last() -> None:
     sim = simulation(limits(chunk_tokens=16))
     add_text(sim, 40, max_tokens=3)
     shapes = [[(row.start, row.length, row.sample) for row in plan.rows] for plan in steps(sim)]
-    assert shapes == [[(0, 16, False)], [(16, 16, False)], [(32, 8, True)], [(40, 1, True)], [(41, 1, True)], []]
+    assert shapes == [
+        [(0, 16, False)],
+        [(16, 16, False)],
+        [(32, 8, True)],
+        [(40, 1, True)],
+        [(41, 1, True)],
+        [],
+    ]
 
 
 def test_rows_that_decode_come_first_and_leave_less_for_prompts() -> None:
@@ -87,7 +106,11 @@ def test_a_slot_is_closed_before_it_is_opened_again() -> None:
     add_text(sim, 4, max_tokens=1)
     add_text(sim, 4, max_tokens=1)
     plans = list(steps(sim))
-    assert [(plan.close, [entry.slot for entry in plan.open]) for plan in plans] == [((), [0]), ((0,), [0]), ((0,), [])]
+    assert [(plan.close, [entry.slot for entry in plan.open]) for plan in plans] == [
+        ((), [0]),
+        ((0,), [0]),
+        ((0,), []),
+    ]
 
 
 def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
@@ -108,7 +131,9 @@ def test_cached_pages_that_are_matched_do_not_count_as_room() -> None:
     assert sim.scheduler.prefix is not None and sim.scheduler.prefix.evictable == 8
     add_text(sim, 4, first=7, max_tokens=17)
     sim.finish(sim.plan())
-    again = add_text(sim, 53, max_tokens=1)  # 8 of its 14 pages are cached; 8 are free, of which 5 are promised
+    again = add_text(
+        sim, 53, max_tokens=1
+    )  # 8 of its 14 pages are cached; 8 are free, of which 5 are promised
     sim.finish(sim.plan())
     assert [s.request.id for s in sim.scheduler.waiting] == [again]
     sim.run()
@@ -131,11 +156,16 @@ def test_a_preempted_answer_goes_on_where_it_was() -> None:
             add_text(sim, 8, first=first, max_tokens=50)
         sim.run()
     assert scarce.scheduler.counts.preemptions > plenty.scheduler.counts.preemptions == 0
-    assert [scarce.output(id) for id in scarce.deltas] == [plenty.output(id) for id in plenty.deltas]
+    assert [scarce.output(id) for id in scarce.deltas] == [
+        plenty.output(id) for id in plenty.deltas
+    ]
     assert [deltas[0].cached_tokens for deltas in scarce.deltas.values()] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("length", "what"), [(0, "no tokens"), (100, "context length holds 100"), (500, "context length holds 100")])
+@pytest.mark.parametrize(
+    ("length", "what"),
+    [(0, "no tokens"), (100, "context length holds 100"), (500, "context length holds 100")],
+)
 def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str) -> None:
     sim = simulation(limits(context_length=100))
     (delta,) = sim.scheduler.add(sim.request([1] * length))
@@ -283,20 +313,35 @@ def test_earlier_chunks_go_on_while_a_later_picture_is_missing() -> None:
     sim.run()
 
 
-@pytest.mark.parametrize(("patches", "by_step"), [(80, [[1], [2], [3], []]), (160, [[1, 2], [3], [], []]), (1000, [[1, 2], [3], [], []])])
-def test_a_picture_is_encoded_for_its_chunk_or_the_one_before_and_only_once(patches: int, by_step: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("patches", "by_step"),
+    [(80, [[1], [2], [3], []]), (160, [[1, 2], [3], [], []]), (1000, [[1, 2], [3], [], []])],
+)
+def test_a_picture_is_encoded_for_its_chunk_or_the_one_before_and_only_once(
+    patches: int, by_step: list[list[int]]
+) -> None:
     sim = simulation(limits(chunk_tokens=16, encode_patches=patches))
     images = [picture(n, 20) for n in (1, 2, 3)]  # 80 patches each
     sim.add(gallery(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
-    encoded = [[encode.key for encode in plan.encode] for plan in steps(sim) if plan.rows[:1] and not plan.rows[0].sample]
+    encoded = [
+        [encode.key for encode in plan.encode]
+        for plan in steps(sim)
+        if plan.rows[:1] and not plan.rows[0].sample
+    ]
     assert encoded == [[images[n - 1].key for n in step] for step in by_step]
 
 
 def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pixels() -> None:
-    images = [picture(n, 60 * 34) for n in range(64)]  # as 1920 x 1080 in Qwen3-VL: 8160 patches each
-    sim = simulation(limits(chunk_tokens=4096, context_length=140_000, encode_patches=16_384), pages=8750, page_size=16)
+    images = [
+        picture(n, 60 * 34) for n in range(64)
+    ]  # as 1920 x 1080 in Qwen3-VL: 8160 patches each
+    sim = simulation(
+        limits(chunk_tokens=4096, context_length=140_000, encode_patches=16_384),
+        pages=8750,
+        page_size=16,
+    )
     scheduler = sim.scheduler
     scheduler.add(gallery(sim, *images, max_tokens=1))
     wanted: list[ImageKey] = []
@@ -336,7 +381,12 @@ def test_a_picture_comes_back_from_the_host() -> None:
         sim.run()
     assert sim.worker.encoded == {picture(1, 20).key: 1, picture(2, 20).key: 1}
     assert sim.asked == sim.worker.encoded
-    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == ["none", "none", "embedding", "embedding"]
+    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == [
+        "none",
+        "none",
+        "embedding",
+        "embedding",
+    ]
     assert (sim.embeddings.hits, sim.embeddings.misses) == ({"host": 2}, {"device": 4, "host": 2})
 
 
@@ -359,8 +409,12 @@ def test_while_a_picture_is_read_from_disk_the_others_go_on() -> None:
     reader = sim.add(gallery(sim, picture(1, 20)))
     writer = sim.add(sim.request([1, 2, 3], max_tokens=5, ignore_eos=True))
     plans = list(steps(sim))
-    assert [move.target for plan in plans for move in plan.moves if move.source in ("disk", "staged")] == ["staged", "device"]
-    assert [plan.wait for plan in plans].index(True) == 6, "waits only when there is nothing else to do"
+    assert [
+        move.target for plan in plans for move in plan.moves if move.source in ("disk", "staged")
+    ] == ["staged", "device"]
+    assert [plan.wait for plan in plans].index(True) == 6, (
+        "waits only when there is nothing else to do"
+    )
     assert len(sim.output(writer)) == 5 and sim.deltas[reader][0].images[0].level == "embedding"
 
 
@@ -381,7 +435,11 @@ def test_a_seen_picture_is_not_asked_for_again() -> None:
         sim.add(gallery(sim, image))
         sim.run()
     assert sim.asked == sim.worker.encoded == {image.key: 1}
-    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == ["none", "embedding", "embedding"]
+    assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == [
+        "none",
+        "embedding",
+        "embedding",
+    ]
 
 
 def test_a_picture_in_the_cached_prefix_needs_neither_pixels_nor_embedding() -> None:
@@ -457,7 +515,9 @@ def test_pixels_are_given_back_for_a_picture_that_finds_no_room() -> None:
     assert sim.worker.pixels == {}
     sim.send_pixels(first.key)
     plan = sim.plan()
-    assert [encode.key for encode in plan.encode] == [first.key], "with the arena full, a short chunk is better than none"
+    assert [encode.key for encode in plan.encode] == [first.key], (
+        "with the arena full, a short chunk is better than none"
+    )
     sim.finish(plan)
     sim.run()
     assert sim.deltas[id][-1].finish == "length" and sim.asked == {first.key: 1, second.key: 2}
@@ -474,7 +534,9 @@ def test_no_more_pixels_are_asked_for_than_the_arena_holds() -> None:
 
 
 def test_with_room_for_one_a_picture_of_a_later_request_gives_way() -> None:
-    sim = simulation(limits(max_running=1, chunk_tokens=24, arena_patches=1), prefix=False, embedding_tokens=20)
+    sim = simulation(
+        limits(max_running=1, chunk_tokens=24, arena_patches=1), prefix=False, embedding_tokens=20
+    )
     seen, early = picture(1, 20), picture(9, 20)
     sim.add(gallery(sim, seen))
     sim.run()
@@ -482,7 +544,9 @@ def test_with_room_for_one_a_picture_of_a_later_request_gives_way() -> None:
     second = sim.add(gallery(sim, early))
     sim.run()
     assert [sim.deltas[id][-1].finish for id in (first, second)] == ["length", "length"]
-    assert sim.asked[early.key] == 2 and sim.asked[seen.key] == 2, "it came while the embedding of the one seen was still there"
+    assert sim.asked[early.key] == 2 and sim.asked[seen.key] == 2, (
+        "it came while the embedding of the one seen was still there"
+    )
 
 
 def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:

@@ -1,4 +1,6 @@
-"""A server over real HTTP: uvicorn on a port of its own in a thread, around the demo model's intake and a test double of the engine."""
+"""A server over real HTTP: uvicorn on a port of its own in a thread, around the demo model's intake
+and a test double of the engine.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,15 @@ import pytest
 
 import saccade.demo
 from saccade.core.arena import Arena
-from saccade.core.config import MIB, MediaOptions, ServerOptions
+from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions, ServerOptions
 from saccade.families.registry import load_spec
-from saccade.intake.intake import Intake, load_sampling_defaults
-from saccade.intake.media import Media
-from saccade.intake.prompt import ChatTemplate, Tokenizer
-from saccade.server.front import Front
+from saccade.front.front import Front
+from saccade.front.intake import Intake, load_sampling_defaults
+from saccade.media.media import Media
 from saccade.server.run import Server
+from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.server.echo import EchoEngine
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
@@ -49,9 +52,14 @@ class Served:
 def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
-        spec, MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000), Arena.create(16 * MIB), metrics
+        spec,
+        MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
+        Arena.create(16 * MIB),
+        metrics,
     )
-    intake = Intake(spec, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, load_sampling_defaults(FOLDER))
+    intake = Intake(
+        spec, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, load_sampling_defaults(FOLDER)
+    )
     return Front(intake, engine, metrics, max_requests)
 
 
@@ -71,7 +79,9 @@ def serving(options: ServerOptions | None = None) -> Iterator[Served]:
             http = httpx.Client(base_url=address, timeout=30)
             key = options.api_key or "none"
             client = openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=30)
-            found["served"] = Served(address, http, client, engine, front, server, asyncio.get_running_loop())
+            found["served"] = Served(
+                address, http, client, engine, front, server, asyncio.get_running_loop()
+            )
             ready.set()
 
         await server.run_until_told(on_ready)

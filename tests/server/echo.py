@@ -1,6 +1,8 @@
-"""A test double of the engine: it speaks the front's message protocol in-process and answers with tokens that a test chooses.
+"""A test double of the engine: it speaks the front's message protocol in-process and answers with
+tokens that a test chooses.
 
-It is honest about the protocol (one final delta per request, pixels asked for before they are used, slots given back) and about
+It is honest about the protocol (one final delta per request, pixels asked for before they are used,
+slots given back) and about
 nothing else: no model runs. What needs one is tested through the real engine.
 """
 
@@ -10,7 +12,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from saccade.core.errors import EngineUnavailable
-from saccade.core.messages import Abort, News, PixelsFailed, PixelsReady, Ready, Submit, ToEngine, ToFront
+from saccade.core.messages import (
+    Abort,
+    News,
+    PixelsFailed,
+    PixelsReady,
+    Ready,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request, TokenLogprobs
 
@@ -21,7 +32,9 @@ Reply = Callable[[Request], Iterable[int]]
 
 
 class EchoEngine:
-    """Answers each request with `reply(request)`, one token per message, then the end token 2; `paused` holds it after two tokens."""
+    """Answers each request with `reply(request)`, one token per message, then the end token 2;
+    `paused` holds it after two tokens.
+    """
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -88,8 +101,22 @@ class EchoEngine:
         for count, token in enumerate((*self.reply(request), 2), 1):
             ends = (token == 2 and not sampling.ignore_eos) or token in sampling.stop_token_ids
             finish = "stop" if ends else "length" if count == sampling.max_tokens else None
-            outcomes = tuple(ImageOutcome(i, "none") for i in range(len(request.images))) if count == 1 else ()
-            self._say(Delta(request.id, (token,), _logprobs(request, token), finish, None, CACHED if count == 1 else 0, outcomes))
+            outcomes = (
+                tuple(ImageOutcome(i, "none") for i in range(len(request.images)))
+                if count == 1
+                else ()
+            )
+            self._say(
+                Delta(
+                    request.id,
+                    (token,),
+                    _logprobs(request, token),
+                    finish,
+                    None,
+                    CACHED if count == 1 else 0,
+                    outcomes,
+                )
+            )
             if finish:
                 self._tasks.pop(request.id)
                 return
@@ -112,4 +139,8 @@ class EchoEngine:
 
 def _logprobs(request: Request, token: int) -> tuple[TokenLogprobs, ...]:
     wanted = request.sampling.logprobs
-    return () if wanted is None else (TokenLogprobs(token, -0.5, tuple((token + i, -0.5 - i) for i in range(wanted))),)
+    return (
+        ()
+        if wanted is None
+        else (TokenLogprobs(token, -0.5, tuple((token + i, -0.5 - i) for i in range(wanted))),)
+    )

@@ -1,4 +1,6 @@
-"""Bytes in flight: what is held is bounded, a refusal comes before the body, and nothing stays held when a request has ended."""
+"""Bytes in flight: what is held is bounded, a refusal comes before the body, and nothing stays held
+when a request has ended.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 
-from saccade.core.config import MIB, ServerOptions
+from saccade.core.config import MIB
+from saccade.core.options import ServerOptions
 from tests.server.conftest import Served, serving
 from tests.server.test_lifecycle import BODY, Asking, eventually, in_flight
 
@@ -20,7 +23,9 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Served]:
     """Two MiB of bodies and pictures at a time."""
-    with serving(ServerOptions(port=0, served_model_name=("demo",), max_inflight_mb=2, max_body_mb=8)) as served:
+    with serving(
+        ServerOptions(port=0, served_model_name=("demo",), max_inflight_mb=2, max_body_mb=8)
+    ) as served:
         yield served
 
 
@@ -32,7 +37,10 @@ def announce(served: Served, nbytes: int) -> socket.socket:
     """A client that has announced a body and sent its first byte."""
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {nbytes}\r\n\r\n{{"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {nbytes}\r\n\r\n{{"
+    )
     connection.sendall(head.encode())
     return connection
 
@@ -44,7 +52,11 @@ def test_a_body_that_finds_no_room_is_refused_before_it_is_sent(narrow: Served) 
             answer = second.recv(4096)
             while not answer.endswith(b"}}"):
                 answer += second.recv(4096)
-            assert answer.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1" in answer and b"--max-inflight-mb" in answer
+            assert (
+                answer.startswith(b"HTTP/1.1 429 ")
+                and b"retry-after: 1" in answer
+                and b"--max-inflight-mb" in answer
+            )
         with announce(narrow, MIB) as third:
             eventually(lambda: held(narrow) == 2 * MIB)
             third.close()
@@ -60,15 +72,22 @@ def test_a_body_of_unannounced_length_is_refused_when_it_outgrows_the_room(narro
 
     with announce(narrow, MIB):
         eventually(lambda: held(narrow) == MIB)
-        assert narrow.http.post("/v1/chat/completions", content=pieces(), headers=JSON).status_code == 429
+        assert (
+            narrow.http.post("/v1/chat/completions", content=pieces(), headers=JSON).status_code
+            == 429
+        )
     eventually(lambda: held(narrow) == 0)
-    assert narrow.http.post("/v1/chat/completions", content=pieces(), headers=JSON).status_code == 400  # alone it may: it is no JSON
+    assert (
+        narrow.http.post("/v1/chat/completions", content=pieces(), headers=JSON).status_code == 400
+    )  # alone it may: it is no JSON
 
 
 def test_uploads_count_like_bodies(narrow: Served) -> None:
     with announce(narrow, 2 * MIB):
         eventually(lambda: held(narrow) == 2 * MIB)
-        refused = narrow.http.post("/v1/files", data={"purpose": "vision"}, files={"file": ("x", b"x")})
+        refused = narrow.http.post(
+            "/v1/files", data={"purpose": "vision"}, files={"file": ("x", b"x")}
+        )
         assert refused.status_code == 429
     eventually(lambda: held(narrow) == 0)
 
@@ -89,7 +108,9 @@ def test_once_understood_a_request_holds_its_pictures_only(narrow: Served) -> No
 
 def test_a_prompt_that_fails_leaves_nothing_of_those_before_it(narrow: Served) -> None:
     narrow.engine.received.clear()
-    response = narrow.http.post("/v1/completions", json={"model": "demo", "prompt": ["fine", "<|image_pad|>"]})
+    response = narrow.http.post(
+        "/v1/completions", json={"model": "demo", "prompt": ["fine", "<|image_pad|>"]}
+    )
     assert response.status_code == 400
     eventually(lambda: in_flight(narrow) == held(narrow) == 0)
     assert narrow.engine.received == []
@@ -98,9 +119,15 @@ def test_a_prompt_that_fails_leaves_nothing_of_those_before_it(narrow: Served) -
 def test_a_picture_of_a_request_that_is_refused_is_neither_held_nor_decoded(narrow: Served) -> None:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "teal").save(file, "PNG")
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}}
+    part = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()},
+    }
     before = narrow.front.metrics.value("saccade_images_received_total")
-    refused = narrow.http.post("/v1/chat/completions", json={**BODY, "messages": [{"role": "user", "content": [part]}], "min_tokens": 9999})
+    refused = narrow.http.post(
+        "/v1/chat/completions",
+        json={**BODY, "messages": [{"role": "user", "content": [part]}], "min_tokens": 9999},
+    )
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_tokens"
     assert narrow.front.metrics.value("saccade_images_received_total") == before
     assert narrow.front.intake.media.held == 0

@@ -10,8 +10,9 @@ import openai
 import pytest
 from PIL import Image
 
-from saccade.core.config import MIB, ServerOptions
+from saccade.core.config import MIB
 from saccade.core.messages import Submit
+from saccade.core.options import ServerOptions
 from tests.server.conftest import Served, serving
 
 
@@ -31,7 +32,12 @@ def empty(served: Served) -> Iterator[None]:
 def test_the_sdk_uploads_retrieves_reads_and_deletes(served: Served) -> None:
     files, data = served.openai.files, png("red")
     made = files.create(file=("cat.png", data), purpose="vision")
-    assert (made.object, made.filename, made.purpose, made.bytes) == ("file", "cat.png", "vision", len(data))
+    assert (made.object, made.filename, made.purpose, made.bytes) == (
+        "file",
+        "cat.png",
+        "vision",
+        len(data),
+    )
     assert made.status == "processed" and made.expires_at is None
     assert files.retrieve(made.id) == made
     assert files.content(made.id).read() == data
@@ -45,10 +51,16 @@ def test_the_sdk_uploads_retrieves_reads_and_deletes(served: Served) -> None:
 
 def test_the_sdk_lists_page_by_page_in_either_order_and_by_purpose(served: Served) -> None:
     files = served.openai.files
-    made = [files.create(file=(f"{n}.png", png("red", (32 + n, 32))), purpose="vision").id for n in range(5)]
+    made = [
+        files.create(file=(f"{n}.png", png("red", (32 + n, 32))), purpose="vision").id
+        for n in range(5)
+    ]
     other = files.create(file=("x.jsonl", b"{}\n"), purpose="batch").id
     assert [file.id for file in files.list()] == [other, *made[::-1]]
-    assert [file.id for file in files.list(order="asc", limit=2)] == [*made, other]  # the SDK asks for page after page
+    assert [file.id for file in files.list(order="asc", limit=2)] == [
+        *made,
+        other,
+    ]  # the SDK asks for page after page
     page = files.list(order="asc", limit=2, after=made[1])
     assert [file.id for file in page.data] == made[2:4] and page.has_more
     assert [file.id for file in files.list(purpose="batch")] == [other]
@@ -57,7 +69,9 @@ def test_the_sdk_lists_page_by_page_in_either_order_and_by_purpose(served: Serve
 
 def test_files_may_expire(served: Served) -> None:
     after: Any = {"anchor": "created_at", "seconds": 7200}
-    made = served.openai.files.create(file=("cat.png", png("red")), purpose="vision", expires_after=after)
+    made = served.openai.files.create(
+        file=("cat.png", png("red")), purpose="vision", expires_after=after
+    )
     assert made.expires_at == made.created_at + 7200
 
 
@@ -69,15 +83,24 @@ def test_data_is_kept_as_it_comes_and_pictures_must_be_pictures(served: Served) 
     assert response.read() == html
     assert response.response.headers["content-type"] == "application/octet-stream"
     assert response.response.headers["x-content-type-options"] == "nosniff"
-    for data, reason in ((html, "an HTML page"), (b"", "empty"), (png("red")[:20], "damaged or cut short"), (b"hi", "is text")):
+    for data, reason in (
+        (html, "an HTML page"),
+        (b"", "empty"),
+        (png("red")[:20], "damaged or cut short"),
+        (b"hi", "is text"),
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             files.create(file=("cat.png", data), purpose="vision")
         assert caught.value.param == "file" and reason in caught.value.message
     assert len(files.list().data) == 1
 
 
-def multipart(served: Served, files: dict[str, Any] | None = None, query: str = "", **fields: str) -> tuple[int, dict[str, Any]]:
-    response = served.http.post("/v1/files" + query, data=fields, files=files or {"other": ("x", b"")})
+def multipart(
+    served: Served, files: dict[str, Any] | None = None, query: str = "", **fields: str
+) -> tuple[int, dict[str, Any]]:
+    response = served.http.post(
+        "/v1/files" + query, data=fields, files=files or {"other": ("x", b"")}
+    )
     return response.status_code, response.json()["error"]
 
 
@@ -88,7 +111,14 @@ def test_what_an_upload_lacks_or_has_too_much_is_named(served: Served) -> None:
         ({"purpose": "fun"}, "purpose"),
         ({"purpose": "vision", "colour": "red"}, "colour"),
         ({"purpose": "vision", "expires_after[seconds]": "7200"}, "expires_after"),
-        ({"purpose": "vision", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7"}, "expires_after"),
+        (
+            {
+                "purpose": "vision",
+                "expires_after[anchor]": "created_at",
+                "expires_after[seconds]": "7",
+            },
+            "expires_after",
+        ),
     ):
         status, error = multipart(served, file, **fields)
         assert (status, error["param"]) == (400, param)
@@ -99,7 +129,10 @@ def test_what_an_upload_lacks_or_has_too_much_is_named(served: Served) -> None:
     broken = served.http.post("/v1/files", content=b"no boundary here", headers=headers)
     assert broken.status_code == 400 and broken.json()["error"]["code"] == "invalid_multipart"
     for query in ("?limit=0", "?limit=x", "?order=up", "?after=file-x"):
-        assert served.http.get("/v1/files" + query).json()["error"]["param"] == query[1:].partition("=")[0]
+        assert (
+            served.http.get("/v1/files" + query).json()["error"]["param"]
+            == query[1:].partition("=")[0]
+        )
 
 
 def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -> None:
@@ -114,16 +147,27 @@ def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -
 
 
 def keys(served: Served) -> list[Any]:
-    return [image.key for message in served.engine.received if isinstance(message, Submit) for image in message.request.images]
+    return [
+        image.key
+        for message in served.engine.received
+        if isinstance(message, Submit)
+        for image in message.request.images
+    ]
 
 
 def ask(served: Served, *parts: dict[str, Any]) -> None:
-    served.openai.chat.completions.create(model="demo", messages=[{"role": "user", "content": list(parts)}])  # type: ignore[typeddict-item]
+    served.openai.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": list(parts)}]
+    )  # type: ignore[typeddict-item]
 
 
 def test_both_ways_to_name_a_file_in_a_message_mean_its_bytes(served: Served) -> None:
     id = served.openai.files.create(file=("cat.png", png("blue", (300, 200))), purpose="vision").id
-    ask(served, {"type": "file", "file": {"file_id": id}}, {"type": "image_file", "image_file": {"file_id": id, "detail": "high"}})
+    ask(
+        served,
+        {"type": "file", "file": {"file_id": id}},
+        {"type": "image_file", "image_file": {"file_id": id, "detail": "high"}},
+    )
     small = {"type": "image_file", "image_file": {"file_id": id, "max_pixels": 8192}}
     ask(served, small, {"type": "file", "file": {"file_id": id}, "max_pixels": 8192})
     first, second, third, fourth = keys(served)
@@ -135,7 +179,11 @@ def test_a_file_that_is_gone_is_named_by_its_place(served: Served) -> None:
     id = served.openai.files.create(file=("cat.png", png("blue")), purpose="vision").id
     served.openai.files.delete(id)
     with pytest.raises(openai.NotFoundError) as caught:
-        ask(served, {"type": "text", "text": "see"}, {"type": "image_file", "image_file": {"file_id": id}})
+        ask(
+            served,
+            {"type": "text", "text": "see"},
+            {"type": "image_file", "image_file": {"file_id": id}},
+        )
     assert (caught.value.param, caught.value.code) == ("messages[0].content[1]", "file_not_found")
 
 

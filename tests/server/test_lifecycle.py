@@ -1,4 +1,6 @@
-"""Clients that leave, engines that die, servers that are full, locked or told to stop: every request ends, and says how."""
+"""Clients that leave, engines that die, servers that are full, locked or told to stop: every
+request ends, and says how.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import httpx
 import openai
 import pytest
 
-from saccade.core.config import ServerOptions
 from saccade.core.errors import StartupError
+from saccade.core.options import ServerOptions
 from saccade.server.run import listen
 from tests.server.conftest import Served, serving
 
@@ -62,7 +64,9 @@ def paused(served: Served) -> Iterator[Served]:
 
 
 def test_a_client_that_leaves_a_stream_frees_its_request(paused: Served) -> None:
-    with paused.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True, "n": 2}) as response:
+    with paused.http.stream(
+        "POST", "/v1/chat/completions", json={**BODY, "stream": True, "n": 2}
+    ) as response:
         assert next(response.iter_lines()).startswith("data: ")
     eventually(lambda: len(paused.engine.aborted) == 2)
     eventually(lambda: in_flight(paused) == 0)
@@ -81,7 +85,10 @@ def start_sending(served: Served) -> socket.socket:
     """A client that announces a body and never sends it."""
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
-    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{")
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"application/json\r\nContent-Length: 999\r\n\r\n{"
+    )
     eventually(lambda: in_flight(served) == 1)
     return connection
 
@@ -92,17 +99,25 @@ def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> N
     assert served.engine.received == []
 
 
-def test_a_client_that_stops_sending_loses_its_permit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_sending_loses_its_permit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("saccade.server.body.BODY_PAUSE", 0.2)
     with start_sending(served) as connection:
         answer = HTTPResponse(connection)
         answer.begin()
-        assert answer.status == 400 and b"nothing more of the body has come for 0.2 seconds" in answer.read()
+        assert (
+            answer.status == 400
+            and b"nothing more of the body has come for 0.2 seconds" in answer.read()
+        )
     eventually(lambda: in_flight(served) == 0)
 
 
 def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end() -> None:
-    with serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.1)) as served, start_sending(served):
+    with (
+        serving(ServerOptions(port=0, served_model_name=("demo",), shutdown_grace=0.1)) as served,
+        start_sending(served),
+    ):
         served.server.should_exit = True
         eventually(lambda: in_flight(served) == 0)
 
@@ -114,18 +129,33 @@ def test_the_engines_death_ends_every_request_at_once_and_shows_in_health() -> N
     with serving() as served:
         served.engine.paused = True
         whole = Asking(served)
-        with served.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+        with served.http.stream(
+            "POST", "/v1/chat/completions", json={**BODY, "stream": True}
+        ) as response:
             lines = response.iter_lines()
-            assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+            assert (
+                json.loads(next(lines).removeprefix("data: "))["choices"][0]["delta"]["role"]
+                == "assistant"
+            )
             eventually(lambda: in_flight(served) == 2)
             served.on_loop(served.engine.die)
             last = [line for line in lines if line][-1]
         error = json.loads(last.removeprefix("data: "))["error"]
-        assert (error["type"], error["code"]) == ("server_error", "engine_unavailable") and "signal 9" in error["message"]
-        assert whole.result().status_code == 503 and whole.result().json()["error"]["code"] == "engine_unavailable"
+        assert (error["type"], error["code"]) == (
+            "server_error",
+            "engine_unavailable",
+        ) and "signal 9" in error["message"]
+        assert (
+            whole.result().status_code == 503
+            and whole.result().json()["error"]["code"] == "engine_unavailable"
+        )
         health = served.http.get("/health")
         assert health.status_code == 503
-        assert health.json() == {"status": "failed", "model": "demo", "reason": "the engine process was killed by signal 9"}
+        assert health.json() == {
+            "status": "failed",
+            "model": "demo",
+            "reason": "the engine process was killed by signal 9",
+        }
         with pytest.raises(openai.InternalServerError) as caught:
             served.openai.chat.completions.create(model="demo", messages=HI)
         assert caught.value.status_code == 503
@@ -150,7 +180,13 @@ def strict() -> Iterator[Served]:
     """One request at a time, with a key, small bodies, one browser origin."""
     limits = {"max_body_mb": 1, "max_queued_requests": 1}
     with serving(
-        ServerOptions(port=0, api_key="sécret", served_model_name=("demo",), cors_origins=("http://page.example",), **limits)
+        ServerOptions(
+            port=0,
+            api_key="sécret",
+            served_model_name=("demo",),
+            cors_origins=("http://page.example",),
+            **limits,
+        )
     ) as served:
         yield served
 
@@ -160,29 +196,53 @@ AUTHORISED = {"authorization": "Bearer sécret".encode()}
 
 def test_without_the_key_only_health_and_version_answer(strict: Served) -> None:
     for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sécret".encode()}):
-        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/nothing")):
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+            ("GET", "/nothing"),
+        ):
             response = strict.http.request(method, path, headers=header)
-            assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+            assert (
+                response.status_code == 401
+                and response.json()["error"]["code"] == "invalid_api_key"
+            )
     assert strict.http.get("/health").status_code == strict.http.get("/version").status_code == 200
     assert strict.http.get("/v1/models", headers=AUTHORISED).status_code == 200
 
 
 def test_named_origins_may_call_and_others_may_not(strict: Served) -> None:
     def preflight(origin: str) -> httpx.Response:
-        ask = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        ask = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
         return strict.http.options("/v1/chat/completions", headers=ask)
 
-    assert preflight("http://page.example").headers["access-control-allow-origin"] == "http://page.example"
+    assert (
+        preflight("http://page.example").headers["access-control-allow-origin"]
+        == "http://page.example"
+    )
     assert "access-control-allow-origin" not in preflight("http://evil.example").headers
-    answer = strict.http.post("/v1/chat/completions", json=BODY, headers={**AUTHORISED, "origin": b"http://page.example"})
-    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "http://page.example"
+    answer = strict.http.post(
+        "/v1/chat/completions", json=BODY, headers={**AUTHORISED, "origin": b"http://page.example"}
+    )
+    assert (
+        answer.status_code == 200
+        and answer.headers["access-control-allow-origin"] == "http://page.example"
+    )
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["content-length", "chunked"])
 def test_a_body_over_the_limit_is_a_413(strict: Served, announced: bool) -> None:
     body = b" " * ((1 << 20) + 1)
     content = body if announced else iter([body[:1000], body[1000:]])
-    response = strict.http.post("/v1/chat/completions", content=content, headers={**AUTHORISED, "content-type": b"application/json"})
+    response = strict.http.post(
+        "/v1/chat/completions",
+        content=content,
+        headers={**AUTHORISED, "content-type": b"application/json"},
+    )
     assert response.status_code == 413 and response.json()["error"]["code"] == "too_large"
     assert "--max-body-mb" in response.json()["error"]["message"]
 
@@ -197,7 +257,9 @@ def test_a_full_server_says_when_to_come_back(strict: Served) -> None:
         assert refused.json()["error"]["type"] == "rate_limit_error"
     strict.engine.paused = False
     eventually(lambda: in_flight(strict) == 0)
-    assert strict.http.post("/v1/chat/completions", json=BODY, headers=AUTHORISED).status_code == 200
+    assert (
+        strict.http.post("/v1/chat/completions", json=BODY, headers=AUTHORISED).status_code == 200
+    )
 
 
 # ---- servers that are told to stop
@@ -258,21 +320,33 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SACCADE_API_KEY", "from outside")
     with serving() as served:
         assert served.http.get("/v1/models").status_code == 401
-        assert served.http.get("/v1/models", headers={"authorization": "Bearer from outside"}).status_code == 200
+        assert (
+            served.http.get(
+                "/v1/models", headers={"authorization": "Bearer from outside"}
+            ).status_code
+            == 200
+        )
 
 
 # ---- our own bugs
 
 
-@pytest.mark.parametrize(("host", "key", "warned"), [("127.0.0.1", None, 0), ("0.0.0.0", None, 1), ("0.0.0.0", "secret", 0)])
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [("127.0.0.1", None, 0), ("0.0.0.0", None, 1), ("0.0.0.0", "secret", 0)],
+)
 def test_a_server_that_is_open_to_the_network_without_a_key_is_warned_of(
     host: str, key: str | None, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(ServerOptions(host=host, port=0, api_key=key, served_model_name=("demo",))):
-        assert [record.levelname for record in caplog.records if "--api-key" in record.message] == ["WARNING"] * warned
+        assert [record.levelname for record in caplog.records if "--api-key" in record.message] == [
+            "WARNING"
+        ] * warned
 
 
-def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with serving() as served:
         served.engine.paused = True
         running = Asking(served)
@@ -283,7 +357,9 @@ def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(capl
     assert "the front failed" in caplog.text
 
 
-def test_a_bug_in_one_answers_text_ends_that_answer_only(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_answers_text_ends_that_answer_only(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     served.engine.reply = lambda request: ["no token"] if request.sampling.seed == 1 else [20]  # type: ignore[list-item]
     broken = served.http.post("/v1/chat/completions", json={**BODY, "seed": 1})
     assert (broken.status_code, broken.json()["error"]["code"]) == (500, "internal_error")
@@ -296,5 +372,10 @@ def test_a_bug_in_an_answer_is_a_500_that_tells_nothing(monkeypatch: pytest.Monk
         monkeypatch.setattr(served.front, "vocabulary", None)
         response = served.http.post("/v1/chat/completions", json=BODY)
         assert response.status_code == 500
-        assert response.json()["error"] == {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
+        assert response.json()["error"] == {
+            "message": "internal error",
+            "type": "server_error",
+            "param": None,
+            "code": "internal_error",
+        }
         assert served.http.get("/health").status_code == 200

@@ -1,4 +1,6 @@
-"""POST /tokenize, and what a request may say of a picture's size: costs are known before anything is decoded."""
+"""POST /tokenize, and what a request may say of a picture's size: costs are known before anything
+is decoded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def data_url(size: tuple[int, int]) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def image(size: tuple[int, int], beside: dict[str, Any] | None = None, **inside: Any) -> dict[str, Any]:
+def image(
+    size: tuple[int, int], beside: dict[str, Any] | None = None, **inside: Any
+) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(size), **inside}, **(beside or {})}
 
 
@@ -39,15 +43,26 @@ def test_a_chat_is_counted_as_it_would_be_served_and_nothing_is_decoded(served: 
     body = chat({"type": "text", "text": "See: "}, image((300, 200)), image((64, 64)))
     counted = count(served, body)
     assert served.engine.received == []
-    assert [served.front.metrics.value(f"saccade_images_{what}_total") for what in ("received", "decoded")] == [0, 0]
+    assert [
+        served.front.metrics.value(f"saccade_images_{what}_total")
+        for what in ("received", "decoded")
+    ] == [0, 0]
     sizes = [(each["size"], each["resized"], each["tokens"]) for each in counted["images"]]
     square = {"width": 64, "height": 64}
-    assert sizes == [({"width": 300, "height": 200}, {"width": 288, "height": 192}, 54), (square, square, 4)]
-    assert [each["place"] for each in counted["images"]] == ["messages[0].content[1]", "messages[0].content[2]"]
+    assert sizes == [
+        ({"width": 300, "height": 200}, {"width": 288, "height": 192}, 54),
+        (square, square, 4),
+    ]
+    assert [each["place"] for each in counted["images"]] == [
+        "messages[0].content[1]",
+        "messages[0].content[2]",
+    ]
     assert {each["format"] for each in counted["images"]} == {"JPEG"}
     assert counted["max_model_len"] == CONTEXT
     assert served.http.post("/v1/chat/completions", json=body).status_code == 200
-    submitted = next(message.request for message in served.engine.received if isinstance(message, Submit))
+    submitted = next(
+        message.request for message in served.engine.received if isinstance(message, Submit)
+    )
     assert (counted["count"], tuple(counted["tokens"])) == (len(submitted.tokens), submitted.tokens)
 
 
@@ -67,10 +82,15 @@ def test_text_prompts_are_counted_too(served: Served) -> None:
         ({"model": "demo"}, "prompt"),
         ({"model": "demo", "prompt": ["a", "b"]}, "prompt"),
         ({"model": "demo", "messages": [], "prompt": "x"}, None),
-        (chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}), "messages[0].content[0]"),
+        (
+            chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+            "messages[0].content[0]",
+        ),
     ],
 )
-def test_what_cannot_be_counted_is_refused_as_anywhere(served: Served, body: dict[str, Any], param: str | None) -> None:
+def test_what_cannot_be_counted_is_refused_as_anywhere(
+    served: Served, body: dict[str, Any], param: str | None
+) -> None:
     response = served.http.post("/tokenize", json=body)
     assert response.status_code == 400
     assert param is None or response.json()["error"]["param"] == param
@@ -90,12 +110,17 @@ def test_what_cannot_be_counted_is_refused_as_anywhere(served: Served, body: dic
         ({"detail": "low", "max_pixels": 64 * 64}, {}, 4),
     ],
 )
-def test_a_picture_may_have_its_own_budget_in_either_place(served: Served, fields: Any, beside: Any, tokens: int) -> None:
+def test_a_picture_may_have_its_own_budget_in_either_place(
+    served: Served, fields: Any, beside: Any, tokens: int
+) -> None:
     assert count(served, chat(image((960, 960), beside, **fields)))["images"][0]["tokens"] == tokens
 
 
 def test_a_small_picture_may_be_enlarged(served: Served) -> None:
-    assert count(served, chat(image((64, 64), min_pixels=256 * 256)))["images"][0]["resized"] == {"width": 256, "height": 256}
+    assert count(served, chat(image((64, 64), min_pixels=256 * 256)))["images"][0]["resized"] == {
+        "width": 256,
+        "height": 256,
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,6 +134,8 @@ def test_a_small_picture_may_be_enlarged(served: Served) -> None:
         ({}, {"zoom": 3}, "messages[0].content[0].zoom"),
     ],
 )
-def test_a_budget_that_cannot_be_met_is_refused_at_its_place(served: Served, fields: Any, beside: Any, param: str) -> None:
+def test_a_budget_that_cannot_be_met_is_refused_at_its_place(
+    served: Served, fields: Any, beside: Any, param: str
+) -> None:
     response = served.http.post("/tokenize", json=chat(image((64, 64), beside, **fields)))
     assert response.status_code == 400 and response.json()["error"]["param"] == param

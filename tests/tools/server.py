@@ -1,4 +1,6 @@
-"""A tiny OpenAI-compatible server for the tools' tests: its answers, delays and failures are decided by the test."""
+"""A tiny OpenAI-compatible server for the tools' tests: its answers, delays and failures are
+decided by the test.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,27 @@ def texts(body: Json) -> str:
     parts = [
         part
         for message in body["messages"]
-        for part in (message["content"] if isinstance(message["content"], list) else [message["content"]])
+        for part in (
+            message["content"] if isinstance(message["content"], list) else [message["content"]]
+        )
     ]
     return " ".join(part if isinstance(part, str) else part.get("text", "") for part in parts)
 
 
 def pictures(body: Json) -> list[str]:
-    lists = [message["content"] for message in body["messages"] if isinstance(message["content"], list)]
-    return [part["image_url"]["url"] for parts in lists for part in parts if part["type"] == "image_url"]
+    lists = [
+        message["content"] for message in body["messages"] if isinstance(message["content"], list)
+    ]
+    return [
+        part["image_url"]["url"] for parts in lists for part in parts if part["type"] == "image_url"
+    ]
 
 
 @dataclass
 class Script:
-    """What the server does: `answer(body)` gives the words of an answer; `refuse(number, body)` a status, or None; `key` must be sent."""
+    """What the server does: `answer(body)` gives the words of an answer; `refuse(number, body)` a
+    status, or None; `key` must be sent.
+    """
 
     answer: Callable[[Json], list[str]] = lambda body: ["tok"] * body.get("max_tokens", 4)
     refuse: Callable[[int, Json], int | None] = lambda number, body: None
@@ -74,7 +84,9 @@ class ScriptedServer:
             Route("/metrics", self.metrics),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
-        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off")
+        )
         self._thread = threading.Thread(target=self._server.run)
 
     @property
@@ -92,16 +104,23 @@ class ScriptedServer:
         self._thread.join()
 
     async def models(self, request: Request) -> Response:
-        return self.locked(request) or JSONResponse({"object": "list", "data": [{"id": "scripted"}]})
+        return self.locked(request) or JSONResponse(
+            {"object": "list", "data": [{"id": "scripted"}]}
+        )
 
     def locked(self, request: Request) -> Response | None:
         """A refusal of whoever has not the key."""
-        if self.script.key is None or request.headers.get("authorization") == f"Bearer {self.script.key}":
+        if (
+            self.script.key is None
+            or request.headers.get("authorization") == f"Bearer {self.script.key}"
+        ):
             return None
         return JSONResponse({"error": {"message": "no key", "type": "x"}}, 401)
 
     async def metrics(self, request: Request) -> Response:
-        return PlainTextResponse("# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.5e+08\n")
+        return PlainTextResponse(
+            "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.5e+08\n"
+        )
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -122,7 +141,9 @@ class ScriptedServer:
         if body.get("stream"):
             return StreamingResponse(self.events(words, usage), media_type="text/event-stream")
         message = {"role": "assistant", "content": "".join(words)}
-        return JSONResponse({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+        return JSONResponse(
+            {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+        )
 
     async def events(self, words: list[str], usage: Json) -> AsyncIterator[bytes]:
         seen, script = self.seen, self.script

@@ -48,7 +48,9 @@ def run(a: str, b: str, path: Path, **options: object) -> Verdict:
 def test_the_verdict_says_speed_and_accuracy(tmp_path: Path, keep_running: bool) -> None:
     path = tmp_path / "ab.jsonl"
     slow, fast = command(tmp_path, "slow", 0.1), command(tmp_path, "fast", 0.0)
-    verdict = run(slow, fast, path, repeats=2, label_a="slow", label_b="fast", keep_running=keep_running)
+    verdict = run(
+        slow, fast, path, repeats=2, label_a="slow", label_b="fast", keep_running=keep_running
+    )
     assert [saved.label for saved in read_runs(path)] == ["slow", "fast", "slow", "fast"]
     assert [saved.options["seed"] for saved in read_runs(path)] == [1, 1, 2, 2]
     assert [saved.label for saved in read_evals(path)] == ["slow", "fast"]
@@ -56,22 +58,39 @@ def test_the_verdict_says_speed_and_accuracy(tmp_path: Path, keep_running: bool)
     assert ttft.ratio.low > 1
     assert verdict.accuracy is not None and verdict.accuracy.equal and verdict.accuracy.same == 4
     speed, accuracy = verdict.lines("slow", "fast")
-    assert re.match(r"Speed, fast against slow: TTFT, median [0-9.]+ × better \([0-9.]+ → [0-9.]+ ms\);", speed)
-    assert (
-        accuracy == "Accuracy: slow 0.000 ± 0.000, fast 0.000 ± 0.000 (ocr, n = 4): no difference shown; 4 of 4 answers are the same text."
+    assert re.match(
+        r"Speed, fast against slow: TTFT, median [0-9.]+ × better \([0-9.]+ → [0-9.]+ ms\);", speed
     )
-    assert not [process for process in psutil.Process().children() if "slow.py" in " ".join(process.cmdline())]
+    assert (
+        accuracy
+        == "Accuracy: slow 0.000 ± 0.000, fast 0.000 ± 0.000 (ocr, n = 4): no difference shown; 4 "
+        "of 4 answers are the same text."
+    )
+    assert not [
+        process
+        for process in psutil.Process().children()
+        if "slow.py" in " ".join(process.cmdline())
+    ]
 
 
 def test_answers_that_differ_are_counted(tmp_path: Path) -> None:
-    verdict = run(command(tmp_path, "a", 0.0), command(tmp_path, "b", 0.0, "another"), tmp_path / "ab.jsonl", repeats=1)
+    verdict = run(
+        command(tmp_path, "a", 0.0),
+        command(tmp_path, "b", 0.0, "another"),
+        tmp_path / "ab.jsonl",
+        repeats=1,
+    )
     assert verdict.accuracy is not None and verdict.accuracy.same == 0
 
 
 def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path) -> None:
     broken = f"{shlex.quote(sys.executable)} -c \"raise SystemExit('no such model')\" {{port}}"
-    with pytest.raises(ConfigError, match=r"(?s)B does not start: it ended with status 1.*no such model"):
-        run(command(tmp_path, "a", 0.0), broken, tmp_path / "ab.jsonl", repeats=1, keep_running=True)
+    with pytest.raises(
+        ConfigError, match=r"(?s)B does not start: it ended with status 1.*no such model"
+    ):
+        run(
+            command(tmp_path, "a", 0.0), broken, tmp_path / "ab.jsonl", repeats=1, keep_running=True
+        )
     with pytest.raises(ConfigError, match="A does not start: no-such-program"):
         run("no-such-program {port}", broken, tmp_path / "ab.jsonl")
     with pytest.raises(ConfigError, match=r"has no \{port\}"):

@@ -36,9 +36,12 @@ def parsed(app: App, line: str) -> dict[str, Any]:
 
 def test_the_published_options_are_understood_as_published() -> None:
     line = (
-        "serve --base-url http://h:1 --dataset-name image --num-prompts 500 --random-output-len 1 --random-input-len 100 "
-        "--random-range-ratio 1 --image-resolution 1120x700 --image-format jpeg --image-count 1 --image-content random "
-        "--max-concurrency 20 --request-rate inf --burstiness 0.5 --warmup-requests 3 --seed 7 --header A=b --header C=d "
+        "serve --base-url http://h:1 --dataset-name image --num-prompts 500 "
+        "--random-output-len 1 --random-input-len 100 "
+        "--random-range-ratio 1 --image-resolution 1120x700 --image-format jpeg --image-count "
+        "1 --image-content random "
+        "--max-concurrency 20 --request-rate inf --burstiness 0.5 --warmup-requests 3 --seed 7 "
+        "--header A=b --header C=d "
         "--goodput ttft:500 tpot:50 --output-file x.jsonl"
     )
     found = parsed(cli.bench, line)
@@ -46,7 +49,9 @@ def test_the_published_options_are_understood_as_published() -> None:
     assert found["load"] == Load(500, 20, float("inf"), 0.5, 3, 7)
     assert found["pictures"] == PictureOptions(1, "1120x700", "jpeg", "random")
     assert found["text"] == TextOptions(100, 1, 1.0)
-    assert found["output"] == OutputOptions(output_file=Path("x.jsonl"), goodput=("ttft:500", "tpot:50"))
+    assert found["output"] == OutputOptions(
+        output_file=Path("x.jsonl"), goodput=("ttft:500", "tpot:50")
+    )
 
 
 def test_the_other_commands_are_understood() -> None:
@@ -58,13 +63,26 @@ def test_the_other_commands_are_understood() -> None:
         "name": "ocr",
         "options": EvalOptions(num_prompts=5, concurrency=2),
     }
-    assert parsed(cli.bench, "report a.jsonl b.jsonl --output out")["results"] == (Path("a.jsonl"), Path("b.jsonl"))
-    assert parsed(cli.bench, "report a.jsonl --output out")["options"] == ReportOptions(output=Path("out"))
-    assert parsed(cli.bench, "ab --a x{port} --b y{port} --repeats 2")["servers"] == AbOptions("x{port}", "y{port}", repeats=2)
+    assert parsed(cli.bench, "report a.jsonl b.jsonl --output out")["results"] == (
+        Path("a.jsonl"),
+        Path("b.jsonl"),
+    )
+    assert parsed(cli.bench, "report a.jsonl --output out")["options"] == ReportOptions(
+        output=Path("out")
+    )
+    assert parsed(cli.bench, "ab --a x{port} --b y{port} --repeats 2")["servers"] == AbOptions(
+        "x{port}", "y{port}", repeats=2
+    )
 
 
 @pytest.mark.parametrize(
-    "line", ["serve --num-prompts 0", "serve --request-rate 0", "serve --random-range-ratio 2", "serve --no-such-option 1"]
+    "line",
+    [
+        "serve --num-prompts 0",
+        "serve --request-rate 0",
+        "serve --random-range-ratio 2",
+        "serve --no-such-option 1",
+    ],
 )
 def test_a_value_that_cannot_work_is_refused_before_anything_is_sent(line: str) -> None:
     with pytest.raises(Exception, match=line.split()[1]):
@@ -76,10 +94,15 @@ def test_a_whole_run_from_the_command_line_to_the_report(
 ) -> None:
     server.script = Script(between=0.001)
     path = tmp_path / "runs.jsonl"
-    line = f"serve --base-url {server.url} --num-prompts 3 --image-resolution 32x32 --random-output-len 4 --output-file {path}"
+    line = (
+        f"serve --base-url {server.url} --num-prompts 3 --image-resolution 32x32 "
+        f"--random-output-len 4 --output-file {path}"
+    )
     assert cli.bench(line.split(), result_action="return_value") == 0
     assert "Output throughput" in capsys.readouterr().out
-    cli.bench(["report", str(path), "--output", str(tmp_path / "report")], result_action="return_value")
+    cli.bench(
+        ["report", str(path), "--output", str(tmp_path / "report")], result_action="return_value"
+    )
     assert capsys.readouterr().out.strip() == str(tmp_path / "report" / "report.html")
     assert (tmp_path / "report" / "report.html").stat().st_size > 20_000
 
@@ -91,7 +114,14 @@ def test_a_run_without_any_answer_ends_with_status_1(server: ScriptedServer) -> 
 
 
 @pytest.mark.parametrize(
-    "line", ["shapes --num-prompts 0", "ocr --concurrency 0", "ocr --max-tokens 0", "ocr --timeout 0", "ocr --base-url 127.0.0.1:1"]
+    "line",
+    [
+        "shapes --num-prompts 0",
+        "ocr --concurrency 0",
+        "ocr --max-tokens 0",
+        "ocr --timeout 0",
+        "ocr --base-url 127.0.0.1:1",
+    ],
 )
 def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
     name, option, _ = line.split()
@@ -100,14 +130,18 @@ def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
-def test_a_server_is_chatted_with_by_any_form_of_its_address(server: ScriptedServer, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_is_chatted_with_by_any_form_of_its_address(
+    server: ScriptedServer, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.script = Script(answer=lambda body: ["so ", "it ", "is"])
     ask_server(form.format(server.url), None, None, "is it?", (), 4)
     assert capsys.readouterr().out == "so it is\n"
     assert server.seen.bodies[-1]["model"] == "scripted"
 
 
-def test_a_chat_that_is_refused_says_the_servers_words(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_chat_that_is_refused_says_the_servers_words(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.script = Script(refuse=lambda number, body: 400, key="secret")
     with pytest.raises(SaccadeError, match=r"^refused by script$"):
         ask_server(server.url, "secret", None, "x", (), 4)
@@ -139,6 +173,7 @@ def test_the_servers_words_are_found_in_whatever_it_sends(body: str, words: str)
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, saccade.tools.cli; "
-        "heavy = {'torch', 'transformers', 'matplotlib', 'aiohttp', 'numpy', 'PIL'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'aiohttp', 'numpy', 'PIL'} & "
+        "set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

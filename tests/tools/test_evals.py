@@ -16,14 +16,28 @@ from saccade.demo.draw import Scene, Shape
 from saccade.demo.tasks import Turn, held_out
 from saccade.tools.eval import mmmu, ocr, ocrbench, shapes
 from saccade.tools.eval.consistency import mark_png
-from saccade.tools.eval.contract import Answer, Item, Message, SampleError, grade, read_journal, summarise
+from saccade.tools.eval.contract import (
+    Answer,
+    Item,
+    Message,
+    SampleError,
+    grade,
+    read_journal,
+    summarise,
+)
 from saccade.tools.eval.run import evaluate
 from saccade.tools.options import EvalName, EvalOptions, Target
 from tests.tools.server import Json, Script, ScriptedServer, pictures, texts
 
 
 def item(name: str, group: str = "all") -> Item:
-    return Item(name, group, "yes", lambda: [{"role": "user", "content": name}], lambda text: float(text == "yes"))
+    return Item(
+        name,
+        group,
+        "yes",
+        lambda: [{"role": "user", "content": name}],
+        lambda text: float(text == "yes"),
+    )
 
 
 def png(colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
@@ -39,7 +53,10 @@ def test_a_score_is_a_mean_with_its_standard_error() -> None:
     answers = [Answer(str(i), "a" if i < 4 else "b", "", "", float(i % 2)) for i in range(10)]
     result = summarise("x", answers)
     assert (result.n, result.score, result.stderr) == (10, 0.5, pytest.approx(math.sqrt(0.25 / 10)))
-    assert [(group.name, group.n, group.score) for group in result.groups] == [("a", 4, 0.5), ("b", 6, 0.5)]
+    assert [(group.name, group.n, group.score) for group in result.groups] == [
+        ("a", 4, 0.5),
+        ("b", 6, 0.5),
+    ]
 
 
 def test_a_run_taken_up_again_asks_only_what_has_no_answer(tmp_path: Path) -> None:
@@ -82,12 +99,20 @@ def test_an_answer_cut_short_in_the_journal_does_not_swallow_the_next(tmp_path: 
         ("", "7", 0),
     ],
 )
-def test_a_reading_is_right_if_the_text_stands_in_the_answer_as_a_word(text: str, expected: str, right: int) -> None:
+def test_a_reading_is_right_if_the_text_stands_in_the_answer_as_a_word(
+    text: str, expected: str, right: int
+) -> None:
     assert ocr.says(text, expected) == right
 
 
 def scene(*things: tuple[str, str]) -> Scene:
-    return Scene(99, 99, (0, 0, 0), (0, 0, 0), tuple(Shape(kind, colour, (0, 0, 0), 0, 0, 9) for colour, kind in things))
+    return Scene(
+        99,
+        99,
+        (0, 0, 0),
+        (0, 0, 0),
+        tuple(Shape(kind, colour, (0, 0, 0), 0, 0, 9) for colour, kind in things),
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +131,9 @@ def scene(*things: tuple[str, str]) -> Scene:
         ("describe", "A red star and a blue heart.", "A red star", False),
     ],
 )
-def test_an_answer_about_shapes_is_judged_by_what_it_names(kind: str, answer: str, text: str, right: bool) -> None:
+def test_an_answer_about_shapes_is_judged_by_what_it_names(
+    kind: str, answer: str, text: str, right: bool
+) -> None:
     turn = Turn(kind, (scene(("red", "star"), ("blue", "heart")),), "?", answer)
     assert shapes.is_right(kind, turn, text) is right
 
@@ -119,7 +146,13 @@ def test_the_known_answer_is_always_right(kind: str) -> None:
         assert not shapes.is_right(kind, turn, "I cannot see the picture.")
 
 
-QUESTION = mmmu.Question("validation_Art_1", "Which <image 1>?", ("Mona Lisa", "The Scream", "Guernica", "Olympia"), ("B",), (png(),))
+QUESTION = mmmu.Question(
+    "validation_Art_1",
+    "Which <image 1>?",
+    ("Mona Lisa", "The Scream", "Guernica", "Olympia"),
+    ("B",),
+    (png(),),
+)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +174,14 @@ def test_a_choice_is_parsed_as_published(response: str, letter: str) -> None:
 
 
 def test_without_a_choice_one_is_drawn_and_always_the_same() -> None:
-    drawn = [mmmu.parse_choice("no idea", QUESTION.letters, QUESTION.options, f"q{i}") for i in range(200)]
-    assert drawn == [mmmu.parse_choice("no idea", QUESTION.letters, QUESTION.options, f"q{i}") for i in range(200)]
+    drawn = [
+        mmmu.parse_choice("no idea", QUESTION.letters, QUESTION.options, f"q{i}")
+        for i in range(200)
+    ]
+    assert drawn == [
+        mmmu.parse_choice("no idea", QUESTION.letters, QUESTION.options, f"q{i}")
+        for i in range(200)
+    ]
     assert set(drawn) == {"A", "B", "C", "D"}
 
 
@@ -159,14 +198,19 @@ def test_without_a_choice_one_is_drawn_and_always_the_same() -> None:
         (("0.5",), "thus we get 5e-1", True),
     ],
 )
-def test_an_open_answer_is_judged_as_published(answers: tuple[str, ...], response: str, right: bool) -> None:
+def test_an_open_answer_is_judged_as_published(
+    answers: tuple[str, ...], response: str, right: bool
+) -> None:
     assert mmmu.is_open_right(answers, mmmu.parse_open(response)) is right
 
 
 def test_pictures_stand_where_the_question_names_them() -> None:
     parts = QUESTION.parts()
     assert parts[:2] == ["Which ", QUESTION.pictures[0]]
-    assert parts[2] == "?\n(A) Mona Lisa\n(B) The Scream\n(C) Guernica\n(D) Olympia\n" + mmmu.CHOICE_PROMPT
+    assert (
+        parts[2]
+        == "?\n(A) Mona Lisa\n(B) The Scream\n(C) Guernica\n(D) Olympia\n" + mmmu.CHOICE_PROMPT
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +222,9 @@ def test_pictures_stand_where_the_question_names_them() -> None:
         ("X^{2}", ("x^{2}",), True, False),
     ],
 )
-def test_ocrbench_is_scored_as_published(text: str, answers: tuple[str, ...], formula: bool, right: bool) -> None:
+def test_ocrbench_is_scored_as_published(
+    text: str, answers: tuple[str, ...], formula: bool, right: bool
+) -> None:
     assert ocrbench.is_right(text, answers, formula) is right
 
 
@@ -188,7 +234,14 @@ def test_ocrbench_is_scored_as_published(text: str, answers: tuple[str, ...], fo
 def test_mmmu_is_read_from_the_hubs_columns(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
     rows = [
-        {"id": "validation_Art_1", "question": "<image 1> A?", "options": "['x', 'y']", "answer": "B", "image_1": "a.png", "image_2": None},
+        {
+            "id": "validation_Art_1",
+            "question": "<image 1> A?",
+            "options": "['x', 'y']",
+            "answer": "B",
+            "image_1": "a.png",
+            "image_2": None,
+        },
         {
             "id": "validation_Math_2",
             "question": "n?",
@@ -200,8 +253,18 @@ def test_mmmu_is_read_from_the_hubs_columns(tmp_path: Path) -> None:
     path = tmp_path / "val.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     first, second = mmmu.load_questions(str(path))
-    assert (first.options, first.answers, first.pictures, first.subject) == (("x", "y"), ("B",), (png(),), "Art")
-    assert (second.options, second.answers, second.pictures, second.subject) == ((), ("7", "seven"), (png(),), "Math")
+    assert (first.options, first.answers, first.pictures, first.subject) == (
+        ("x", "y"),
+        ("B",),
+        (png(),),
+        "Art",
+    )
+    assert (second.options, second.answers, second.pictures, second.subject) == (
+        (),
+        ("7", "seven"),
+        (png(),),
+        "Math",
+    )
 
 
 def test_ocrbench_is_read_from_the_authors_and_the_hubs_columns(tmp_path: Path) -> None:
@@ -219,15 +282,28 @@ def test_ocrbench_is_read_from_the_authors_and_the_hubs_columns(tmp_path: Path) 
     path = tmp_path / "OCRBench.json"
     path.write_text(json.dumps(authors))
     (found,) = ocrbench.items(str(path))
-    assert (found.group, found.expected, found.score("centre"), found.score("no")) == ("Regular Text Recognition", "CENTRE", 1.0, 0.0)
-    hub = {"dataset": "HME100k", "question": "?", "question_type": "x", "answer": ["a b"], "image": base64.b64encode(png()).decode()}
+    assert (found.group, found.expected, found.score("centre"), found.score("no")) == (
+        "Regular Text Recognition",
+        "CENTRE",
+        1.0,
+        0.0,
+    )
+    hub = {
+        "dataset": "HME100k",
+        "question": "?",
+        "question_type": "x",
+        "answer": ["a b"],
+        "image": base64.b64encode(png()).decode(),
+    }
     path = tmp_path / "hub.jsonl"
     path.write_text(json.dumps(hub))
     (found,) = ocrbench.items(str(path))
     assert (found.score("ab"), found.score("AB")) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("text", ["nonsense", '{"id": 1}', '{"question": "?", "image": "missing.png", "answer": "a"}'])
+@pytest.mark.parametrize(
+    "text", ["nonsense", '{"id": 1}', '{"question": "?", "image": "missing.png", "answer": "a"}']
+)
 def test_a_wrong_file_of_questions_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text(text)
@@ -264,13 +340,19 @@ def test_ocr_asks_each_question_once_and_scores_it(server: ScriptedServer) -> No
     assert {(body["temperature"], body["max_tokens"]) for body in server.seen.bodies} == {(0, 48)}
 
 
-def test_a_journal_is_taken_up_again_and_one_of_another_run_refused(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_journal_is_taken_up_again_and_one_of_another_run_refused(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.script = Script(answer=knowing, refuse=lambda number, body: 500 if number < 3 else None)
     path = tmp_path / "sub" / "ocr.jsonl"
     assert run(server, "ocr", num_prompts=10, concurrency=1, output_file=path) == (0.7, 10, 3)
     assert run(server, "ocr", num_prompts=10, concurrency=1, output_file=path) == (1.0, 10, 0)
     assert len(server.seen.bodies) == 13
-    assert [json.loads(line)["result"]["score"] for line in path.read_text().splitlines() if '"result"' in line] == [0.7, 1.0]
+    assert [
+        json.loads(line)["result"]["score"]
+        for line in path.read_text().splitlines()
+        if '"result"' in line
+    ] == [0.7, 1.0]
     with pytest.raises(ConfigError, match="holds another run"):
         run(server, "ocr", num_prompts=10, max_tokens=9, output_file=path)
 
@@ -278,12 +360,18 @@ def test_a_journal_is_taken_up_again_and_one_of_another_run_refused(server: Scri
 def test_shapes_shows_several_pictures_where_it_asks_about_several(server: ScriptedServer) -> None:
     server.script = Script(answer=lambda body: ["no idea"])
     assert run(server, "shapes", num_prompts=12, concurrency=4) == (0.0, 12, 0)
-    counts = [len(pictures(body)) for body in server.seen.bodies if "which" in texts(body).lower() and "picture" in texts(body).lower()]
+    counts = [
+        len(pictures(body))
+        for body in server.seen.bodies
+        if "which" in texts(body).lower() and "picture" in texts(body).lower()
+    ]
     assert all(count == 2 for count in counts)
     assert max(len(pictures(body)) for body in server.seen.bodies) > 1
 
 
-def test_mmmu_sends_its_pictures_and_parses_the_answers(server: ScriptedServer, tmp_path: Path) -> None:
+def test_mmmu_sends_its_pictures_and_parses_the_answers(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.script = Script(answer=lambda body: ["The answer is ", "(B)"])
     (tmp_path / "a.png").write_bytes(png())
     row = {
@@ -295,18 +383,33 @@ def test_mmmu_sends_its_pictures_and_parses_the_answers(server: ScriptedServer, 
         "question_type": "multiple-choice",
     }
     path = tmp_path / "val.jsonl"
-    path.write_text("\n".join(json.dumps(row | {"id": f"validation_Art_{i}", "answer": "AB"[i % 2]}) for i in range(6)))
+    path.write_text(
+        "\n".join(
+            json.dumps(row | {"id": f"validation_Art_{i}", "answer": "AB"[i % 2]}) for i in range(6)
+        )
+    )
     assert run(server, "mmmu", dataset_path=str(path)) == (0.5, 6, 0)
-    assert all(len(pictures(body)) == 1 and mmmu.CHOICE_PROMPT in texts(body) for body in server.seen.bodies)
+    assert all(
+        len(pictures(body)) == 1 and mmmu.CHOICE_PROMPT in texts(body)
+        for body in server.seen.bodies
+    )
 
 
-def test_a_consistent_server_is_found_consistent_and_is_shown_new_bytes_in_every_pass(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_consistent_server_is_found_consistent_and_is_shown_new_bytes_in_every_pass(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.script = Script(answer=lambda body: ["always ", "the same"])
     path = tmp_path / "c.jsonl"
-    assert run(server, "consistency", num_prompts=4, concurrency=2, output_file=path) == (1.0, 12, 0)
+    assert run(server, "consistency", num_prompts=4, concurrency=2, output_file=path) == (
+        1.0,
+        12,
+        0,
+    )
     asked = [body for body in server.seen.bodies if pictures(body)]
     assert len(asked) == 16
-    assert len({json.dumps(body["messages"]) for body in asked}) == 12  # cold and warm are the same, the others new
+    assert (
+        len({json.dumps(body["messages"]) for body in asked}) == 12
+    )  # cold and warm are the same, the others new
     assert len(read_journal(path)) == 12
 
 
@@ -318,8 +421,16 @@ def test_an_inconsistent_server_is_found_out(server: ScriptedServer) -> None:
         return ["odd" if 4 < len(seen) <= 8 else "even"]
 
     server.script = Script(answer=warm_answers_differ)
-    result = evaluate("consistency", Target(base_url=server.url), replace(EvalOptions(quiet=True), num_prompts=4, concurrency=1))
-    assert {group.name: group.score for group in result.groups} == {"warm": 0.0, "batched": 1.0, "beside long prompts": 1.0}
+    result = evaluate(
+        "consistency",
+        Target(base_url=server.url),
+        replace(EvalOptions(quiet=True), num_prompts=4, concurrency=1),
+    )
+    assert {group.name: group.score for group in result.groups} == {
+        "warm": 0.0,
+        "batched": 1.0,
+        "beside long prompts": 1.0,
+    }
 
 
 def test_a_marked_picture_has_new_bytes_and_the_same_pixels() -> None:

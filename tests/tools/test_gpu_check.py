@@ -1,4 +1,6 @@
-"""`make gpu-check` says what it cannot do and why, keeps its budget, and, on tiny models, runs all of its stages without a GPU too."""
+"""`make gpu-check` says what it cannot do and why, keeps its budget, and, on tiny models, runs all
+of its stages without a GPU too.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,17 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_is_not_installed_is_named_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_check, "NEEDS", {name: (*needs, "no_such_module") for name, needs in gpu_check.NEEDS.items()})
+    monkeypatch.setattr(
+        gpu_check,
+        "NEEDS",
+        {name: (*needs, "no_such_module") for name, needs in gpu_check.NEEDS.items()},
+    )
     assert gpu_check.main(["--out", str(tmp_path), *DRY]) == 2
     said = capsys.readouterr().out
-    assert "encoder cannot run: not installed: no-such-module" in said and "--target site wheels/*.whl" in said
+    assert (
+        "encoder cannot run: not installed: no-such-module" in said
+        and "--target site wheels/*.whl" in said
+    )
 
 
 def test_what_finds_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
@@ -34,7 +43,9 @@ def test_what_finds_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["skipped"]) == {"tests", "kernels", "encoder", "chat-160x96"}
     assert all("of the budget are left" in why for why in summary["skipped"].values())
-    assert summary["versions"]["torch"] == torch.__version__ and summary["hardware"]["cpu cores"] > 0
+    assert (
+        summary["versions"]["torch"] == torch.__version__ and summary["hardware"]["cpu cores"] > 0
+    )
 
 
 def test_a_stage_that_takes_too_long_is_ended(tmp_path: Path) -> None:
@@ -50,9 +61,14 @@ def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
     assert gpu_check.main(["--out", str(tmp_path), *DRY]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     stages = {stage["name"]: stage for stage in summary["stages"]}
-    assert {name: stage["status"] for name, stage in stages.items()} == dict.fromkeys(("tests", "kernels", "encoder", "chat-160x96"), "ok")
+    assert {name: stage["status"] for name, stage in stages.items()} == dict.fromkeys(
+        ("tests", "kernels", "encoder", "chat-160x96"), "ok"
+    )
     assert stages["tests"]["figures"]["tests"] > 100 and stages["tests"]["figures"]["failures"] == 0
     assert len(stages["chat-160x96"]["figures"]["ttft ms by round"]) == 2
     assert stages["chat-160x96"]["figures"]["failed requests"] == 0
     assert "saccade serve" in stages["chat-160x96"]["command"]
-    assert set(stages["encoder"]["figures"]["ms per picture"]) >= {"160x96, packed", "160x96, transformers"}
+    assert set(stages["encoder"]["figures"]["ms per picture"]) >= {
+        "160x96, packed",
+        "160x96, transformers",
+    }

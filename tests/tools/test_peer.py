@@ -1,4 +1,6 @@
-"""The transformers peer: an honest yardstick has the library's own pixels and answers, and takes the same commands."""
+"""The transformers peer: an honest yardstick has the library's own pixels and answers, and takes
+the same commands.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from benchmarks.peers.transformers_server import Peer, app
 from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.sampling import user_message
-from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, Target, TextOptions
+from saccade.tools.options import (
+    DatasetOptions,
+    Load,
+    OutputOptions,
+    PictureOptions,
+    Target,
+    TextOptions,
+)
 from tests.checkpoints import make_checkpoint, picture
 
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     torch.set_num_threads(1)
-    return Peer(make_checkpoint(tmp_path_factory.mktemp("peer") / "model", "qwen3_vl"), "float32", "peer")
+    return Peer(
+        make_checkpoint(tmp_path_factory.mktemp("peer") / "model", "qwen3_vl"), "float32", "peer"
+    )
 
 
 @contextmanager
@@ -53,12 +64,18 @@ def png(height: int, width: int, seed: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(("height", "width", "slack"), [(64, 96, 1e-6), (70, 133, 0.04), (20, 300, 0.04)])
+@pytest.mark.parametrize(
+    ("height", "width", "slack"), [(64, 96, 1e-6), (70, 133, 0.04), (20, 300, 0.04)]
+)
 def test_its_pixels_are_the_librarys(peer: Peer, height: int, width: int, slack: float) -> None:
-    """Without a resize the same numbers; with one, within the two levels by which Pillow and torchvision differ."""
+    """Without a resize the same numbers; with one, within the two levels by which Pillow and
+    torchvision differ.
+    """
     sizes = {"shortest_edge": peer.pixels.smallest, "longest_edge": peer.pixels.largest}
     settings = {"image_mean": peer.pixels.mean.tolist(), "image_std": peer.pixels.std.tolist()}
-    processor = Qwen2VLImageProcessorPil(size=sizes, patch_size=peer.pixels.patch, merge_size=peer.pixels.merge, **settings)
+    processor = Qwen2VLImageProcessorPil(
+        size=sizes, patch_size=peer.pixels.patch, merge_size=peer.pixels.merge, **settings
+    )
     wanted = processor(images=[Image.fromarray(picture(height, width))], return_tensors="np")
     patches, grid = peer.pixels.patches(png(height, width))
     assert grid == tuple(wanted["image_grid_thw"][0])
@@ -69,13 +86,17 @@ def test_its_answers_are_generates_own_and_come_token_by_token(peer: Peer) -> No
     messages = [user_message([png(64, 96), "how many red circles?"])]
     inputs = peer.inputs(messages)
     with torch.inference_mode():
-        tokens = peer.model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        tokens = peer.model.generate(**inputs, max_new_tokens=12, do_sample=False)[
+            0, inputs["input_ids"].shape[1] :
+        ]
     body = {"model": "peer", "messages": messages, "max_tokens": 12, "temperature": 0}
     with serving(peer) as url, httpx.Client(base_url=url, timeout=60) as client:
         whole = client.post("/v1/chat/completions", json=body).json()
         streamed = client.post("/v1/chat/completions", json={**body, "stream": True}).text
         refused = client.post("/v1/chat/completions", json={**body, "logit_bias": {}})
-    assert whole["choices"][0]["message"]["content"] == peer.tokenizer.decode(tokens, skip_special_tokens=True)
+    assert whole["choices"][0]["message"]["content"] == peer.tokenizer.decode(
+        tokens, skip_special_tokens=True
+    )
     assert whole["usage"] == {
         "prompt_tokens": inputs["input_ids"].shape[1],
         "completion_tokens": len(tokens),
@@ -98,7 +119,12 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
                 output=OutputOptions(quiet=True, output_file=path),
             )
         ).summary
-    assert (summary.completed, summary.failures, summary.tokens.output, summary.tokens.cached) == (4, {}, 24, None)
+    assert (summary.completed, summary.failures, summary.tokens.output, summary.tokens.cached) == (
+        4,
+        {},
+        24,
+        None,
+    )
     assert summary.tokens.vision > 0
 
 
@@ -109,4 +135,10 @@ def test_benchmarks_are_started_as_their_readme_says() -> None:
     module = "benchmarks.generate"
     for file in ("README.md", "benchmarks/README.md", "Makefile"):
         assert re.search(rf"python -m {module}\b", (root / file).read_text()), file
-    subprocess.run([sys.executable, "-m", module, "--help"], cwd=root, env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=root,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )

@@ -8,9 +8,20 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Content, Dice, Picture, Sizes, draw, encode, parse_resolution, parse_size
+from saccade.tools.bench.pictures import (
+    Content,
+    Dice,
+    Picture,
+    Sizes,
+    draw,
+    encode,
+    parse_resolution,
+    parse_size,
+)
 
-PIXELS: dict[tuple[Content, int], str] = {  # first 16 hex digits of the SHA-256 of the RGB pixels of a 321 x 200 picture of seed 5
+PIXELS: dict[
+    tuple[Content, int], str
+] = {  # first 16 hex digits of the SHA-256 of the RGB pixels of a 321 x 200 picture of seed 5
     ("random", 0): "049d6f318b7e0219",
     ("photo", 0): "d02ba9452da24e27",
     ("document", 0): "431b3f4d1d23c40f",
@@ -43,7 +54,10 @@ def test_a_picture_is_encoded_in_the_format_asked_for(kind: str) -> None:
 
 
 def test_photographs_compress_like_photographs_and_noise_like_noise() -> None:
-    size = {content: len(encode(Picture(content, 1280, 720, 2))) / (1280 * 720) for content in ("random", "photo", "document", "blank")}
+    size = {
+        content: len(encode(Picture(content, 1280, 720, 2))) / (1280 * 720)
+        for content in ("random", "photo", "document", "blank")
+    }
     assert size["random"] > 0.7  # bytes per pixel
     assert 0.1 < size["photo"] < 0.4
     assert 0.1 < size["document"] < 0.4
@@ -51,7 +65,9 @@ def test_photographs_compress_like_photographs_and_noise_like_noise() -> None:
 
 
 def test_the_next_screenshot_differs_in_a_few_places_only() -> None:
-    first, second = (np.asarray(draw(Picture("document", 640, 360, 9, step=step))) for step in (4, 5))
+    first, second = (
+        np.asarray(draw(Picture("document", 640, 360, 9, step=step))) for step in (4, 5)
+    )
     changed = (first != second).any(axis=2).mean()
     assert 0 < changed < 0.05
 

@@ -15,7 +15,10 @@ from tests.tools.server import IMAGE_TOKENS, Json, Script, ScriptedServer, pictu
 
 
 def run(server: ScriptedServer, **options: object) -> list[Step]:
-    return probe(Target(base_url=server.url, timeout=10), ProbeOptions(image_content="blank", quiet=True, **options))  # type: ignore[arg-type]
+    return probe(
+        Target(base_url=server.url, timeout=10),
+        ProbeOptions(image_content="blank", quiet=True, **options),
+    )  # type: ignore[arg-type]
 
 
 def refuse_from(limit: int) -> Script:
@@ -28,8 +31,16 @@ def refuse_from(limit: int) -> Script:
 def test_each_resolution_climbs_to_its_first_failure(server: ScriptedServer) -> None:
     server.script = refuse_from(5)
     steps = run(server, resolutions=("32x32", "64x32"), max_images=20)
-    assert [(step.resolution, step.images) for step in steps] == [(size, count) for size in ("32x32", "64x32") for count in range(1, 6)]
-    assert [step.failure.kind if step.failure else None for step in steps] == [None, None, None, None, "HTTP 413"] * 2
+    assert [(step.resolution, step.images) for step in steps] == [
+        (size, count) for size in ("32x32", "64x32") for count in range(1, 6)
+    ]
+    assert [step.failure.kind if step.failure else None for step in steps] == [
+        None,
+        None,
+        None,
+        None,
+        "HTTP 413",
+    ] * 2
     assert verdicts(steps)[0].startswith("32x32: 4 pictures in one request (TTFT ")
     assert "5 fail: HTTP 413" in verdicts(steps)[0] and "refused by script" in verdicts(steps)[0]
 
@@ -50,7 +61,9 @@ def test_no_picture_is_ever_sent_twice(server: ScriptedServer) -> None:
 def test_every_request_is_kept_and_drawn(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = refuse_from(3)
     lines, picture = tmp_path / "probe.jsonl", tmp_path / "probe.png"
-    steps = run(server, resolutions=("32x32", "48x32"), max_images=8, output_file=lines, plot=picture)
+    steps = run(
+        server, resolutions=("32x32", "48x32"), max_images=8, output_file=lines, plot=picture
+    )
     kept = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [(step["resolution"], step["images"], bool(step["failure"])) for step in kept] == [
         (size, count, count == 3) for size in ("32x32", "48x32") for count in (1, 2, 3)
@@ -67,12 +80,16 @@ def test_memory_is_that_of_the_process_that_listens(server: ScriptedServer) -> N
     assert 50e6 < memory < 4e9, f"of process {os.getpid()}"
 
 
-def test_memory_is_read_from_metrics_where_the_process_cannot_be_seen(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_from_metrics_where_the_process_cannot_be_seen(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("saccade.tools.probe._resident", lambda port: None)
     assert run(server, resolutions=("32x32",), max_images=1)[0].memory == 150_000_000
 
 
-def test_a_probe_that_cannot_begin_shows_no_table(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_that_cannot_begin_shows_no_table(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="--resolutions 12"):
         probe(Target(base_url=server.url), ProbeOptions(resolutions=("32x32", "12")))
     with pytest.raises(ConfigError, match="is the server running"):

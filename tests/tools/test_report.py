@@ -14,30 +14,67 @@ from saccade.core.errors import ConfigError
 from saccade.tools.bench.journal import Saved, read_evals, read_runs, write_eval
 from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.contract import Result
-from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, ReportOptions, Target, TextOptions
+from saccade.tools.options import (
+    DatasetOptions,
+    Load,
+    OutputOptions,
+    PictureOptions,
+    RandomMM,
+    ReportOptions,
+    Target,
+    TextOptions,
+)
 from saccade.tools.report.page import phrase
 from saccade.tools.report.report import interleaved, report
-from saccade.tools.report.stats import Comparison, Group, Interval, Level, compare, interval, rate_ratio, ratio, stage_times, workloads
+from saccade.tools.report.stats import (
+    Comparison,
+    Group,
+    Interval,
+    Level,
+    compare,
+    interval,
+    rate_ratio,
+    ratio,
+    stage_times,
+    workloads,
+)
 from tests.tools.server import Script, ScriptedServer, scripted
 
 TIMES = (
     {"fetch": 0.0, "digest": 1.0, "decode": 2.0, "wait": 1.0, "encode": 3.0},
     {"fetch": 0.0, "digest": 2.0, "decode": 8.0, "wait": 4.0, "encode": 6.0},
 )
-TRACE = {"images": [{"found": "none", "ms": times} for times in TIMES], "ms": {"prepared": 5.0, "first_token": 30.0, "total": 40.0}}
+TRACE = {
+    "images": [{"found": "none", "ms": times} for times in TIMES],
+    "ms": {"prepared": 5.0, "first_token": 30.0, "total": 40.0},
+}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two labels, in turns, three times: chats of three rounds, and single requests at two concurrencies; one traced, one failing."""
+    """Two labels, in turns, three times: chats of three rounds, and single requests at two
+    concurrencies; one traced, one failing.
+    """
     path = tmp_path_factory.mktemp("results") / "runs.jsonl"
-    with scripted(first=0.03, between=0.004, trace=TRACE) as slow, scripted(first=0.001, between=0.002) as fast:
+    with (
+        scripted(first=0.03, between=0.004, trace=TRACE) as slow,
+        scripted(first=0.001, between=0.002) as fast,
+    ):
         for seed in range(3):
             for label, server in (("slow", slow), ("fast", fast)):
-                measure(server, label, path, seed, DatasetOptions(dataset_name="multiturn-image", rounds=3), 1)
+                measure(
+                    server,
+                    label,
+                    path,
+                    seed,
+                    DatasetOptions(dataset_name="multiturn-image", rounds=3),
+                    1,
+                )
         for concurrency in (1, 2):
             for label, server in (("slow", slow), ("fast", fast)):
-                measure(server, label, path, 9, DatasetOptions(dataset_name="random-mm"), concurrency)
+                measure(
+                    server, label, path, 9, DatasetOptions(dataset_name="random-mm"), concurrency
+                )
         fast.script = Script(between=0.002, refuse=lambda number, body: 500 if number % 2 else None)
         measure(fast, "fast", path, 10, DatasetOptions(dataset_name="random-mm"), 2)
     write_eval(path, "fast", Result("ocr", 50, 0.9, 0.04))
@@ -50,7 +87,14 @@ def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report([results], ReportOptions(output=tmp_path_factory.mktemp("report")))
 
 
-def measure(server: ScriptedServer, label: str, path: Path, seed: int, data: DatasetOptions, concurrency: int) -> None:
+def measure(
+    server: ScriptedServer,
+    label: str,
+    path: Path,
+    seed: int,
+    data: DatasetOptions,
+    concurrency: int,
+) -> None:
     serve(
         Bench(
             Target(base_url=server.url),
@@ -114,7 +158,11 @@ def test_the_plots_lie_beside_the_page_as_pngs(made: Path) -> None:
 def test_the_headline_stands_on_top_and_failures_are_not_hidden(made: Path) -> None:
     shown = " ".join(" ".join(Page(made.read_text()).shown).split())
     first = shown.index("fast against slow: TPOT")
-    assert first < shown.index("fast scores 0.900 ± 0.040 in ocr (n = 50).") < shown.index("slow beside fast, concurrency 1")
+    assert (
+        first
+        < shown.index("fast scores 0.900 ± 0.040 in ocr (n = 50).")
+        < shown.index("slow beside fast, concurrency 1")
+    )
     assert "TTFT of round 3, median" in shown
     assert "fast: 2 × HTTP 500. Its figures are of the answered requests only." in shown
     assert "3 and 3 runs, interleaved." in shown
@@ -123,7 +171,10 @@ def test_the_headline_stands_on_top_and_failures_are_not_hidden(made: Path) -> N
 
 def test_runs_are_grouped_by_what_was_asked_and_how_hard(results: Path) -> None:
     chats, singles = workloads(read_runs(results))
-    assert chats.name == "multiturn-image: 3 rounds, 1 picture of 32x32 (blank jpeg) in each, 10 tokens in, 3 out"
+    assert (
+        chats.name
+        == "multiturn-image: 3 rounds, 1 picture of 32x32 (blank jpeg) in each, 10 tokens in, 3 out"
+    )
     assert [(group.label, str(group.level), len(group.runs)) for group in chats.groups] == [
         ("slow", "concurrency 1", 3),
         ("fast", "concurrency 1", 3),
@@ -142,8 +193,12 @@ def test_a_faster_server_is_found_faster(results: Path) -> None:
     chats, _ = workloads(read_runs(results))
     rows = {row.metric: row for row in compare(chats.of("slow"), chats.of("fast"))}
     assert rows["TTFT, median"].ratio.low > 1
-    assert rows["TTFT, median"].ratio.value == pytest.approx(rows["TTFT, median"].first / rows["TTFT, median"].second)
-    assert rows["Requests"].ratio.value == pytest.approx(rows["Requests"].second / rows["Requests"].first)
+    assert rows["TTFT, median"].ratio.value == pytest.approx(
+        rows["TTFT, median"].first / rows["TTFT, median"].second
+    )
+    assert rows["Requests"].ratio.value == pytest.approx(
+        rows["Requests"].second / rows["Requests"].first
+    )
     back = {row.metric: row for row in compare(chats.of("fast"), chats.of("slow"))}
     assert back["TTFT, median"].ratio.high < 1
 
@@ -153,11 +208,15 @@ def test_a_server_beside_itself_shows_no_difference() -> None:
     samples = [dice.normal(100, 10, size=50) for _ in range(6)]
     same = ratio(samples[::2], samples[1::2])
     assert same.low < 1 < same.high
-    assert phrase(Comparison("TTFT", "ms", 100.0, 101.0, same)).startswith("TTFT: no difference shown")
+    assert phrase(Comparison("TTFT", "ms", 100.0, 101.0, same)).startswith(
+        "TTFT: no difference shown"
+    )
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """95 % of intervals of a median of 40 normal values; of 100, between 88 and 100 are expected."""
+    """95 % of intervals of a median of 40 normal values; of 100, between 88 and 100 are
+    expected.
+    """
     dice = np.random.default_rng(1)
     hits = 0
     for seed in range(100):
@@ -190,7 +249,9 @@ def test_rates_have_an_interval_only_from_three_runs_on() -> None:
         (Interval(math.nan, math.nan, math.nan), "TTFT: not comparable (50.0 → 25.0 ms)"),
     ],
 )
-def test_a_difference_is_claimed_only_where_the_interval_shows_it(ratio_: Interval, text: str) -> None:
+def test_a_difference_is_claimed_only_where_the_interval_shows_it(
+    ratio_: Interval, text: str
+) -> None:
     assert phrase(Comparison("TTFT", "ms", 50.0, 25.0, ratio_)) == text
 
 
@@ -212,14 +273,24 @@ def test_time_is_split_as_the_server_reports_it_along_the_picture_that_took_long
 
 
 def test_without_a_trace_time_is_split_as_seen_from_outside() -> None:
-    assert stage_times([{"ttft": 60.0, "e2e": 70.0}, {"ttft": 40.0, "e2e": 70.0}]) == {"to first token": 50.0, "generate": 20.0}
+    assert stage_times([{"ttft": 60.0, "e2e": 70.0}, {"ttft": 40.0, "e2e": 70.0}]) == {
+        "to first token": 50.0,
+        "generate": 20.0,
+    }
 
 
 def test_a_picture_cannot_take_longer_than_the_request_it_is_in() -> None:
     """A picture that another request had begun to encode may report more than this one waited."""
-    trace = {"images": [{"ms": {"decode": 30.0, "encode": 70.0}}], "ms": {"prepared": 1.0, "first_token": 11.0, "total": 11.0}}
+    trace = {
+        "images": [{"ms": {"decode": 30.0, "encode": 70.0}}],
+        "ms": {"prepared": 1.0, "first_token": 11.0, "total": 11.0},
+    }
     split = stage_times([{"ttft": 11.0, "e2e": 11.0, "saccade": trace}])
-    assert (split["decode"], split["encode"], split["prefill"]) == (pytest.approx(3.0), pytest.approx(7.0), pytest.approx(0.0))
+    assert (split["decode"], split["encode"], split["prefill"]) == (
+        pytest.approx(3.0),
+        pytest.approx(7.0),
+        pytest.approx(0.0),
+    )
 
 
 def run_of(label: str, started: float) -> Saved:
@@ -236,9 +307,17 @@ def test_turns_are_told_from_one_after_the_other() -> None:
 
 
 def test_the_baseline_is_the_label_asked_for(results: Path, tmp_path: Path) -> None:
-    shown = " ".join(Page(report([results], ReportOptions(output=tmp_path, baseline="fast", title="My title")).read_text()).shown)
+    shown = " ".join(
+        Page(
+            report(
+                [results], ReportOptions(output=tmp_path, baseline="fast", title="My title")
+            ).read_text()
+        ).shown
+    )
     assert "slow against fast" in shown and "fast against slow" not in shown and "My title" in shown
-    with pytest.raises(ConfigError, match="--baseline other: no run has this label; there are slow, fast"):
+    with pytest.raises(
+        ConfigError, match="--baseline other: no run has this label; there are slow, fast"
+    ):
         report([results], ReportOptions(output=tmp_path, baseline="other"))
 
 
@@ -248,11 +327,20 @@ def test_a_single_label_gets_its_own_headline(results: Path, tmp_path: Path) -> 
     ids = {run.id for run in read_runs(results) if run.label == "slow"}
     alone.write_text("\n".join(line for line in lines if any(name in line for name in ids)))
     shown = " ".join(Page(report([alone], ReportOptions(output=tmp_path / "r")).read_text()).shown)
-    assert "slow (multiturn-image: 3 rounds" in shown and "better" not in shown.split("How to read this")[0]
+    assert (
+        "slow (multiturn-image: 3 rounds" in shown
+        and "better" not in shown.split("How to read this")[0]
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", '{"no": "kind"}', '{"kind": "run", "run": "x", "label": "l", "started": 0, "options": {}}']
+    "text",
+    [
+        "",
+        "nonsense",
+        '{"no": "kind"}',
+        '{"kind": "run", "run": "x", "label": "l", "started": 0, "options": {}}',
+    ],
 )
 def test_a_file_that_is_no_whole_result_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.jsonl"

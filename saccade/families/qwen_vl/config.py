@@ -1,6 +1,8 @@
-"""Qwen-VL's configuration, typed: what `config.json` and the image processor's file say, in old and new transformers layouts.
+"""Qwen-VL's configuration, typed: what `config.json` and the image processor's file say, in old and
+new transformers layouts.
 
-Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_config` and `rope_parameters`. Knows nothing of torch.
+Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_config` and
+`rope_parameters`. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 LONGEST_SIDE = 16384
-"""Patches on a side of a picture, at most: with aspect ratios of at most 200, more than --max-image-pixels lets in by default."""
+"""Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
+--max-image-pixels lets in by default.
+"""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """The vision tower. `window` is in pixels, 0 for full attention everywhere; `position_side` is 0 without learned positions."""
+    """The vision tower.
+
+    `window` is in pixels, 0 for full attention everywhere; `position_side` is 0 without learned
+    positions.
+    """
 
     variant: Variant
     depth: int
@@ -51,7 +59,9 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding over three axes: `sections` are frequencies per axis (time, height, width), in blocks or interleaved."""
+    """Rotary embedding over three axes: `sections` are frequencies per axis (time, height, width),
+    in blocks or interleaved.
+    """
 
     theta: float
     sections: tuple[int, int, int]
@@ -91,10 +101,15 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     """Raises CheckpointError naming file and field."""
     config = checkpoint.config
     variant = _variant(checkpoint)
-    text = _text(variant, config, config.section("text_config") if config.has("text_config") else config)
+    text = _text(
+        variant, config, config.section("text_config") if config.has("text_config") else config
+    )
     vision = _vision(variant, config.section("vision_config"))
     if vision.out_hidden != text.hidden:
-        raise CheckpointError(f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text model takes {text.hidden}")
+        raise CheckpointError(
+            f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
+            f"model takes {text.hidden}"
+        )
     return ParsedConfig(variant, vision, text, _image_rules(variant, vision, checkpoint.processor))
 
 
@@ -103,7 +118,9 @@ def _variant(checkpoint: Checkpoint) -> Variant:
     for variant in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         if model_type == variant:
             return variant
-    raise CheckpointError(f"{checkpoint.config.where}: model_type {model_type!r} is no Qwen-VL model")
+    raise CheckpointError(
+        f"{checkpoint.config.where}: model_type {model_type!r} is no Qwen-VL model"
+    )
 
 
 def _vision(variant: Variant, vision: Section) -> VisionConfig:
@@ -112,26 +129,48 @@ def _vision(variant: Variant, vision: Section) -> VisionConfig:
     hidden = vision.integer("embed_dim", default=1280) if first else vision.integer("hidden_size")
     heads = vision.integer("num_heads", "num_attention_heads", default=16)
     if hidden % heads or hidden // heads % 4:
-        raise CheckpointError(f"{vision.where}: {hidden} values in {heads} heads: a head needs a multiple of 4")
-    positions = vision.integer("num_position_embeddings", default=2304) if variant == "qwen3_vl" else 0
+        raise CheckpointError(
+            f"{vision.where}: {hidden} values in {heads} heads: a head needs a multiple of 4"
+        )
+    positions = (
+        vision.integer("num_position_embeddings", default=2304) if variant == "qwen3_vl" else 0
+    )
     depth = vision.integer("depth", "num_hidden_layers")
-    deepstack = vision.integers("deepstack_visual_indexes", default=(8, 16, 24)) if variant == "qwen3_vl" else ()
+    deepstack = (
+        vision.integers("deepstack_visual_indexes", default=(8, 16, 24))
+        if variant == "qwen3_vl"
+        else ()
+    )
     if any(not 0 <= layer < depth for layer in deepstack):
-        raise CheckpointError(f"{vision.where}: deepstack_visual_indexes {list(deepstack)} are not among its {depth} layers")
+        raise CheckpointError(
+            f"{vision.where}: deepstack_visual_indexes {list(deepstack)} are not among its "
+            f"{depth} layers"
+        )
     return VisionConfig(
         variant=variant,
         depth=depth,
         hidden=hidden,
         heads=heads,
-        intermediate=int(hidden * vision.number("mlp_ratio", default=4.0)) if first else vision.integer("intermediate_size"),
+        intermediate=int(hidden * vision.number("mlp_ratio", default=4.0))
+        if first
+        else vision.integer("intermediate_size"),
         out_hidden=vision.integer("hidden_size") if first else vision.integer("out_hidden_size"),
-        activation=vision.text("hidden_act", default={"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu"}.get(variant, "gelu_pytorch_tanh")),
-        patch=vision.integer("patch_size", "spatial_patch_size", default=16 if variant == "qwen3_vl" else 14),
+        activation=vision.text(
+            "hidden_act",
+            default={"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu"}.get(
+                variant, "gelu_pytorch_tanh"
+            ),
+        ),
+        patch=vision.integer(
+            "patch_size", "spatial_patch_size", default=16 if variant == "qwen3_vl" else 14
+        ),
         merge=vision.integer("spatial_merge_size", default=2),
         temporal_patch=vision.integer("temporal_patch_size", default=2),
         rope_theta=vision.section("rope_parameters").number("rope_theta", default=10000.0),
         window=vision.integer("window_size", default=112) if variant == "qwen2_5_vl" else 0,
-        full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)) if variant == "qwen2_5_vl" else (),
+        full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31))
+        if variant == "qwen2_5_vl"
+        else (),
         deepstack_layers=deepstack,
         position_side=int(positions**0.5),
     )
@@ -147,7 +186,9 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
     hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise CheckpointError(f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly")
+        raise CheckpointError(
+            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
     head_dim = text.integer("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
     return TextConfig(
         vocab_size=text.integer("vocab_size"),
@@ -163,7 +204,8 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         qkv_bias=variant != "qwen3_vl",
         qk_norm=variant == "qwen3_vl",
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
-        tied=config.flag("tie_word_embeddings") or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
+        tied=config.flag("tie_word_embeddings")
+        or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
     )
 
 
@@ -171,26 +213,49 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
     kind = rope.text("rope_type", "type", default="default")
     if kind not in ("default", "mrope"):
-        raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (default and mrope are)")
-    theta = rope.number("rope_theta", default=text.number("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6))
-    sections = rope.integers("mrope_section", default=(24, 20, 20) if variant == "qwen3_vl" else (16, 24, 24))
+        raise CheckpointError(
+            f"{rope.where}: rope type {kind!r} is not supported (default and mrope are)"
+        )
+    theta = rope.number(
+        "rope_theta",
+        default=text.number("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
+    )
+    sections = rope.integers(
+        "mrope_section", default=(24, 20, 20) if variant == "qwen3_vl" else (16, 24, 24)
+    )
     if len(sections) != 3 or sum(sections) != head_dim // 2:
-        raise CheckpointError(f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to {head_dim // 2}")
-    return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=variant == "qwen3_vl")
+        raise CheckpointError(
+            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{head_dim // 2}"
+        )
+    return RopeConfig(
+        theta, (sections[0], sections[1], sections[2]), interleaved=variant == "qwen3_vl"
+    )
 
 
 def _image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
-    for name, expected in (("patch_size", vision.patch), ("merge_size", vision.merge), ("temporal_patch_size", vision.temporal_patch)):
+    for name, expected in (
+        ("patch_size", vision.patch),
+        ("merge_size", vision.merge),
+        ("temporal_patch_size", vision.temporal_patch),
+    ):
         if (value := processor.integer(name, default=expected)) != expected:
-            raise CheckpointError(f"{processor.where}: {name} is {value}, but the vision tower was made for {expected}")
+            raise CheckpointError(
+                f"{processor.where}: {name} is {value}, but the vision tower was made for "
+                f"{expected}"
+            )
     newer = variant == "qwen3_vl"
     size = processor.section("size")
     least = size.integer("shortest_edge", "min_pixels", default=256 * 256 if newer else 56 * 56)
-    most = size.integer("longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384)
+    most = size.integer(
+        "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
+    )
     mean = processor.numbers("image_mean", default=(0.5, 0.5, 0.5) if newer else CLIP_MEAN)
     std = processor.numbers("image_std", default=(0.5, 0.5, 0.5) if newer else CLIP_STD)
     if len(mean) != 3 or len(std) != 3:
-        raise CheckpointError(f"{processor.where}: image_mean and image_std must have three values each")
+        raise CheckpointError(
+            f"{processor.where}: image_mean and image_std must have three values each"
+        )
     return ImageRules(
         patch=vision.patch,
         merge=vision.merge,

@@ -1,4 +1,6 @@
-"""The network of a Qwen-VL checkpoint: vision tower and language model behind `nn.protocol.FamilyNet`."""
+"""The network of a Qwen-VL checkpoint: vision tower and language model behind
+`nn.protocol.FamilyNet`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,18 @@ HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 class QwenVLNet:
     """Implements `FamilyNet`."""
 
-    def __init__(self, spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard, patch_embed: PatchEmbedding) -> None:
+    def __init__(
+        self,
+        spec: QwenVLSpec,
+        weights: Weights,
+        shard: Shard,
+        encoder_shard: Shard,
+        patch_embed: PatchEmbedding,
+    ) -> None:
         self.spec = spec
-        self.vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard, patch_embed)
+        self.vision = VisionTower(
+            weights, spec.vision, spec.image_rules, encoder_shard, patch_embed
+        )
         self.text = TextModel(weights, spec.text, shard)
 
     @torch.inference_mode()
@@ -31,13 +42,24 @@ class QwenVLNet:
         return self.text(batch, kv)
 
 
-def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard, patch_embed: PatchEmbedding = "exact") -> QwenVLNet:
-    """`encoder_shard` is the vision tower's. Raises CheckpointError where a tensor is missing or misshapen."""
+def build(
+    spec: QwenVLSpec,
+    weights: Weights,
+    shard: Shard,
+    encoder_shard: Shard,
+    patch_embed: PatchEmbedding = "exact",
+) -> QwenVLNet:
+    """`encoder_shard` is the vision tower's.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
     return QwenVLNet(spec, weights, shard, encoder_shard, patch_embed)
 
 
 def canonical_name(name: str) -> str:
-    """The name that layers ask for: `visual.*`, `language_model.*`, `lm_head.weight`, whatever the file's age calls it."""
+    """The name that layers ask for: `visual.*`, `language_model.*`, `lm_head.weight`, whatever the
+    file's age calls it.
+    """
     name = name.removeprefix("model.")
     if name.startswith(("visual.", "language_model.", "lm_head.")):
         return name.replace("language_model.model.", "language_model.", 1)

@@ -1,7 +1,9 @@
-"""What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion, rotary positions.
+"""What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion,
+rotary positions.
 
-One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense): they differ in configuration only. Knows nothing of torch.
-Formulas follow transformers' `smart_resize` and `get_rope_index` of these models, and are tested against them.
+One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense): they differ in configuration only. Knows
+nothing of torch. Formulas follow transformers' `smart_resize` and `get_rope_index` of these models,
+and are tested against them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class QwenVLSpec:
 
     @property
     def kv_layout(self) -> KVLayout:
-        return KVLayout(layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim)
+        return KVLayout(
+            layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim
+        )
 
     @property
     def cuts(self) -> Cuts:
@@ -43,7 +47,10 @@ class QwenVLSpec:
         return Cuts(
             text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
             kv_heads=text.kv_heads,
-            encoder=((vision.heads, "vision attention heads"), (vision.intermediate, "vision MLP values")),
+            encoder=(
+                (vision.heads, "vision attention heads"),
+                (vision.intermediate, "vision MLP values"),
+            ),
             encoder_width=vision.hidden,
         )
 
@@ -62,7 +69,10 @@ class QwenVLSpec:
     def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         size = smart_resize(height, width, rules)
         if max(size) > LONGEST_SIDE * self.vision.patch:
-            raise ImageError(f"the picture is {width} x {height} px; the limit is {LONGEST_SIDE * self.vision.patch} px on a side")
+            raise ImageError(
+                f"the picture is {width} x {height} px; the limit is "
+                f"{LONGEST_SIDE * self.vision.patch} px on a side"
+            )
         return size
 
     def grid(self, height: int, width: int) -> Grid:
@@ -72,10 +82,15 @@ class QwenVLSpec:
     def num_tokens(self, grid: Grid) -> int:
         return math.prod(grid) // self.vision.merge**2
 
-    def expand_prompt(self, tokens: Sequence[int], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    def expand_prompt(
+        self, tokens: Sequence[int], images: Sequence[Image]
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         found = [at for at, token in enumerate(tokens) if token == self.image_token_id]
         if len(found) != len(images):
-            raise InvalidRequest(f"the prompt has {len(found)} image placeholders for {len(images)} images", param="messages")
+            raise InvalidRequest(
+                f"the prompt has {len(found)} image placeholders for {len(images)} images",
+                param="messages",
+            )
         expanded: list[int] = []
         spans = []
         done = 0
@@ -94,12 +109,18 @@ class QwenVLSpec:
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """mRoPE positions. A picture takes as many steps as its longer side has merged patches, whatever its token count."""
+        """mRoPE positions.
+
+        A picture takes as many steps as its longer side has merged patches, whatever its token
+        count.
+        """
         positions = np.empty((3, num_tokens), dtype=np.int64)
         done = position = 0
         for span in spans:
             block = blocks[span.image]
-            assert span.offset == 0 and span.length == block.shape[1], "a Qwen-VL picture stands in one piece"
+            assert span.offset == 0 and span.length == block.shape[1], (
+                "a Qwen-VL picture stands in one piece"
+            )
             position = _count_on(positions, done, span.start, position)
             np.add(block, position, out=positions[:, span.start : span.end])
             position += int(block[:, -1].max()) + 1  # the last token stands furthest on every axis
@@ -108,20 +129,25 @@ class QwenVLSpec:
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
-    """Fill [start, end) of all three axes with `position`, `position + 1`, ...; returns what comes next."""
+    """Fill [start, end) of all three axes with `position`, `position + 1`, ...; returns what comes
+    next.
+    """
     positions[:, start:end] = np.arange(position, position + end - start)
     return position + end - start
 
 
 def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect ratio about kept.
+    """(height, width) after resizing: multiples of the factor, pixel count within the rules, aspect
+    ratio about kept.
 
-    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError beyond an aspect ratio of 200.
+    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
+    beyond an aspect ratio of 200.
     """
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         ratio = max(height, width) / max(1, min(height, width))
         raise ImageError(
-            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit is {MAX_ASPECT_RATIO}: crop it or cut it up"
+            f"the picture is {width} x {height} px, an aspect ratio of {ratio:.0f}; the limit "
+            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
         )
     factor = rules.factor
     rows, columns = round(height / factor), round(width / factor)

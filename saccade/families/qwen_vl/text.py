@@ -1,6 +1,8 @@
-"""The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3 (normalised queries and keys).
+"""The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
+(normalised queries and keys).
 
-Rotary tables are computed once per forward and shared by all layers; only rows that are sampled go through the last norm and the head.
+Rotary tables are computed once per forward and shared by all layers; only rows that are sampled go
+through the last norm and the head.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over three axes: each frequency belongs to one of time, height, width (mRoPE)."""
+    """Rotary tables over three axes: each frequency belongs to one of time, height, width
+    (mRoPE).
+    """
 
     __slots__ = ("axis", "inv_freq")
 
@@ -30,7 +34,9 @@ class MultiRope:
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """What positions [3, T] turn queries and keys by."""
-        return Rotation(*rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq))
+        return Rotation(
+            *rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
+        )
 
 
 class TextLayer:
@@ -47,12 +53,24 @@ class TextLayer:
             qkv_bias=config.qkv_bias,
             qk_norm_eps=config.rms_eps if config.qk_norm else None,
         )
-        self.attention_norm = RMSNorm(weights, f"{name}.input_layernorm", config.hidden, config.rms_eps)
+        self.attention_norm = RMSNorm(
+            weights, f"{name}.input_layernorm", config.hidden, config.rms_eps
+        )
         self.attention = CausalAttention(weights, f"{name}.self_attn", shape, shard)
-        self.mlp_norm = RMSNorm(weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps)
-        self.mlp = GatedMLP(weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False)
+        self.mlp_norm = RMSNorm(
+            weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps
+        )
+        self.mlp = GatedMLP(
+            weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False
+        )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, batch: Batch, kv: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        kv: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), rotation, batch, kv)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -66,15 +84,23 @@ class TextModel:
         table = (config.vocab_size, config.hidden)
         self.config = config
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        self.layers = [TextLayer(weights, f"language_model.layers.{i}", config, shard) for i in range(config.layers)]
+        self.layers = [
+            TextLayer(weights, f"language_model.layers.{i}", config, shard)
+            for i in range(config.layers)
+        ]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
-        self.head = TokenHead(self.embedding if config.tied else TokenEmbedding(weights, "lm_head.weight", table, shard))
+        self.head = TokenHead(
+            self.embedding
+            if config.tied
+            else TokenEmbedding(weights, "lm_head.weight", table, shard)
+        )
         self.rope = MultiRope(config.rope, config.head_dim, weights.device)
 
     def __call__(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [R, vocab_size] in float32 of `batch.sample_rows`.
 
-        Image rows take the first level of their embedding instead of the token's, and level i + 1 is added after layer i.
+        Image rows take the first level of their embedding instead of the token's, and level i + 1
+        is added after layer i.
         """
         x = self.embedding(batch.tokens)  # [T, hidden]
         deep: list[torch.Tensor] = []

@@ -1,8 +1,9 @@
 """The vision tower of the Qwen-VL families, for packed pictures of any mix of sizes.
 
-Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few layers. Qwen3-VL: LayerNorm, plain MLP,
-learned positions interpolated to the grid, and intermediate layers merged as extra levels (deepstack). Everything that depends on a
-picture's grid alone is its `GridFacts`.
+Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few
+layers. Qwen3-VL: LayerNorm, plain MLP, learned positions interpolated to the grid, and intermediate
+layers merged as extra levels (deepstack). Everything that depends on a picture's grid alone is its
+`GridFacts`.
 """
 
 from __future__ import annotations
@@ -40,34 +41,66 @@ class VisionBlock:
         self.scale = config.head_dim**-0.5
         self.norm1 = _norm(weights, f"{name}.norm1", config)
         self.norm2 = _norm(weights, f"{name}.norm2", config)
-        self.qkv = Linear.fused_columns(weights, f"{name}.attn.qkv", config.hidden, 3, config.hidden, shard)
-        self.out = RowLinear(weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True)
+        self.qkv = Linear.fused_columns(
+            weights, f"{name}.attn.qkv", config.hidden, 3, config.hidden, shard
+        )
+        self.out = RowLinear(
+            weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True
+        )
         self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, segments: Segments, attention: Backend) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, rotation: Rotation, segments: Segments, attention: Backend
+    ) -> torch.Tensor:
         """x [N, hidden]; rows attend to each other within `segments`."""
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)  # [N, 3 H, D]
         qk = qkv[:, : 2 * self.heads]
         rotate_(rotation, qk)
-        attended = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], segments, self.scale, attention)
+        attended = varlen_attention(
+            qk[:, : self.heads],
+            qk[:, self.heads :],
+            qkv[:, 2 * self.heads :],
+            segments,
+            self.scale,
+            attention,
+        )
         x = x + self.out(attended.flatten(1))
         return x + self.mlp(self.norm2(x))
 
 
 class PatchMerger:
-    """merge x merge neighbouring patches to one token of the language model. `late_norm`: the norm sees merged rows."""
+    """merge x merge neighbouring patches to one token of the language model.
+
+    `late_norm`: the norm sees merged rows.
+    """
 
     __slots__ = ("down", "late_norm", "norm", "unit", "up")
 
-    def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard, *, late_norm: bool = False) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        config: VisionConfig,
+        shard: Shard,
+        *,
+        late_norm: bool = False,
+    ) -> None:
         self.unit = config.merge**2
         self.late_norm = late_norm
         merged = config.hidden * self.unit
         third = config.variant == "qwen3_vl"
-        norm, up, down = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
-        self.norm = _norm(weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden)
-        self.up = Linear.columns(weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True, activation="gelu")
-        self.down = RowLinear(weights, f"{name}.{down}", merged, config.out_hidden, shard, bias=True)
+        norm, up, down = (
+            ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
+        )
+        self.norm = _norm(
+            weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden
+        )
+        self.up = Linear.columns(
+            weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True, activation="gelu"
+        )
+        self.down = RowLinear(
+            weights, f"{name}.{down}", merged, config.out_hidden, shard, bias=True
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [M, out_hidden]"""
@@ -77,36 +110,58 @@ class PatchMerger:
 
 
 class PatchEmbed:
-    """Pixels to rows: the checkpoint's 3-d convolution, whose stride is its kernel, as the matrix that it is."""
+    """Pixels to rows: the checkpoint's 3-d convolution, whose stride is its kernel, as the matrix
+    that it is.
+    """
 
     __slots__ = ("config", "dtype", "linear", "mean", "std")
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
         self.config = config
         self.dtype = weights.dtype
-        self.mean, self.std = (torch.tensor(values, device=weights.device) * 255.0 for values in (rules.mean, rules.std))
+        self.mean, self.std = (
+            torch.tensor(values, device=weights.device) * 255.0
+            for values in (rules.mean, rules.std)
+        )
         self.linear = Linear(*_convolution(weights, config))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [H, W, 3] -> [N, hidden]"""
         config = self.config
-        return self.linear(patchify(pixels, config.patch, config.merge, config.temporal_patch, self.mean, self.std, self.dtype))
+        return self.linear(
+            patchify(
+                pixels,
+                config.patch,
+                config.merge,
+                config.temporal_patch,
+                self.mean,
+                self.std,
+                self.dtype,
+            )
+        )
 
 
 class FoldedPatchEmbed:
-    """The same with the norm, and the frames of a still picture, which are alike, folded into the matrix.
+    """The same with the norm, and the frames of a still picture, which are alike, folded into the
+    matrix.
 
-    Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept, and added, in float32.
+    Bytes less 128 are exact in 16 bits, and products with them small; what the norm adds is kept,
+    and added, in float32.
     """
 
     __slots__ = ("bias", "config", "dtype", "linear")
 
     def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules) -> None:
         matrix, bias = _convolution(weights, config)
-        mean, std = (torch.tensor(values, device=weights.device).view(1, 3, 1) * 255.0 for values in (rules.mean, rules.std))
+        mean, std = (
+            torch.tensor(values, device=weights.device).view(1, 3, 1) * 255.0
+            for values in (rules.mean, rules.std)
+        )
         # [D, 3, frames, P * P] -> [D, 3, P * P]
         folded = matrix.float().view(config.hidden, 3, config.temporal_patch, -1).sum(dim=2) / std
-        self.bias = (folded * (128.0 - mean)).sum(dim=(1, 2)) + (0.0 if bias is None else bias.float())
+        self.bias = (folded * (128.0 - mean)).sum(dim=(1, 2)) + (
+            0.0 if bias is None else bias.float()
+        )
         self.config = config
         self.dtype = weights.dtype
         self.linear = Linear(folded.view(config.hidden, -1).to(self.dtype))
@@ -117,7 +172,10 @@ class FoldedPatchEmbed:
         return (self.linear(centred) + self.bias).to(self.dtype)
 
 
-PATCH_EMBEDS: dict[PatchEmbedding, Callable[[Weights, VisionConfig, ImageRules], Layer]] = {"exact": PatchEmbed, "folded": FoldedPatchEmbed}
+PATCH_EMBEDS: dict[PatchEmbedding, Callable[[Weights, VisionConfig, ImageRules], Layer]] = {
+    "exact": PatchEmbed,
+    "folded": FoldedPatchEmbed,
+}
 
 
 class VisionTower:
@@ -136,23 +194,41 @@ class VisionTower:
     )
     axes = 2
 
-    def __init__(self, weights: Weights, config: VisionConfig, rules: ImageRules, shard: Shard, patch_embed: PatchEmbedding) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        config: VisionConfig,
+        rules: ImageRules,
+        shard: Shard,
+        patch_embed: PatchEmbedding,
+    ) -> None:
         device = weights.device
         self.config = config
         self.patch_embed = PATCH_EMBEDS[patch_embed](weights, config, rules)
         self.position_table = None
         if config.position_side:
-            self.position_table = weights.load(Part("visual.pos_embed.weight", (config.position_side**2, config.hidden)))
-        self.layers = [VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)]
+            self.position_table = weights.load(
+                Part("visual.pos_embed.weight", (config.position_side**2, config.hidden))
+            )
+        self.layers = [
+            VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)
+        ]
         self.merger = PatchMerger(weights, "visual.merger", config, shard)
         self.deepstack = {
-            layer: PatchMerger(weights, f"visual.deepstack_merger_list.{i}", config, shard, late_norm=True)
+            layer: PatchMerger(
+                weights, f"visual.deepstack_merger_list.{i}", config, shard, late_norm=True
+            )
             for i, layer in enumerate(config.deepstack_layers)
         }
-        # One table for rows and columns alike: the first half of a head's angles are the row's, the second the column's.
+        # One table for rows and columns alike: the first half of a head's angles are the row's, the
+        # second the column's.
         quarter = config.head_dim // 4
-        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=device) / (config.head_dim // 2)
-        angles = torch.arange(LONGEST_SIDE, device=device)[:, None] * (1.0 / config.rope_theta**steps)  # [P, D / 4]
+        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=device) / (
+            config.head_dim // 2
+        )
+        angles = torch.arange(LONGEST_SIDE, device=device)[:, None] * (
+            1.0 / config.rope_theta**steps
+        )  # [P, D / 4]
         self.cos, self.sin = rotary_tables(angles.repeat(1, 2))  # [P, D]
         self.axis = section_axes((quarter, quarter), interleaved=False).to(device)
 
@@ -166,17 +242,25 @@ class VisionTower:
 
     @property
     def longest_segments(self) -> tuple[int | None, ...]:
-        return (None, (self.config.window // self.config.patch) ** 2) if self.config.window else (None,)
+        return (
+            (None, (self.config.window // self.config.patch) ** 2)
+            if self.config.window
+            else (None,)
+        )
 
     def blocks(self, pack: Pack) -> torch.Tensor:
         rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
         if not pack.rows.is_cuda:
-            rotation = rotation.ready()  # a GPU looks them up as it turns; here that would be done again in every layer
+            rotation = (
+                rotation.ready()
+            )  # a GPU looks them up as it turns; here that would be done again in every layer
         everywhere, *windows = pack.segments
         x = pack.rows
         levels = []
         for i, layer in enumerate(self.layers):
-            segments = windows[0] if windows and i not in self.config.full_attention_layers else everywhere
+            segments = (
+                windows[0] if windows and i not in self.config.full_attention_layers else everywhere
+            )
             x = layer(x, rotation, segments, pack.attention)
             if i in self.deepstack:
                 levels.append(self.deepstack[i](x))
@@ -199,7 +283,9 @@ class VisionTower:
         segments = [(height * width,) * frames]
         order: np.ndarray | None = None
         if self.config.window:
-            order, windows = window_order(grid, merge, self.config.window // merge // self.config.patch)
+            order, windows = window_order(
+                grid, merge, self.config.window // merge // self.config.patch
+            )
             places = places.reshape(2, len(order), -1)[:, order].reshape(2, -1)
             segments.append(windows)
         return GridFacts(
@@ -211,7 +297,9 @@ class VisionTower:
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
-        """The learned square of positions, bilinear between its corners, at the patches of the grid [N, hidden]."""
+        """The learned square of positions, bilinear between its corners, at the patches of the grid
+        [N, hidden].
+        """
         table = self.position_table
         if table is None:
             return None
@@ -227,7 +315,9 @@ class VisionTower:
 
 
 def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """The two source places, with weights, of each of `place` in [0, size) on an axis of length `side`; ends meet ends."""
+    """The two source places, with weights, of each of `place` in [0, size) on an axis of length
+    `side`; ends meet ends.
+    """
     source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     low = np.floor(source)
     part = source - low
@@ -236,22 +326,27 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each patch, [height * width] each, where the merge x merge patches of a token stand together."""
+    """Row and column of each patch, [height * width] each, where the merge x merge patches of a
+    token stand together.
+    """
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return row, column
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """An order [M] of merged tokens in which each window's stand together, and the windows' lengths in patches.
+    """An order [M] of merged tokens in which each window's stand together, and the windows' lengths
+    in patches.
 
-    `window` is in merged tokens. Windows of equal length are put next to each other, so that their attention is one batched call; which
-    order the windows have among themselves changes nothing.
+    `window` is in merged tokens. Windows of equal length are put next to each other, so that their
+    attention is one batched call; which order the windows have among themselves changes nothing.
     """
     frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
     frame, row, column = np.indices((frames, rows, columns)).reshape(3, -1)
     across = -(-columns // window)
-    number = (frame * -(-rows // window) + row // window) * across + column // window  # [M]: the window of each token
+    number = (
+        frame * -(-rows // window) + row // window
+    ) * across + column // window  # [M]: the window of each token
     counts = np.bincount(number)
     order = np.lexsort((number, -counts[number]))
     lengths = np.sort(counts)[::-1] * merge**2
@@ -271,9 +366,17 @@ def _mlp(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> Lay
     return MLP(weights, (f"{name}.{up}", f"{name}.{down}"), sizes, config.activation, shard)
 
 
-def _convolution(weights: Weights, config: VisionConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _convolution(
+    weights: Weights, config: VisionConfig
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Matrix [hidden, 3 * frames * patch * patch] and bias."""
     kernel = (3, config.temporal_patch, config.patch, config.patch)
-    matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(config.hidden, -1)
-    bias = weights.load(Part("visual.patch_embed.proj.bias", (config.hidden,))) if config.variant == "qwen3_vl" else None
+    matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(
+        config.hidden, -1
+    )
+    bias = (
+        weights.load(Part("visual.patch_embed.proj.bias", (config.hidden,)))
+        if config.variant == "qwen3_vl"
+        else None
+    )
     return matrix, bias

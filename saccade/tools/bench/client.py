@@ -1,7 +1,8 @@
 """One streamed chat completion over HTTP, with the times at which its parts arrived.
 
-Owns the connection, server-sent events, and the kinds of failure. aiohttp, because the load generator must not be the bottleneck: with
-64 streams side by side it takes 22 us of CPU per event, httpx 100 (measured, LOG.md). Does not know what is asked or why.
+Owns the connection, server-sent events, and the kinds of failure. aiohttp, because the load
+generator must not be the bottleneck: with 64 streams side by side it takes 22 us of CPU per event,
+httpx 100 (measured, LOG.md). Does not know what is asked or why.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no whole answer. `kind` groups: "timeout", "connection", "HTTP 429", "error in stream", "broken stream", "not sent"."""
+    """Why there is no whole answer.
+
+    `kind` groups: "timeout", "connection", "HTTP 429", "error in stream", "broken stream", "not
+    sent".
+    """
 
     kind: str
     message: str
@@ -76,7 +81,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for each event with text in it.
+    """What came of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for
+    each event with text in it.
 
     An answer without any text (a single invisible token) counts its finish as the first arrival.
     """
@@ -105,7 +111,10 @@ class Stream:
         self.failure: Failure | None = None
 
     def feed(self, data: bytes, now: float) -> None:
-        """Bytes that arrived at `now`. Lines may be cut anywhere; events are single `data:` lines, as OpenAI's API sends them."""
+        """Bytes that arrived at `now`.
+
+        Lines may be cut anywhere; events are single `data:` lines, as OpenAI's API sends them.
+        """
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -122,16 +131,25 @@ class Stream:
             self.failure = self.failure or Failure("broken stream", f"{error}: {data[:200]!r}")
             return
         if event.error is not None:
-            self.failure = self.failure or Failure("error in stream", said({"error": event.error}) or str(event.error)[:500])
+            self.failure = self.failure or Failure(
+                "error in stream", said({"error": event.error}) or str(event.error)[:500]
+            )
         for choice in event.choices:
-            text = (choice.delta.reasoning_content or choice.delta.reasoning or "") + (choice.delta.content or "")
+            text = (choice.delta.reasoning_content or choice.delta.reasoning or "") + (
+                choice.delta.content or ""
+            )
             self.finish = choice.finish_reason or self.finish
             if text or (choice.finish_reason and not self.arrivals):
                 self.pieces.append(choice.delta.content or "")
                 self.arrivals.append(now)
         if event.usage is not None:
             details = event.usage.prompt_tokens_details or _PromptDetails()
-            self.usage = Usage(event.usage.prompt_tokens, event.usage.completion_tokens, details.cached_tokens, details.image_tokens)
+            self.usage = Usage(
+                event.usage.prompt_tokens,
+                event.usage.completion_tokens,
+                details.cached_tokens,
+                details.image_tokens,
+            )
         self.trace = event.saccade or self.trace
 
 
@@ -150,7 +168,12 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._session.close()
 
     async def model(self) -> str:
@@ -184,9 +207,14 @@ class Client:
         failure: Failure | None = None
         try:
             async with asyncio.timeout(self._timeout):
-                async with self._session.post(f"{self.root}/v1/chat/completions", data=body) as reply:
+                async with self._session.post(
+                    f"{self.root}/v1/chat/completions", data=body
+                ) as reply:
                     if not reply.ok:
-                        failure = Failure(f"HTTP {reply.status}", refusal(reply.status, await reply.text(errors="replace")))
+                        failure = Failure(
+                            f"HTTP {reply.status}",
+                            refusal(reply.status, await reply.text(errors="replace")),
+                        )
                     else:
                         async for data in reply.content.iter_any():
                             stream.feed(data, now())
@@ -199,9 +227,20 @@ class Client:
         done = now()
         failure = failure or stream.failure
         if failure is None and not (stream.ended and stream.finish):
-            failure = Failure("broken stream", "the stream ended without a finish_reason and [DONE]")
+            failure = Failure(
+                "broken stream", "the stream ended without a finish_reason and [DONE]"
+            )
         text = "".join(stream.pieces)
-        return Reply(sent, tuple(stream.arrivals), done, text, stream.usage, stream.finish, stream.trace, failure)
+        return Reply(
+            sent,
+            tuple(stream.arrivals),
+            done,
+            text,
+            stream.usage,
+            stream.finish,
+            stream.trace,
+            failure,
+        )
 
 
 def headers(target: Target) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The data sets: seeded workloads, as sessions of turns.
 
-Owns which pictures and words come when. The same options and seed give the same sessions for the same `Calibration` (how long a
-text is in the server's tokens). Knows nothing of HTTP or of time.
+Owns which pictures and words come when. The same options and seed give the same sessions for the
+same `Calibration` (how long a text is in the server's tokens). Knows nothing of HTTP or of time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import File, Json, Part, Session, Turn
 from saccade.tools.eval.mmmu import load_questions
 from saccade.tools.eval.ocr import Reading, draw_reading
-from saccade.tools.options import DatasetName, DatasetOptions, Load, PictureOptions, RandomMM, TextOptions
+from saccade.tools.options import (
+    DatasetName,
+    DatasetOptions,
+    Load,
+    PictureOptions,
+    RandomMM,
+    TextOptions,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How the server counts text: a message of c characters is about `overhead + per_char * c` tokens."""
+    """How the server counts text: a message of c characters is about `overhead + per_char * c`
+    tokens.
+    """
 
     overhead: float = 10.0
     per_char: float = 0.25
@@ -63,7 +72,11 @@ class Maker:
 
     def screenshots(self) -> Callable[[int], Picture]:
         """The step-th screenshot of a new desktop, steps from 1."""
-        (width, height), seed, kind = self._sizes.draw(self.dice), self.seed(), self.recipe.pictures.image_format
+        (width, height), seed, kind = (
+            self._sizes.draw(self.dice),
+            self.seed(),
+            self.recipe.pictures.image_format,
+        )
         return lambda step: Picture("document", width, height, seed, kind, step)
 
     def reading(self, number: int) -> Reading:
@@ -84,7 +97,13 @@ class Maker:
     def answer_length(self) -> int:
         return self._length(self.recipe.text.random_output_len)
 
-    def turn(self, pictures: Sequence[Part], text: str | None = None, first: bool = True, expected: str | None = None) -> Turn:
+    def turn(
+        self,
+        pictures: Sequence[Part],
+        text: str | None = None,
+        first: bool = True,
+        expected: str | None = None,
+    ) -> Turn:
         think = 0.0 if first else self.think()
         return Turn((*pictures, text or self.question()), self.answer_length(), think, expected)
 
@@ -97,7 +116,9 @@ class Maker:
         return self._first + self._drawn
 
     def _length(self, longest: int) -> int:
-        return self.dice.between(max(1, int(longest * self.recipe.text.random_range_ratio)), longest)
+        return self.dice.between(
+            max(1, int(longest * self.recipe.text.random_range_ratio)), longest
+        )
 
 
 def build(recipe: Recipe) -> tuple[Session, ...]:
@@ -106,22 +127,31 @@ def build(recipe: Recipe) -> tuple[Session, ...]:
 
 
 def warmup(recipe: Recipe) -> tuple[Session, ...]:
-    """Requests like the first ones of the workload, of other pictures and words where those are drawn."""
+    """Requests like the first ones of the workload, of other pictures and words where those are
+    drawn.
+    """
     if not recipe.load.warmup_requests:
         return ()
-    sessions = DATASETS[recipe.data.dataset_name](Maker(recipe, stream=7), recipe.load.warmup_requests)
+    sessions = DATASETS[recipe.data.dataset_name](
+        Maker(recipe, stream=7), recipe.load.warmup_requests
+    )
     return tuple(Session(session.turns[:1], session.tenant) for session in sessions)
 
 
 def _image(maker: Maker, count: int) -> Iterator[Session]:
     for _ in range(count):
-        yield Session((maker.turn([maker.picture() for _ in range(maker.recipe.pictures.image_count)]),))
+        yield Session(
+            (maker.turn([maker.picture() for _ in range(maker.recipe.pictures.image_count)]),)
+        )
 
 
 def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
     options = maker.recipe.random_mm
     buckets = parse_buckets(options.random_mm_bucket_config)
-    base, spread = options.random_mm_base_items_per_request, options.random_mm_num_mm_items_range_ratio
+    base, spread = (
+        options.random_mm_base_items_per_request,
+        options.random_mm_num_mm_items_range_ratio,
+    )
     low, high = max(0, math.floor(base * (1 - spread))), math.ceil(base * (1 + spread))
     for _ in range(count):
         pictures = []
@@ -134,16 +164,23 @@ def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
 
 def parse_buckets(text: str) -> list[tuple[tuple[int, int], float]]:
     """(width, height) and the share of pictures up to and with this bucket. Raises ConfigError."""
-    wanted = "--random-mm-bucket-config: expected {(height, width, 1): share, ...} with shares above 0"
+    wanted = (
+        "--random-mm-bucket-config: expected {(height, width, 1): share, ...} with shares above 0"
+    )
     try:
         config = ast.literal_eval(text)
-        shares = {(int(height), int(width), int(frames)): float(share) for (height, width, frames), share in config.items()}
+        shares = {
+            (int(height), int(width), int(frames)): float(share)
+            for (height, width, frames), share in config.items()
+        }
     except (ValueError, SyntaxError, TypeError, AttributeError):
         raise ConfigError(f"{wanted}, got {text}") from None
     if not shares or any(share <= 0 or min(key) < 1 for key, share in shares.items()):
         raise ConfigError(f"{wanted}, got {text}")
     if any(frames != 1 for _, _, frames in shares):
-        raise ConfigError("--random-mm-bucket-config: frames other than 1 are video, which is not supported yet")
+        raise ConfigError(
+            "--random-mm-bucket-config: frames other than 1 are video, which is not supported yet"
+        )
     total, upto, buckets = sum(shares.values()), 0.0, []
     for (height, width, _), share in shares.items():
         upto += share / total
@@ -155,40 +192,58 @@ def _multiturn_image(maker: Maker, count: int) -> Iterator[Session]:
     for _ in range(count):
         yield Session(
             tuple(
-                maker.turn([maker.picture() for _ in range(maker.recipe.pictures.image_count)], first=number == 0)
+                maker.turn(
+                    [maker.picture() for _ in range(maker.recipe.pictures.image_count)],
+                    first=number == 0,
+                )
                 for number in range(maker.recipe.data.rounds)
             )
         )
 
 
 def _repeat(maker: Maker, count: int) -> Iterator[Session]:
-    """Requests are dealt to tenants in turn; within a tenant exactly `repeat_ratio` of the pictures (rounded) came before."""
+    """Requests are dealt to tenants in turn; within a tenant exactly `repeat_ratio` of the pictures
+    (rounded) came before.
+    """
     data, per_request = maker.recipe.data, maker.recipe.pictures.image_count
     tenants = min(data.tenants, count)
     groups: list[list[Turn]] = []
     for tenant in range(tenants):
         requests = len(range(tenant, count, tenants))
         pictures = iter(_repeated(maker, requests * per_request, data.repeat_ratio, data.zipf))
-        groups.append([maker.turn([next(pictures) for _ in range(per_request)]) for _ in range(requests)])
+        groups.append(
+            [maker.turn([next(pictures) for _ in range(per_request)]) for _ in range(requests)]
+        )
     chats = max(1, data.sessions // tenants) if data.sessions else 0
     streams: list[list[Session]] = []
     for tenant, turns in enumerate(groups):
         name = f"tenant {tenant}" if tenants > 1 else ""
-        dealt = [turns[i::chats] for i in range(min(chats, len(turns)))] if chats else [[turn] for turn in turns]
+        dealt = (
+            [turns[i::chats] for i in range(min(chats, len(turns)))]
+            if chats
+            else [[turn] for turn in turns]
+        )
         streams.append([Session(_with_pauses(maker, chat), name) for chat in dealt])
     for place in range(max(map(len, streams))):
         yield from (stream[place] for stream in streams if place < len(stream))
 
 
 def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    return tuple(Turn(turn.parts, turn.max_tokens, maker.think() if number else 0.0, turn.expected) for number, turn in enumerate(turns))
+    return tuple(
+        Turn(turn.parts, turn.max_tokens, maker.think() if number else 0.0, turn.expected)
+        for number, turn in enumerate(turns)
+    )
 
 
 def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[Picture]:
-    """`count` pictures of which round(ratio * count) came before (at most all but the first), Zipf-popular by age."""
+    """`count` pictures of which round(ratio * count) came before (at most all but the first),
+    Zipf-popular by age.
+    """
     repeats = min(round(ratio * count), max(0, count - 1))
     places = list(range(1, count))
-    for i in range(repeats):  # the first steps of a Fisher-Yates shuffle choose the places of the repeats
+    for i in range(
+        repeats
+    ):  # the first steps of a Fisher-Yates shuffle choose the places of the repeats
         j = maker.dice.between(i, len(places) - 1)
         places[i], places[j] = places[j], places[i]
     again = set(places[:repeats])
@@ -207,14 +262,23 @@ def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterat
 def _agent(maker: Maker, count: int) -> Iterator[Session]:
     for _ in range(count):
         shot = maker.screenshots()
-        turns = tuple(maker.turn([shot(step)], first=step == 1) for step in range(1, maker.recipe.data.rounds + 1))
+        turns = tuple(
+            maker.turn([shot(step)], first=step == 1)
+            for step in range(1, maker.recipe.data.rounds + 1)
+        )
         yield Session(turns, keep_images=maker.recipe.data.keep_images)
 
 
 def _ocr(maker: Maker, count: int) -> Iterator[Session]:
     for number in range(count):
         reading = maker.reading(number)
-        yield Session((maker.turn([File(reading.encoded, "png")], reading.question, expected=reading.expected),))
+        yield Session(
+            (
+                maker.turn(
+                    [File(reading.encoded, "png")], reading.question, expected=reading.expected
+                ),
+            )
+        )
 
 
 def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
@@ -223,12 +287,17 @@ def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
         raise ConfigError(f"--dataset-path {maker.recipe.data.dataset_path}: no questions")
     for number in range(count):
         question = questions[number % len(questions)]
-        parts: list[Part] = [part if isinstance(part, str) else File(part, "png") for part in question.parts()]
+        parts: list[Part] = [
+            part if isinstance(part, str) else File(part, "png") for part in question.parts()
+        ]
         yield Session((Turn(tuple(parts), maker.answer_length()),))
 
 
 def _custom(maker: Maker, count: int) -> Iterator[Session]:
-    """Each line: {"messages": [...], "max_tokens"?, "expected"?}. Every user message is a turn; assistant messages between are left out."""
+    """Each line: {"messages": [...], "max_tokens"?, "expected"?}.
+
+    Every user message is a turn; assistant messages between are left out.
+    """
     if maker.recipe.data.dataset_path is None:
         raise ConfigError("--dataset-name custom needs --dataset-path FILE.jsonl")
     path = Path(maker.recipe.data.dataset_path)
@@ -249,7 +318,15 @@ def _custom_session(line: Json, path: Path, maker: Maker) -> Session:
         if message.get("role") == "user":
             parts = _custom_parts(message["content"], path.parent)
             length = int(line.get("max_tokens", 0)) or maker.answer_length()
-            turns.append(Turn(parts, length, maker.think() if turns else 0.0, line.get("expected"), tuple(before)))
+            turns.append(
+                Turn(
+                    parts,
+                    length,
+                    maker.think() if turns else 0.0,
+                    line.get("expected"),
+                    tuple(before),
+                )
+            )
             before = []
         elif message.get("role") != "assistant":
             before.append(message)
@@ -272,7 +349,11 @@ def _custom_parts(content: str | list[Json], folder: Path) -> tuple[Part, ...]:
             kind, _, data = url.removeprefix("data:image/").partition(";base64,")
             parts.append(File(base64.b64decode(data), kind))
         else:
-            parts.append(File((folder / url).read_bytes(), Path(url).suffix.lstrip(".").replace("jpg", "jpeg")))
+            parts.append(
+                File(
+                    (folder / url).read_bytes(), Path(url).suffix.lstrip(".").replace("jpg", "jpeg")
+                )
+            )
     return tuple(parts)
 
 

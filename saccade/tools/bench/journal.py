@@ -1,7 +1,8 @@
-"""Runs on disk: JSON lines, appended; what `bench serve` and `bench ab` write and `bench report` reads.
+"""Runs on disk: JSON lines, appended; what `bench serve` and `bench ab` write and `bench report`
+reads.
 
-Kinds of line: "run" (label, options, when), "request" (one each) and "summary", which share an id `run`; and "eval" (label, result). A
-file may hold many of each. NaN (no value) is written as null.
+Kinds of line: "run" (label, options, when), "request" (one each) and "summary", which share an id
+`run`; and "eval" (label, result). A file may hold many of each. NaN (no value) is written as null.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ class SavedEval:
 
 
 def write_run(
-    path: Path, label: str, options: Mapping[str, Any], run: Run, summary: Summary, calibration: Calibration, save_text: bool
+    path: Path,
+    label: str,
+    options: Mapping[str, Any],
+    run: Run,
+    summary: Summary,
+    calibration: Calibration,
+    save_text: bool,
 ) -> str:
     """Append a run; returns its id."""
     run_id = uuid.uuid4().hex[:12]
@@ -91,7 +98,11 @@ def read_runs(path: Path) -> list[Saved]:
             requests[run].append(data)
         elif kind == "summary":
             head = heads[run]
-            runs.append(Saved(run, head["label"], head["started"], head["options"], tuple(requests[run]), data))
+            runs.append(
+                Saved(
+                    run, head["label"], head["started"], head["options"], tuple(requests[run]), data
+                )
+            )
     if not runs:
         raise ConfigError(f"{path}: no whole benchmark run in it")
     return runs
@@ -99,7 +110,9 @@ def read_runs(path: Path) -> list[Saved]:
 
 def read_evals(path: Path) -> list[SavedEval]:
     """Accuracy runs of a file."""
-    return [SavedEval(data["label"], data["result"]) for data in _lines(path) if data["kind"] == "eval"]
+    return [
+        SavedEval(data["label"], data["result"]) for data in _lines(path) if data["kind"] == "eval"
+    ]
 
 
 def _lines(path: Path) -> Iterator[Json]:

@@ -1,7 +1,8 @@
 """The load generator: sends chats at their times, so many side by side, and records what came.
 
-Owns arrivals, concurrency and its own lateness: how long after its due moment a request left, and how long the event loop kept any
-callback waiting. Messages are ready as JSON before the clock starts; sending only joins bytes. Knows no data set and no report.
+Owns arrivals, concurrency and its own lateness: how long after its due moment a request left, and
+how long the event loop kept any callback waiting. Messages are ready as JSON before the clock
+starts; sending only joins bytes. Knows no data set and no report.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ TICK = 0.005  # seconds between two looks at the event loop's delay
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request: which it was, when it was due (seconds, as `Reply.sent`), its size, and the reply.
+    """One request: which it was, when it was due (seconds, as `Reply.sent`), its size, and the
+    reply.
 
     `prior` counts the answer tokens of its chat so far.
     """
@@ -40,7 +42,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All records in order of sending; the clock's start and end; delays of the event loop in seconds."""
+    """All records in order of sending; the clock's start and end; delays of the event loop in
+    seconds.
+    """
 
     records: tuple[Record, ...]
     start: float
@@ -54,7 +58,8 @@ Told = Callable[[Record], None]
 def arrival_times(load: Load, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds after the start at which each session is due. The first is due at once.
 
-    The times between are gamma-distributed with shape `burstiness` and mean 1 / rate: shape 1 is the Poisson process.
+    The times between are gamma-distributed with shape `burstiness` and mean 1 / rate: shape 1 is
+    the Poisson process.
     """
     if load.request_rate == float("inf"):
         return np.zeros(count)
@@ -64,8 +69,13 @@ def arrival_times(load: Load, count: int) -> np.ndarray[tuple[int], np.dtype[np.
     return np.cumsum(gaps)
 
 
-async def drive(client: Client, chats: Sequence[Chat], template: Template, load: Load, told: Told | None = None) -> Run:
-    """Send everything. A chat whose turn fails goes no further; its remaining turns are recorded as "not sent"."""
+async def drive(
+    client: Client, chats: Sequence[Chat], template: Template, load: Load, told: Told | None = None
+) -> Run:
+    """Send everything.
+
+    A chat whose turn fails goes no further; its remaining turns are recorded as "not sent".
+    """
     dues = arrival_times(load, len(chats))
     permits = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     records: list[Record] = []
@@ -77,11 +87,19 @@ async def drive(client: Client, chats: Sequence[Chat], template: Template, load:
             told(record)
 
     async def hold(number: int, due: float) -> None:
-        # A chat that must wait for a permit is due when it gets one: waiting is what a concurrency limit means, not lateness.
+        # A chat that must wait for a permit is due when it gets one: waiting is what a concurrency
+        # limit means, not lateness.
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         queued = permits.locked() if isinstance(permits, asyncio.Semaphore) else False
         async with permits:
-            await _hold_chat(client, template, number, chats[number], time.perf_counter() if queued else due, note)
+            await _hold_chat(
+                client,
+                template,
+                number,
+                chats[number],
+                time.perf_counter() if queued else due,
+                note,
+            )
 
     watch = asyncio.create_task(_watch_loop(delays))
     start = time.perf_counter()
@@ -94,7 +112,9 @@ async def drive(client: Client, chats: Sequence[Chat], template: Template, load:
     return Run(tuple(records), start, end, tuple(delays))
 
 
-async def _hold_chat(client: Client, template: Template, number: int, chat: Chat, due: float, note: Told) -> None:
+async def _hold_chat(
+    client: Client, template: Template, number: int, chat: Chat, due: float, note: Told
+) -> None:
     answers: list[bytes] = []
     prior = 0
     for place, turn in enumerate(chat.turns):
@@ -106,8 +126,17 @@ async def _hold_chat(client: Client, template: Template, number: int, chat: Chat
         note(Record(number, place, turn, chat.tenant, len(body), due, prior, reply))
         if reply.failure:
             for later in range(place + 1, len(chat.turns)):
-                none = Reply(reply.done, (), reply.done, failure=Failure("not sent", "an earlier round of its chat failed"))
-                note(Record(number, later, chat.turns[later], chat.tenant, 0, reply.done, prior, none))
+                none = Reply(
+                    reply.done,
+                    (),
+                    reply.done,
+                    failure=Failure("not sent", "an earlier round of its chat failed"),
+                )
+                note(
+                    Record(
+                        number, later, chat.turns[later], chat.tenant, 0, reply.done, prior, none
+                    )
+                )
             return
         prior += reply.usage.completion or 0
         answers.append(answer_message(reply.text))

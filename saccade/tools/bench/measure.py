@@ -1,8 +1,9 @@
 """From records to figures.
 
-Owns the definitions. Times are in milliseconds, rates per second. For a request: E2E, from sending to the end of the answer; TTFT, to
-the first text; TPOT, from first to last text / (answer tokens - 1); ITL, between two events with text. Percentiles are numpy's (linear).
-Tokens are the server's own counts. Failed requests count as failures only. Knows no HTTP and prints nothing.
+Owns the definitions. Times are in milliseconds, rates per second. For a request: E2E, from sending
+to the end of the answer; TTFT, to the first text; TPOT, from first to last text / (answer tokens -
+1); ITL, between two events with text. Percentiles are numpy's (linear). Tokens are the server's own
+counts. Failed requests count as failures only. Knows no HTTP and prints nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Distribution:
             return Distribution(0, nan, nan, nan, nan, nan, nan)
         array = np.asarray(values)
         median, p90, p95, p99 = map(float, np.percentile(array, PERCENTILES))
-        return Distribution(len(values), float(array.mean()), median, p90, p95, p99, float(array.max()))
+        return Distribution(
+            len(values), float(array.mean()), median, p90, p95, p99, float(array.max())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Totals over the answered requests. `vision_known` says whether the server itself counts vision tokens; else they are what is left
-    of the prompt after the measured length of text. `cached` is None where the server does not say.
+    """Totals over the answered requests. `vision_known` says whether the server itself counts
+    vision tokens; else they are what is left of the prompt after the measured length of text.
+    `cached` is None where the server does not say.
 
-    `cached_unsent`: the share that was cached of those prompts with pictures of which none had been sent before in this run. None where
-    the server does not say, or there is no such prompt.
+    `cached_unsent`: the share that was cached of those prompts with pictures of which none had been
+    sent before in this run. None where the server does not say, or there is no such prompt.
     """
 
     prompt: int
@@ -85,7 +89,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Per second of the whole run; `peak_output` in the best second, `peak_requests` most in flight, `concurrency` on average."""
+    """Per second of the whole run; `peak_output` in the best second, `peak_requests` most in
+    flight, `concurrency` on average.
+    """
 
     requests: float
     input_text: float
@@ -100,7 +106,9 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of chats: how many answered, pictures and prompt tokens (mean), share of the prompt that was cached, latencies."""
+    """One round of chats: how many answered, pictures and prompt tokens (mean), share of the prompt
+    that was cached, latencies.
+    """
 
     number: int
     n: int
@@ -113,7 +121,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """The generator's own: ms from when a request was due to when it left, and by which the event loop was late."""
+    """The generator's own: ms from when a request was due to when it left, and by which the event
+    loop was late.
+    """
 
     send: Distribution
     loop: Distribution
@@ -130,8 +140,9 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. `failures` counts by kind, `examples` has the first message of each kind. `pictures` counts a Saccade server's
-    outcomes by level, None without a trace."""
+    """A run in figures. `failures` counts by kind, `examples` has the first message of each kind.
+    `pictures` counts a Saccade server's outcomes by level, None without a trace.
+    """
 
     sent: int
     completed: int
@@ -166,7 +177,11 @@ def output_tokens(record: Record) -> int:
 def tpot(record: Record) -> float | None:
     """None for an answer of one token, or of one event (tokens without text send none)."""
     tokens, arrivals = output_tokens(record), record.reply.arrivals
-    return 1e3 * (arrivals[-1] - arrivals[0]) / (tokens - 1) if tokens > 1 and len(arrivals) > 1 else None
+    return (
+        1e3 * (arrivals[-1] - arrivals[0]) / (tokens - 1)
+        if tokens > 1 and len(arrivals) > 1
+        else None
+    )
 
 
 def itls(record: Record) -> list[float]:
@@ -184,7 +199,10 @@ def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if name not in GOODPUT_METRICS:
-            raise ConfigError(f"--goodput {text}: expected one of {', '.join(GOODPUT_METRICS)}, a colon and milliseconds")
+            raise ConfigError(
+                f"--goodput {text}: expected one of {', '.join(GOODPUT_METRICS)}, a colon and "
+                "milliseconds"
+            )
     return bounds
 
 
@@ -239,11 +257,15 @@ def _tokens(records: Sequence[Record], calibration: Calibration) -> Tokens:
 
 def cached_share(records: Sequence[Record]) -> float:
     """Of all tokens of their prompts."""
-    return sum(r.reply.usage.cached or 0 for r in records) / max(1, sum(r.reply.usage.prompt or 0 for r in records))
+    return sum(r.reply.usage.cached or 0 for r in records) / max(
+        1, sum(r.reply.usage.prompt or 0 for r in records)
+    )
 
 
 def vision_tokens(record: Record, calibration: Calibration) -> int:
-    """As the server says, else the prompt without its text: the measured length of the questions, and the earlier answers."""
+    """As the server says, else the prompt without its text: the measured length of the questions,
+    and the earlier answers.
+    """
     usage = record.reply.usage
     if usage.image is not None:
         return usage.image
@@ -253,7 +275,9 @@ def vision_tokens(record: Record, calibration: Calibration) -> int:
     return max(0, round((usage.prompt or 0) - text))
 
 
-def _throughput(records: Sequence[Record], tokens: Tokens, duration: float, bounds: Mapping[str, float]) -> Throughput:
+def _throughput(
+    records: Sequence[Record], tokens: Tokens, duration: float, bounds: Mapping[str, float]
+) -> Throughput:
     per_second = 1 / duration if duration else 0.0
     return Throughput(
         requests=len(records) * per_second,
@@ -269,8 +293,13 @@ def _throughput(records: Sequence[Record], tokens: Tokens, duration: float, boun
 
 
 def peak_output(records: Sequence[Record]) -> float:
-    """Most answer tokens in any one second: a window that begins at an event. An answer's tokens are shared evenly over its events."""
-    events = sorted((at, output_tokens(r) / len(r.reply.arrivals)) for r in records for at in r.reply.arrivals)
+    """Most answer tokens in any one second: a window that begins at an event.
+
+    An answer's tokens are shared evenly over its events.
+    """
+    events = sorted(
+        (at, output_tokens(r) / len(r.reply.arrivals)) for r in records for at in r.reply.arrivals
+    )
     best = window = 0.0
     first = 0
     for at, tokens in events:
@@ -307,7 +336,9 @@ def _rounds(records: Sequence[Record]) -> tuple[Round, ...]:
                 n=len(group),
                 images=sum(r.turn.images for r in group) / len(group),
                 prompt=prompt / len(group),
-                cached=cached_share(group) if any(r.reply.usage.cached is not None for r in group) else None,
+                cached=cached_share(group)
+                if any(r.reply.usage.cached is not None for r in group)
+                else None,
                 ttft=Distribution.of([ttft(r) for r in group]),
                 e2e=Distribution.of([e2e(r) for r in group]),
             )
@@ -324,8 +355,16 @@ def _accuracy(records: Sequence[Record]) -> Accuracy | None:
 
 
 def picture_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] | None:
-    """How many pictures were found at each level, by the `saccade` field of the answers; None if no answer has one."""
+    """How many pictures were found at each level, by the `saccade` field of the answers; None if no
+    answer has one.
+    """
     found = [trace for trace in traces if trace]
     if not found:
         return None
-    return dict(Counter(str(image.get("found", "unknown")) for trace in found for image in trace.get("images", ())))
+    return dict(
+        Counter(
+            str(image.get("found", "unknown"))
+            for trace in found
+            for image in trace.get("images", ())
+        )
+    )

@@ -1,8 +1,9 @@
 """Pictures for measuring: drawn from a seed, the same on every machine.
 
-Owns what a picture shows (noise, photographs, documents, screens, flat colour), its size and its encoding. Randomness comes from
-PCG64's raw stream, the only part of numpy's that is promised never to change, and pixels from integer arithmetic; drawn text and
-encoded files are those of one version of Pillow. Knows nothing of requests, servers or data sets.
+Owns what a picture shows (noise, photographs, documents, screens, flat colour), its size and its
+encoding. Randomness comes from PCG64's raw stream, the only part of numpy's that is promised never
+to change, and pixels from integer arithmetic; drawn text and encoded files are those of one version
+of Pillow. Knows nothing of requests, servers or data sets.
 """
 
 from __future__ import annotations
@@ -35,18 +36,24 @@ NAMED_SIZES = {
     "4k": (3840, 2160),
 }
 
-PHOTOGRAPHS = {  # of scikit-image, in its wheel: file -> the start of its SHA-256, so that a changed file is noticed
+# of scikit-image, in its wheel: file -> the start of its SHA-256, so that a changed file is noticed
+PHOTOGRAPHS = {
     "astronaut.png": "88431cd9653ccd53",
     "chelsea.png": "596aa1e7cb875eb7",
     "coffee.png": "cc02f8ca188b167c",
     "motorcycle_left.png": "db18e9c415761740",
 }
-CELL = 480  # px; a photograph fills about so much of a collage, so that it is never blown up to blur
+CELL = (
+    480  # px; a photograph fills about so much of a collage, so that it is never blown up to blur
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture to draw: equal values give equal pixels. `step` > 0 makes it the step-th screenshot of one desktop."""
+    """A picture to draw: equal values give equal pixels.
+
+    `step` > 0 makes it the step-th screenshot of one desktop.
+    """
 
     content: Content
     width: int
@@ -58,7 +65,9 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Picture sizes: width in [low[0], high[0]], height in [low[1], high[1]] pixels, each uniform."""
+    """Picture sizes: width in [low[0], high[0]], height in [low[1], high[1]] pixels, each
+    uniform.
+    """
 
     low: tuple[int, int]
     high: tuple[int, int]
@@ -87,7 +96,10 @@ class Dice:
 
 
 def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
-    """`1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`. Raises ConfigError that names the option."""
+    """`1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`.
+
+    Raises ConfigError that names the option.
+    """
     if size := _exact(text):
         return Sizes(size, size)
     match = re.fullmatch(r"random:(\d+)x(\d+)-(\d+)x(\d+)", text)
@@ -95,14 +107,21 @@ def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
         a, b, c, d = map(int, match.groups())
         if 0 < a <= c and 0 < b <= d:
             return Sizes((a, b), (c, d))
-    raise ConfigError(f"{option} {text}: expected WIDTHxHEIGHT, random:AxB-CxD or one of {', '.join(NAMED_SIZES)}")
+    raise ConfigError(
+        f"{option} {text}: expected WIDTHxHEIGHT, random:AxB-CxD or one of {', '.join(NAMED_SIZES)}"
+    )
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(width, height) of one of --resolutions, where a picture is measured: no range. Raises ConfigError."""
+    """(width, height) of one of --resolutions, where a picture is measured: no range.
+
+    Raises ConfigError.
+    """
     if size := _exact(text):
         return size
-    raise ConfigError(f"--resolutions {text}: expected WIDTHxHEIGHT or one of {', '.join(NAMED_SIZES)}")
+    raise ConfigError(
+        f"--resolutions {text}: expected WIDTHxHEIGHT or one of {', '.join(NAMED_SIZES)}"
+    )
 
 
 def _exact(text: str) -> tuple[int, int] | None:
@@ -113,7 +132,10 @@ def _exact(text: str) -> tuple[int, int] | None:
 
 
 def encode(picture: Picture) -> bytes:
-    """The picture as a file. Raises ConfigError where `photo` needs a package that is not installed."""
+    """The picture as a file.
+
+    Raises ConfigError where `photo` needs a package that is not installed.
+    """
     buffer = io.BytesIO()
     image = draw(picture)
     if picture.format == "png":
@@ -140,7 +162,9 @@ def draw(picture: Picture) -> Image.Image:
         return _draw_photo(dice, size)
     if picture.content == "document":
         return _draw_document(dice, size)
-    return Image.new("RGB", size, (dice.between(0, 255), dice.between(0, 255), dice.between(0, 255)))
+    return Image.new(
+        "RGB", size, (dice.between(0, 255), dice.between(0, 255), dice.between(0, 255))
+    )
 
 
 # Photographs
@@ -148,16 +172,27 @@ def draw(picture: Picture) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def photographs() -> tuple[Image.Image, ...]:
-    """The real pictures that `photo` is made of. Raises ConfigError if scikit-image is missing or ships other files."""
+    """The real pictures that `photo` is made of.
+
+    Raises ConfigError if scikit-image is missing or ships other files.
+    """
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("--image-content photo draws on scikit-image's photographs: pip install 'saccade[bench]'")
+        raise ConfigError(
+            "--image-content photo draws on scikit-image's photographs: pip install "
+            "'saccade[bench]'"
+        )
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
     found = []
     for name, digest in PHOTOGRAPHS.items():
         path = folder / name
-        if not path.is_file() or not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest):
-            raise ConfigError(f"{name} of the installed scikit-image is missing or another one: `photo` pictures would not be comparable")
+        if not path.is_file() or not hashlib.sha256(path.read_bytes()).hexdigest().startswith(
+            digest
+        ):
+            raise ConfigError(
+                f"{name} of the installed scikit-image is missing or another one: `photo` "
+                "pictures would not be comparable"
+            )
         with Image.open(path) as image:
             found.append(image.convert("RGB"))
     return tuple(found)
@@ -185,7 +220,9 @@ def _crop(dice: Dice, size: tuple[int, int]) -> Image.Image:
     scale = min(source.width / size[0], source.height / size[1]) * dice.between(60, 100) / 100
     width, height = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
     left, top = dice.between(0, source.width - width), dice.between(0, source.height - height)
-    crop = source.crop((left, top, left + width, top + height)).resize(size, Image.Resampling.BICUBIC)
+    crop = source.crop((left, top, left + width, top + height)).resize(
+        size, Image.Resampling.BICUBIC
+    )
     if dice.between(0, 1):
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     gains = [dice.between(88, 112) for _ in range(3)]
@@ -198,7 +235,9 @@ def _crop(dice: Dice, size: tuple[int, int]) -> Image.Image:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font; the basic layout, because the other one depends on a library of the machine."""
+    """Pillow's own font; the basic layout, because the other one depends on a library of the
+    machine.
+    """
     found = ImageFont.load_default(size)
     assert isinstance(found, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
     return found.font_variant(layout_engine=ImageFont.Layout.BASIC)
@@ -208,7 +247,11 @@ def _lines(dice: Dice, face: ImageFont.FreeTypeFont, width: int) -> Iterator[str
     """Lines of words and numbers that fit into `width` pixels, without end."""
     line = ""
     while True:
-        word = WORDS[dice.between(0, len(WORDS) - 1)] if dice.between(0, 7) else str(dice.between(10, 99999))
+        word = (
+            WORDS[dice.between(0, len(WORDS) - 1)]
+            if dice.between(0, 7)
+            else str(dice.between(10, 99999))
+        )
         longer = f"{line} {word}" if line else word.capitalize()
         if line and face.getlength(longer) > width:
             yield line
@@ -239,7 +282,9 @@ def _draw_document(dice: Dice, size: tuple[int, int]) -> Image.Image:
     return image
 
 
-def _draw_table(canvas: ImageDraw.ImageDraw, dice: Dice, place: tuple[int, int, int], unit: int) -> int:
+def _draw_table(
+    canvas: ImageDraw.ImageDraw, dice: Dice, place: tuple[int, int, int], unit: int
+) -> int:
     """A table of numbers from (left, top) over `width` pixels; returns its lower edge."""
     left, top, width = place
     columns, rows = dice.between(3, 6), dice.between(3, 6)
@@ -248,14 +293,21 @@ def _draw_table(canvas: ImageDraw.ImageDraw, dice: Dice, place: tuple[int, int, 
         canvas.line((left, y, left + width, y), fill=(150, 150, 155))
         for column in range(columns):
             value = f"{dice.between(0, 99999) / 100:.2f}"
-            canvas.text((left + width * column // columns, y + unit // 2), value, fill=(25, 25, 30), font=font(unit))
+            canvas.text(
+                (left + width * column // columns, y + unit // 2),
+                value,
+                fill=(25, 25, 30),
+                font=font(unit),
+            )
     bottom = top + rows * 2 * unit
     canvas.line((left, bottom, left + width, bottom), fill=(150, 150, 155))
     return bottom
 
 
 def _draw_screen(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
-    """Screenshot number `step` of a desktop: the same window and list, with `step` rows worked off and the pointer moved."""
+    """Screenshot number `step` of a desktop: the same window and list, with `step` rows worked off
+    and the pointer moved.
+    """
     image = Image.new("RGB", size, (58, 74, 104))
     canvas = ImageDraw.Draw(image)
     unit = max(10, min(size) // 40)
@@ -269,8 +321,17 @@ def _draw_screen(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
     for row in range(rows):
         y = top + 3 * unit + row * 2 * unit
         done = row < step % (rows + 1)
-        canvas.rectangle((left + unit, y, left + 2 * unit, y + unit), outline=(90, 90, 95), fill=(52, 140, 90) if done else None)
-        canvas.text((left + 3 * unit, y), next(text), fill=(130, 130, 135) if done else (30, 30, 35), font=face)
+        canvas.rectangle(
+            (left + unit, y, left + 2 * unit, y + unit),
+            outline=(90, 90, 95),
+            fill=(52, 140, 90) if done else None,
+        )
+        canvas.text(
+            (left + 3 * unit, y),
+            next(text),
+            fill=(130, 130, 135) if done else (30, 30, 35),
+            font=face,
+        )
     x, y = left + unit + step * 37 % max(1, right - left), top + 3 * unit + step % rows * 2 * unit
     canvas.polygon([(x, y), (x, y + unit), (x + 2 * unit // 3, y + 2 * unit // 3)], fill=(0, 0, 0))
     return image

@@ -1,6 +1,7 @@
 """`saccade bench serve`: measure an OpenAI-compatible server under a workload.
 
-Owns the order of a run: find the model, measure how the server counts text, draw the workload, warm up, drive it, report.
+Owns the order of a run: find the model, measure how the server counts text, draw the workload, warm
+up, drive it, report.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from pathlib import Path
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from saccade.tools.bench.client import Client
 from saccade.tools.bench.datasets import FROM_FILES, Calibration, Recipe, build, warmup
@@ -22,7 +30,15 @@ from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
 from saccade.tools.bench.table import print_summary
 from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import Chat, Template, parse_extra, prepare
-from saccade.tools.options import DatasetOptions, Load, OutputOptions, PictureOptions, RandomMM, Target, TextOptions
+from saccade.tools.options import (
+    DatasetOptions,
+    Load,
+    OutputOptions,
+    PictureOptions,
+    RandomMM,
+    Target,
+    TextOptions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +65,49 @@ class Measured:
 
 
 def serve(bench: Bench) -> Measured:
-    """Measure, print and keep. Raises ConfigError where the options or the server do not allow a run at all."""
+    """Measure, print and keep.
+
+    Raises ConfigError where the options or the server do not allow a run at all.
+    """
     measured = uvloop.run(measure(bench))
     output = bench.output
     label = output.label or measured.model
     if not output.quiet:
         name = bench.data.dataset_name
-        print_summary(measured.summary, f"{label}: {name}, {bench.load.num_prompts} prompts", drawn=name not in FROM_FILES)
+        print_summary(
+            measured.summary,
+            f"{label}: {name}, {bench.load.num_prompts} prompts",
+            drawn=name not in FROM_FILES,
+        )
     if output.output_file:
         options = {"model": measured.model, **_options(bench)}
-        write_run(output.output_file, label, options, measured.run, measured.summary, measured.calibration, output.save_text)
+        write_run(
+            output.output_file,
+            label,
+            options,
+            measured.run,
+            measured.summary,
+            measured.calibration,
+            output.save_text,
+        )
     return measured
 
 
 async def measure(bench: Bench) -> Measured:
     """One run."""
-    bounds, extra = parse_goodput(bench.output.goodput), parse_extra(bench.target.extra_request_body)
+    bounds, extra = (
+        parse_goodput(bench.output.goodput),
+        parse_extra(bench.target.extra_request_body),
+    )
     async with Client(bench.target) as client:
         model = bench.target.model or await client.model()
         calibration = await calibrate(client, model)
-        recipe = Recipe(bench.data, bench.load, bench.pictures, bench.text, bench.random_mm, calibration)
-        template = Template.build(model, extra, not bench.text.disable_ignore_eos, bench.output.trace)
+        recipe = Recipe(
+            bench.data, bench.load, bench.pictures, bench.text, bench.random_mm, calibration
+        )
+        template = Template.build(
+            model, extra, not bench.text.disable_ignore_eos, bench.output.trace
+        )
         with _display(bench.output.quiet) as display:
             first = prepare(warmup(recipe))
             chats = prepare(build(recipe), display.drawn)
@@ -81,11 +119,20 @@ async def measure(bench: Bench) -> Measured:
 
 
 async def calibrate(client: Client, model: str) -> Calibration:
-    """How many tokens this server counts for text: two questions without pictures, of 32 and of 160 words."""
+    """How many tokens this server counts for text: two questions without pictures, of 32 and of 160
+    words.
+    """
     points = []
     for count in (32, 160):
         text = " ".join(WORDS[i * 7 % len(WORDS)] for i in range(count))
-        reply = await client.complete({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0})
+        reply = await client.complete(
+            {
+                "model": model,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": 1,
+                "temperature": 0,
+            }
+        )
         tokens = ((reply or {}).get("usage") or {}).get("prompt_tokens")
         if not isinstance(tokens, int):
             return Calibration()
@@ -96,9 +143,17 @@ async def calibrate(client: Client, model: str) -> Calibration:
 
 
 def _options(bench: Bench) -> dict[str, object]:
-    """Every option by its name. Keys and the places of local files stay out of results, which are made to be shown."""
+    """Every option by its name.
+
+    Keys and the places of local files stay out of results, which are made to be shown.
+    """
     groups = (bench.target, bench.load, bench.data, bench.pictures, bench.text, bench.random_mm)
-    named = {name: value for group in groups for name, value in asdict(group).items() if name not in ("api_key", "header", "model")}
+    named = {
+        name: value
+        for group in groups
+        for name, value in asdict(group).items()
+        if name not in ("api_key", "header", "model")
+    }
     path = bench.data.dataset_path
     return {**named, "dataset_path": Path(path).name if path and Path(path).exists() else path}
 
@@ -119,7 +174,9 @@ class _Display:
         self._progress.update(self._drawing, completed=done)
 
     def begin(self, chats: tuple[Chat, ...]) -> None:
-        self._asking = self._progress.add_task("asking", total=sum(len(chat.turns) for chat in chats))
+        self._asking = self._progress.add_task(
+            "asking", total=sum(len(chat.turns) for chat in chats)
+        )
 
     def answered(self, record: Record) -> None:
         assert self._asking is not None, "begin() comes first"
@@ -128,12 +185,25 @@ class _Display:
         else:
             self._times.append(ttft(record))
         last = f", last TTFT {self._times[-1]:.0f} ms" if self._times else ""
-        self._progress.update(self._asking, advance=1, description=f"asking{last}" + (f", {self._failed} failed" if self._failed else ""))
+        self._progress.update(
+            self._asking,
+            advance=1,
+            description=f"asking{last}" + (f", {self._failed} failed" if self._failed else ""),
+        )
 
 
 @contextmanager
 def _display(quiet: bool) -> Iterator[_Display]:
-    """The bars redraw themselves in a thread of their own, four times a second, and vanish at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet) as progress:
+    """The bars redraw themselves in a thread of their own, four times a second, and vanish at the
+    end.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet
+    ) as progress:
         yield _Display(progress)

@@ -11,11 +11,15 @@ from rich.text import Text
 from saccade.tools.bench.measure import Distribution, Summary
 
 SLOW_GENERATOR_MS = 10.0
-"""A P99 lateness above this is worth a warning: the machine that measures may be what is measured."""
+"""A P99 lateness above this is worth a warning: the machine that measures may be what is measured.
+"""
 
 
 ALREADY_CACHED = 0.25
-"""Share of prompts with new pictures. What stands before the pictures, a system prompt, is less; more is the pictures themselves."""
+"""Share of prompts with new pictures.
+
+What stands before the pictures, a system prompt, is less; more is the pictures themselves.
+"""
 
 
 def print_summary(summary: Summary, title: str, drawn: bool) -> None:
@@ -23,8 +27,15 @@ def print_summary(summary: Summary, title: str, drawn: bool) -> None:
 
 
 def render(summary: Summary, title: str, drawn: bool = True) -> Group:
-    """`drawn`: the run's seed decides its pictures; those from files are the same in every run. No figures where nothing was answered."""
-    parts: list[RenderableType] = [_figures(summary, title), _latencies(summary)] if summary.completed else [Text(title, style="bold")]
+    """`drawn`: the run's seed decides its pictures; those from files are the same in every run.
+
+    No figures where nothing was answered.
+    """
+    parts: list[RenderableType] = (
+        [_figures(summary, title), _latencies(summary)]
+        if summary.completed
+        else [Text(title, style="bold")]
+    )
     if summary.rounds:
         parts.append(_rounds(summary))
     parts += [Text(line, style="yellow") for line in notes(summary, drawn)]
@@ -36,18 +47,27 @@ def notes(summary: Summary, drawn: bool = True) -> list[str]:
     found = []
     if summary.failures:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.failures.items()))
-        rest = "The figures are of the answered requests only." if summary.completed else "Not one request was answered."
+        rest = (
+            "The figures are of the answered requests only."
+            if summary.completed
+            else "Not one request was answered."
+        )
         found.append(f"Failed: {kinds}. {rest}")
         found += [f"{kind}: {message}" for kind, message in sorted(summary.examples.items())]
     share = summary.tokens.cached_unsent
     if drawn and share is not None and share > ALREADY_CACHED:
         found.append(
-            f"Prompts whose pictures are new in this run were cached to {100 * share:.0f} %: the server has seen these pictures, in an "
-            "earlier run with this seed. The figures are those of its cache: for new pictures use another --seed, or a fresh server."
+            f"Prompts whose pictures are new in this run were cached to {100 * share:.0f} %: "
+            "the server has seen these pictures, in an "
+            "earlier run with this seed. The figures are those of its cache: for new pictures "
+            "use another --seed, or a fresh server."
         )
     worst = max(_or_zero(summary.lateness.send.p99), _or_zero(summary.lateness.loop.p99))
     if worst > SLOW_GENERATOR_MS:
-        found.append(f"The load generator itself was late: P99 {worst:.1f} ms. Latencies may be its own; measure from a calmer machine.")
+        found.append(
+            f"The load generator itself was late: P99 {worst:.1f} ms. Latencies may be its "
+            "own; measure from a calmer machine."
+        )
     return found
 
 
@@ -62,7 +82,12 @@ def _figures(summary: Summary, title: str) -> Table:
         ("Duration (s)", f"{summary.duration:.2f}"),
         ("Pictures sent / sent before", f"{summary.images} / {summary.images_seen}"),
         (f"Input tokens, text / vision{split}", f"{tokens.text} / {tokens.vision}"),
-        ("Cached input tokens", "not reported" if tokens.cached is None else f"{tokens.cached} ({_share(tokens.cached, tokens.prompt)})"),
+        (
+            "Cached input tokens",
+            "not reported"
+            if tokens.cached is None
+            else f"{tokens.cached} ({_share(tokens.cached, tokens.prompt)})",
+        ),
         ("Output tokens", f"{tokens.output}"),
         ("Request throughput (req/s)", f"{rate.requests:.2f}"),
         ("Input text throughput (tok/s)", f"{rate.input_text:.1f}"),
@@ -77,7 +102,10 @@ def _figures(summary: Summary, title: str) -> Table:
         rows.append(("Goodput (req/s)", f"{rate.goodput:.2f}"))
     if summary.accuracy:
         rows.append(
-            (f"Right answers of {summary.accuracy.n}", f"{100 * summary.accuracy.score:.1f} % ± {100 * summary.accuracy.stderr:.1f}")
+            (
+                f"Right answers of {summary.accuracy.n}",
+                f"{100 * summary.accuracy.score:.1f} % ± {100 * summary.accuracy.stderr:.1f}",
+            )
         )
     for level, count in sorted((summary.pictures or {}).items()):
         rows.append((f"Pictures found in: {level}", str(count)))
@@ -93,7 +121,12 @@ def _latencies(summary: Summary) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     latency, late = summary.latency, summary.lateness
-    for name, values in (("E2E", latency.e2e), ("TTFT", latency.ttft), ("TPOT", latency.tpot), ("ITL", latency.itl)):
+    for name, values in (
+        ("E2E", latency.e2e),
+        ("TTFT", latency.ttft),
+        ("TPOT", latency.tpot),
+        ("ITL", latency.itl),
+    ):
         table.add_row(name, *_cells(values))
     table.add_section()
     table.add_row("generator: sent late", *_cells(late.send), style="dim")
@@ -114,13 +147,19 @@ def _rounds(summary: Summary) -> Table:
             f"{line.images:.0f}",
             f"{line.prompt:.0f}",
             cached,
-            *(_ms(value) for value in (line.ttft.mean, line.ttft.median, line.ttft.p99, line.e2e.mean)),
+            *(
+                _ms(value)
+                for value in (line.ttft.mean, line.ttft.median, line.ttft.p99, line.e2e.mean)
+            ),
         )
     return table
 
 
 def _cells(values: Distribution) -> list[str]:
-    return [_ms(value) for value in (values.mean, values.median, values.p90, values.p95, values.p99, values.max)]
+    return [
+        _ms(value)
+        for value in (values.mean, values.median, values.p90, values.p95, values.p99, values.max)
+    ]
 
 
 def _ms(value: float) -> str:

@@ -1,7 +1,8 @@
 """What is sent: sessions of turns, built into request bodies before the clock starts.
 
-Owns `Session`, `Turn` and their making into JSON; every picture is drawn and encoded once, side by side in threads (Pillow works
-without the interpreter's lock). Does not know which data set a session came from, or when it is sent.
+Owns `Session`, `Turn` and their making into JSON; every picture is drawn and encoded once, side by
+side in threads (Pillow works without the interpreter's lock). Does not know which data set a
+session came from, or when it is sent.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ Part = str | Picture | File
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question: parts of one user message, the length of the answer, and what it should say if that is known.
+    """One question: parts of one user message, the length of the answer, and what it should say if
+    that is known.
 
-    `before` are messages that stand ahead of it (a system message, a chat that someone else had). `think` seconds pass first.
+    `before` are messages that stand ahead of it (a system message, a chat that someone else had).
+    `think` seconds pass first.
     """
 
     parts: tuple[Part, ...]
@@ -54,7 +57,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a plain request.
+    """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a
+    plain request.
 
     `keep_images` > 0: only the pictures of so many last turns are sent again.
     """
@@ -66,7 +70,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn as JSON: its messages with pictures, and without. `seen` of its `images` pictures came in an earlier turn or session."""
+    """A turn as JSON: its messages with pictures, and without.
+
+    `seen` of its `images` pictures came in an earlier turn or session.
+    """
 
     full: bytes
     slim: bytes
@@ -89,13 +96,20 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all bodies share: their first and last bytes around `max_tokens`, tenant and messages."""
+    """What all bodies share: their first and last bytes around `max_tokens`, tenant and
+    messages.
+    """
 
     head: bytes
 
     @staticmethod
     def build(model: str, extra: Mapping[str, Any], ignore_eos: bool, trace: bool) -> Template:
-        fields: Json = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+        fields: Json = {
+            "model": model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+        }
         if ignore_eos:
             fields["ignore_eos"] = True
         if trace:
@@ -132,7 +146,9 @@ def answer_message(text: str) -> bytes:
 
 
 def user_message(parts: Sequence[Part], url: Callable[[Picture | File], str]) -> Json:
-    """An OpenAI message: pictures as data URLs, in the order of the parts; plain text where there is no picture."""
+    """An OpenAI message: pictures as data URLs, in the order of the parts; plain text where there
+    is no picture.
+    """
     if all(isinstance(part, str) for part in parts):
         return {"role": "user", "content": "\n".join(str(part) for part in parts)}
     content: list[Json] = []
@@ -151,7 +167,9 @@ def picture_url(part: Picture | File) -> str:
 
 
 def outline(turn: Prepared) -> list[Json]:
-    """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture: what a replay needs, and no pixels."""
+    """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture:
+    what a replay needs, and no pixels.
+    """
     messages: list[Json] = json.loads(b"[" + turn.full + b"]")
     for message in messages:
         if isinstance(message.get("content"), list):
@@ -167,13 +185,27 @@ def _outlined(part: Json) -> Json:
         width, height = image.size
         if image.getexif().get(ORIENTATION, 1) >= LYING:
             width, height = height, width
-    return {"type": "image", "digest": hashlib.sha256(data).hexdigest(), "width": width, "height": height, "bytes": len(data)}
+    return {
+        "type": "image",
+        "digest": hashlib.sha256(data).hexdigest(),
+        "width": width,
+        "height": height,
+        "bytes": len(data),
+    }
 
 
-def prepare(sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None) -> tuple[Chat, ...]:
+def prepare(
+    sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None
+) -> tuple[Chat, ...]:
     """Sessions as JSON. `progress(done, total)` counts different pictures."""
     pictures = list(
-        dict.fromkeys(part for session in sessions for turn in session.turns for part in turn.parts if not isinstance(part, str))
+        dict.fromkeys(
+            part
+            for session in sessions
+            for turn in session.turns
+            for part in turn.parts
+            if not isinstance(part, str)
+        )
     )
     urls: dict[Picture | File, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -185,7 +217,9 @@ def prepare(sessions: Sequence[Session], progress: Callable[[int, int], None] | 
     return tuple(_prepare_session(session, urls, seen) for session in sessions)
 
 
-def _prepare_session(session: Session, urls: Mapping[Picture | File, str], seen: set[tuple[str, Picture | File]]) -> Chat:
+def _prepare_session(
+    session: Session, urls: Mapping[Picture | File, str], seen: set[tuple[str, Picture | File]]
+) -> Chat:
     turns: list[Prepared] = []
     counts: list[int] = []  # pictures of each turn
     chars = 0
@@ -196,7 +230,13 @@ def _prepare_session(session: Session, urls: Mapping[Picture | File, str], seen:
         counts.append(len(keys) + _count_images(turn.before))
         first = max(0, number - session.keep_images + 1) if session.keep_images else 0
         full = [*turn.before, user_message(turn.parts, urls.__getitem__)]
-        slim = [*turn.before, user_message([part if isinstance(part, str) else "[picture]" for part in turn.parts], urls.__getitem__)]
+        slim = [
+            *turn.before,
+            user_message(
+                [part if isinstance(part, str) else "[picture]" for part in turn.parts],
+                urls.__getitem__,
+            ),
+        ]
         chars += _text_chars(full)
         turns.append(
             Prepared(

@@ -1,10 +1,12 @@
 """The contract of an accuracy run, on one page.
 
-    sampler(messages) -> text        a model: OpenAI chat messages in, the answer's text out; raises SampleError
+    sampler(messages) -> text        a model: OpenAI chat messages in, the answer's text out; raises
+    SampleError
     eval(sampler) -> Result          n, mean score, its standard error
 
-An eval here is a sequence of `Item`s; `grade` asks and scores them. Scores are shares in [0, 1]. An item that fails (SampleError) is
-asked again by the next run and counts as wrong until then. Knows no server, no data set.
+An eval here is a sequence of `Item`s; `grade` asks and scores them. Scores are shares in [0, 1]. An
+item that fails (SampleError) is asked again by the next run and counts as wrong until then. Knows
+no server, no data set.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`n` items, their mean score and its standard error; the same for each group of items; how many failed."""
+    """`n` items, their mean score and its standard error; the same for each group of items; how
+    many failed.
+    """
 
     name: str
     n: int
@@ -65,18 +69,32 @@ Eval = Callable[[Sampler], Result]
 
 
 def grade(
-    name: str, items: Sequence[Item], sampler: Sampler, concurrency: int = 1, journal: Path | None = None, told: Progress | None = None
+    name: str,
+    items: Sequence[Item],
+    sampler: Sampler,
+    concurrency: int = 1,
+    journal: Path | None = None,
+    told: Progress | None = None,
 ) -> Result:
     """Ask and score all items."""
     return summarise(name, ask_all(items, sampler, concurrency, journal, told))
 
 
 def ask_all(
-    items: Sequence[Item], sampler: Sampler, concurrency: int = 1, journal: Path | None = None, told: Progress | None = None
+    items: Sequence[Item],
+    sampler: Sampler,
+    concurrency: int = 1,
+    journal: Path | None = None,
+    told: Progress | None = None,
 ) -> list[Answer]:
-    """Answers in the order in which they come, `concurrency` questions at a time. Items with an answer in `journal` are not asked again;
-    new answers are added to it."""
-    known = {answer.id: answer for answer in read_journal(journal) if answer.error is None} if journal else {}
+    """Answers in the order in which they come, `concurrency` questions at a time. Items with an
+    answer in `journal` are not asked again; new answers are added to it.
+    """
+    known = (
+        {answer.id: answer for answer in read_journal(journal) if answer.error is None}
+        if journal
+        else {}
+    )
     answers = [known[item.id] for item in items if item.id in known]
     with ThreadPoolExecutor(concurrency) as pool:
         waiting = [pool.submit(_ask, item, sampler) for item in items if item.id not in known]
@@ -105,7 +123,10 @@ def append(journal: Path, line: dict[str, Any]) -> None:
 
 
 def read_journal(path: Path) -> list[Answer]:
-    """Answers of an earlier run; none if there is no such file. A last line cut short by a crash is left out."""
+    """Answers of an earlier run; none if there is no such file.
+
+    A last line cut short by a crash is left out.
+    """
     if not path.exists():
         return []
     answers = []
@@ -121,7 +142,11 @@ def summarise(name: str, answers: Iterable[Answer]) -> Result:
     """Mean and standard error, in all and by group."""
     answers = list(answers)
     names = sorted({answer.group for answer in answers})
-    groups = tuple(_mean(group, [a for a in answers if a.group == group]) for group in names) if len(names) > 1 else ()
+    groups = (
+        tuple(_mean(group, [a for a in answers if a.group == group]) for group in names)
+        if len(names) > 1
+        else ()
+    )
     whole = _mean(name, answers)
     return Result(name, whole.n, whole.score, whole.stderr, whole.failed, groups)
 
@@ -133,4 +158,6 @@ def _mean(name: str, answers: Sequence[Answer]) -> Result:
         return Result(name, 0, 0.0, 0.0)
     mean = sum(answer.score for answer in answers) / n
     spread = sum((answer.score - mean) ** 2 for answer in answers) / n
-    return Result(name, n, mean, math.sqrt(spread / n), sum(answer.error is not None for answer in answers))
+    return Result(
+        name, n, mean, math.sqrt(spread / n), sum(answer.error is not None for answer in answers)
+    )

@@ -1,7 +1,9 @@
-"""MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with pictures; many choices or open answers.
+"""MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with pictures; many choices or
+open answers.
 
-Owns the questions' form and the scoring rules, written anew after the published evaluation (github.com/MMMU-Benchmark/MMMU, eval).
-A question without a recognisable choice gets a random one, as there; here the draw depends on the question's id alone.
+Owns the questions' form and the scoring rules, written anew after the published evaluation
+(github.com/MMMU-Benchmark/MMMU, eval). A question without a recognisable choice gets a random one,
+as there; here the draw depends on the question's id alone.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ NUMBERS = (  # with thousands separators; in scientific notation; plain
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `options` is empty for an open question; `answers` are a letter, or the texts that are right."""
+    """One question.
+
+    `options` is empty for an open question; `answers` are a letter, or the texts that are right.
+    """
 
     id: str
     question: str
@@ -51,7 +56,13 @@ class Question:
 
     def parts(self) -> list[str | bytes]:
         """The prompt: pictures stand where the text says `<image k>`."""
-        lines = [self.question, *(f"({letter}) {option}" for letter, option in zip(self.letters, self.options, strict=True))]
+        lines = [
+            self.question,
+            *(
+                f"({letter}) {option}"
+                for letter, option in zip(self.letters, self.options, strict=True)
+            ),
+        ]
         lines.append(CHOICE_PROMPT if self.options else OPEN_PROMPT)
         parts: list[str | bytes] = []
         for piece in re.split(r"(<image \d+>)", "\n".join(lines)):
@@ -64,13 +75,28 @@ class Question:
 
 
 def load_questions(source: str | None) -> list[Question]:
-    """Questions of a file, a folder or the hub (default: the validation split). Raises ConfigError."""
+    """Questions of a file, a folder or the hub (default: the validation split).
+
+    Raises ConfigError.
+    """
     questions = []
     for row, folder in load_rows(source or HUB, SPLIT):
         try:
-            questions.append(_question(row, tuple(filter(None, (picture_bytes(row.get(f"image_{k}"), folder) for k in range(1, 8))))))
+            questions.append(
+                _question(
+                    row,
+                    tuple(
+                        filter(
+                            None,
+                            (picture_bytes(row.get(f"image_{k}"), folder) for k in range(1, 8)),
+                        )
+                    ),
+                )
+            )
         except (KeyError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"{source or HUB}: a row is not an MMMU question: {error!r}") from None
+            raise ConfigError(
+                f"{source or HUB}: a row is not an MMMU question: {error!r}"
+            ) from None
     return questions
 
 
@@ -104,12 +130,19 @@ def _item(question: Question) -> Item:
 
 def is_right(question: Question, response: str) -> bool:
     if question.options:
-        return parse_choice(response, question.letters, question.options, question.id) in question.answers
+        return (
+            parse_choice(response, question.letters, question.options, question.id)
+            in question.answers
+        )
     return is_open_right(question.answers, parse_open(response))
 
 
-def parse_choice(response: str, letters: tuple[str, ...], options: tuple[str, ...], seed: str = "") -> str:
-    """The chosen letter: the last of `(A)`, else of ` A `, else of `A.`, else of an option's text in a longer answer, else a random one."""
+def parse_choice(
+    response: str, letters: tuple[str, ...], options: tuple[str, ...], seed: str = ""
+) -> str:
+    """The chosen letter: the last of `(A)`, else of ` A `, else of `A.`, else of an option's text
+    in a longer answer, else a random one.
+    """
     text = response
     for mark in ",.!?;:'":
         text = text.strip(mark)
@@ -122,14 +155,20 @@ def parse_choice(response: str, letters: tuple[str, ...], options: tuple[str, ..
             return max(found, key=lambda letter: text.rfind(place.format(letter)))
     if len(text.split()) > 5:
         lower = text.lower()
-        named = [(lower.rfind(option.lower()), letter) for letter, option in zip(letters, options, strict=True) if option.lower() in lower]
+        named = [
+            (lower.rfind(option.lower()), letter)
+            for letter, option in zip(letters, options, strict=True)
+            if option.lower() in lower
+        ]
         if named:
             return max(named, key=lambda pair: pair[0])[1]
     return random.Random(f"mmmu {seed}").choice(letters)
 
 
 def parse_open(response: str) -> set[str | float]:
-    """What an open answer may have said: the tails of its sentences after a clue, and every number in them."""
+    """What an open answer may have said: the tails of its sentences after a clue, and every number
+    in them.
+    """
     text = response.strip().strip(".").lower()
     sentences = re.split(r"\.\s(?=[A-Z])|\n", text)
     keys = []
@@ -145,7 +184,9 @@ def parse_open(response: str) -> set[str | float]:
 
 
 def normalise(text: str) -> tuple[str | float, ...]:
-    """A number rounded to two places; else lower case; a single character with a space at either side, so that it is not found in words."""
+    """A number rounded to two places; else lower case; a single character with a space at either
+    side, so that it is not found in words.
+    """
     text = text.strip()
     try:
         return (round(float(text.replace(",", "")), 2),)
@@ -158,4 +199,7 @@ def is_open_right(answers: tuple[str, ...], said: set[str | float]) -> bool:
     """A right text lies within something said, or a right number is one of the numbers said."""
     right = {form for answer in answers for form in normalise(answer)}
     texts = [form for form in right if isinstance(form, str)]
-    return any(any(text in piece for text in texts) if isinstance(piece, str) else piece in right for piece in said)
+    return any(
+        any(text in piece for text in texts) if isinstance(piece, str) else piece in right
+        for piece in said
+    )

@@ -1,7 +1,9 @@
-"""Reading drawn words and numbers: the eval `ocr`, and the pictures of the benchmark's data set of that name.
+"""Reading drawn words and numbers: the eval `ocr`, and the pictures of the benchmark's data set of
+that name.
 
-Owns which texts are drawn and when an answer is right: the text stands in it as a word of its own, whatever is said around it. The
-drawing is the demo model's; Pillow's own font alone is used, so that pictures are the same everywhere.
+Owns which texts are drawn and when an answer is right: the text stands in it as a word of its own,
+whatever is said around it. The drawing is the demo model's; Pillow's own font alone is used, so
+that pictures are the same everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Reading:
 
 
 def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> Reading:
-    """A number of one to six digits or a word that the demo model knows; `size` in pixels, else each side between 96 and 320."""
+    """A number of one to six digits or a word that the demo model knows; `size` in pixels, else
+    each side between 96 and 320.
+    """
     rng = random.Random(f"ocr/{kind}/{seed}")
     scene = SCENES[kind](Draw(rng, HARDEST, (DEFAULT_FONT,)), size or draw_size(rng))
     assert scene.text is not None, "scenes of this kind show text"
@@ -41,9 +45,16 @@ def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> 
 
 
 def says(text: str, expected: str) -> float:
-    """1 if `expected` stands in the text as a word of its own (case and thousands separators aside), else 0."""
+    """1 if `expected` stands in the text as a word of its own (case and thousands separators
+    aside), else 0.
+    """
     bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
-    return float(any(re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", form, re.IGNORECASE) for form in (text, bare)))
+    return float(
+        any(
+            re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", form, re.IGNORECASE)
+            for form in (text, bare)
+        )
+    )
 
 
 def items(count: int, seed: int) -> list[Item]:

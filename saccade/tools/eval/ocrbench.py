@@ -1,8 +1,8 @@
 """OCRBench (Liu et al. 2023, arXiv 2305.07895): 1,000 questions on text in pictures.
 
-Owns the rows' form and the scoring rule, written anew after the published evaluation (github.com/Yuliang-Liu/MultimodalOCR): an answer
-is right if it contains one of the known texts, line breaks as spaces, in lower case; for handwritten formulae (HME100k) with case,
-without spaces.
+Owns the rows' form and the scoring rule, written anew after the published evaluation
+(github.com/Yuliang-Liu/MultimodalOCR): an answer is right if it contains one of the known texts,
+line breaks as spaces, in lower case; for handwritten formulae (HME100k) with case, without spaces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ FORMULAE = ("HME100k", "Handwritten Mathematical Expression Recognition")
 
 
 def items(source: str | None, count: int | None = None) -> list[Item]:
-    """Questions of a file, a folder or the hub; the first `count`. Both the columns of the hub and of the authors' JSON are read."""
+    """Questions of a file, a folder or the hub; the first `count`.
+
+    Both the columns of the hub and of the authors' JSON are read.
+    """
     found: list[Item] = []
     for row, folder in load_rows(source or HUB):
         if len(found) == count:

@@ -1,6 +1,8 @@
-"""Question files: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub, as rows; and the pictures in their cells.
+"""Question files: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub, as rows; and
+the pictures in their cells.
 
-Owns reading. Parquet needs pyarrow, the hub the network; both are asked for only when used. Knows no data set's columns.
+Owns reading. Parquet needs pyarrow, the hub the network; both are asked for only when used. Knows
+no data set's columns.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Row = dict[str, Any]
 
 
 def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row, Path]]:
-    """Rows of a file, of a folder's files, or of a hub data set's files that match `pattern`; with the folder that paths are relative to.
+    """Rows of a file, of a folder's files, or of a hub data set's files that match `pattern`; with
+    the folder that paths are relative to.
 
     Raises ConfigError if there is nothing to read.
     """
@@ -28,7 +31,9 @@ def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row,
         return
     if not path.is_dir():
         path = _download(source, pattern)
-    files = sorted(file for file in path.glob(pattern) if file.is_file()) or sorted(path.glob("*.json*"))
+    files = sorted(file for file in path.glob(pattern) if file.is_file()) or sorted(
+        path.glob("*.json*")
+    )
     if not files:
         raise ConfigError(f"{source}: no file fits {pattern}")
     for file in files:
@@ -36,7 +41,9 @@ def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row,
 
 
 def picture_bytes(cell: Any, folder: Path) -> bytes | None:
-    """The encoded picture of a cell: a path, a data URL, base64 text, raw bytes, or the hub's {"bytes", "path"}; None if empty."""
+    """The encoded picture of a cell: a path, a data URL, base64 text, raw bytes, or the hub's
+    {"bytes", "path"}; None if empty.
+    """
     if isinstance(cell, dict):
         return picture_bytes(cell.get("bytes") or cell.get("path"), folder)
     if isinstance(cell, bytes) or cell is None:
@@ -57,13 +64,19 @@ def _read(path: Path) -> Iterator[tuple[Row, Path]]:
         try:
             parquet = importlib.import_module("pyarrow.parquet")
         except ImportError:
-            raise ConfigError(f"{path.name}: reading Parquet needs pyarrow: pip install pyarrow") from None
+            raise ConfigError(
+                f"{path.name}: reading Parquet needs pyarrow: pip install pyarrow"
+            ) from None
         for batch in parquet.ParquetFile(path).iter_batches(64):
             yield from ((row, path.parent) for row in batch.to_pylist())
         return
     try:
         text = path.read_text()
-        rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = (
+            json.loads(text)
+            if path.suffix == ".json"
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     yield from ((row, path.parent) for row in rows)
@@ -72,6 +85,10 @@ def _read(path: Path) -> Iterator[tuple[Row, Path]]:
 def _download(name: str, pattern: str) -> Path:
     hub = importlib.import_module("huggingface_hub")
     try:
-        return Path(hub.snapshot_download(name, repo_type="dataset", allow_patterns=pattern.replace("**/", "*")))
+        return Path(
+            hub.snapshot_download(
+                name, repo_type="dataset", allow_patterns=pattern.replace("**/", "*")
+            )
+        )
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
         raise ConfigError(f"{name}: no such local file, and the hub says: {error}") from None

@@ -1,6 +1,7 @@
 """`saccade eval`: accuracy of a model behind an OpenAI-compatible server.
 
-Owns the order of a run: questions, journal, progress, table. A journal that exists is taken up again; one of another run is refused.
+Owns the order of a run: questions, journal, progress, table. A journal that exists is taken up
+again; one of another run is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ QUESTIONS: dict[EvalName, Callable[[EvalOptions], list[Item]]] = {
     "mmmu": lambda options: mmmu.items(options.dataset_path, options.num_prompts),
     "consistency": lambda options: _mixed(options.num_prompts or 24, options.seed),
 }
-ANSWER_TOKENS: dict[EvalName, int] = {"ocr": 48, "shapes": 48, "ocrbench": 48, "mmmu": 1024, "consistency": 48}
+ANSWER_TOKENS: dict[EvalName, int] = {
+    "ocr": 48,
+    "shapes": 48,
+    "ocrbench": 48,
+    "mmmu": 1024,
+    "consistency": 48,
+}
 
 
 def evaluate(name: EvalName, target: Target, options: EvalOptions) -> Result:
@@ -41,10 +48,15 @@ def evaluate(name: EvalName, target: Target, options: EvalOptions) -> Result:
     items = QUESTIONS[name](options)
     max_tokens = options.max_tokens or ANSWER_TOKENS[name]
     extra = parse_extra(target.extra_request_body)
-    sampler = HttpSampler.connect(target.base_url, target.model, headers(target), max_tokens, extra, target.timeout or TIMEOUT)
+    sampler = HttpSampler.connect(
+        target.base_url, target.model, headers(target), max_tokens, extra, target.timeout or TIMEOUT
+    )
     with closing(sampler.client):
         if options.output_file:
-            open_journal(options.output_file, {"eval": name, "model": sampler.model, "max_tokens": max_tokens, "extra": extra})
+            open_journal(
+                options.output_file,
+                {"eval": name, "model": sampler.model, "max_tokens": max_tokens, "extra": extra},
+            )
         result = _ask(name, items, sampler, options)
     if options.output_file:
         append(options.output_file, {"result": asdict(result)})
@@ -55,14 +67,27 @@ def evaluate(name: EvalName, target: Target, options: EvalOptions) -> Result:
 
 def _ask(name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalOptions) -> Result:
     """With a bar that shows the share of right answers so far."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     scores: list[float] = []
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=options.quiet) as progress:
-        task = progress.add_task(name, total=len(items) * (len(PASSES) if name == "consistency" else 1))
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=options.quiet
+    ) as progress:
+        task = progress.add_task(
+            name, total=len(items) * (len(PASSES) if name == "consistency" else 1)
+        )
 
         def told(answer: Answer) -> None:
             scores.append(answer.score)
-            progress.update(task, advance=1, description=f"{name}, {100 * sum(scores) / len(scores):.1f} % right so far")
+            progress.update(
+                task,
+                advance=1,
+                description=f"{name}, {100 * sum(scores) / len(scores):.1f} % right so far",
+            )
 
         run = consistency if name == "consistency" else partial(grade, name)
         return run(items, sampler, options.concurrency, options.output_file, told)
@@ -74,7 +99,10 @@ def _mixed(count: int, seed: int) -> list[Item]:
 
 
 def open_journal(path: Path, head: dict[str, Any]) -> None:
-    """Begin a journal, or check that it is of the same eval, model and settings. Raises ConfigError."""
+    """Begin a journal, or check that it is of the same eval, model and settings.
+
+    Raises ConfigError.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(head) + "\n")
@@ -85,7 +113,9 @@ def open_journal(path: Path, head: dict[str, Any]) -> None:
     except ValueError:
         found = None
     if found != head:
-        raise ConfigError(f"{path} holds another run ({first[:200]}): name another --output-file, or remove it")
+        raise ConfigError(
+            f"{path} holds another run ({first[:200]}): name another --output-file, or remove it"
+        )
 
 
 def print_result(result: Result) -> None:
@@ -93,7 +123,13 @@ def print_result(result: Result) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for line in (*result.groups, result):
-        table.add_row(line.name, str(line.n), f"{line.score:.3f}", f"{line.stderr:.3f}", str(line.failed or "-"))
+        table.add_row(
+            line.name,
+            str(line.n),
+            f"{line.score:.3f}",
+            f"{line.stderr:.3f}",
+            str(line.failed or "-"),
+        )
         if line is not result and line is result.groups[-1]:
             table.add_section()
     Console(highlight=False).print(table)

@@ -1,4 +1,5 @@
-"""Asking an OpenAI-compatible server for one answer: the `Sampler` over HTTP, and messages with pictures.
+"""Asking an OpenAI-compatible server for one answer: the `Sampler` over HTTP, and messages with
+pictures.
 
 Owns HTTP. Does not know what is asked or how it is scored.
 """
@@ -45,16 +46,32 @@ class HttpSampler:
 
     @staticmethod
     def connect(
-        base_url: str, model: str | None, headers: Mapping[str, str], max_tokens: int, extra: Mapping[str, Any], timeout: float
+        base_url: str,
+        model: str | None,
+        headers: Mapping[str, str],
+        max_tokens: int,
+        extra: Mapping[str, Any],
+        timeout: float,
     ) -> HttpSampler:
         """Raises ConfigError if the server does not name its models."""
         address = root(base_url)
         name = model or first_model(address, headers, timeout)
-        client = httpx.Client(base_url=address, headers=dict(headers), timeout=timeout, limits=httpx.Limits(max_connections=None))
+        client = httpx.Client(
+            base_url=address,
+            headers=dict(headers),
+            timeout=timeout,
+            limits=httpx.Limits(max_connections=None),
+        )
         return HttpSampler(client, name, max_tokens, extra)
 
     def __call__(self, messages: list[Message]) -> str:
-        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens, **self.extra}
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+            **self.extra,
+        }
         try:
             reply = self.client.post("/v1/chat/completions", json=body)
         except httpx.HTTPError as error:

@@ -1,7 +1,8 @@
-"""Naming what is drawn: colour, shape, count, and pictures among several. Runs on the demo model and on any other.
+"""Naming what is drawn: colour, shape, count, and pictures among several. Runs on the demo model
+and on any other.
 
-Owns when an answer is right: it is judged by what it names (colours, shapes, numbers), not by its wording. Scenes and questions are
-the demo's held-out ones.
+Owns when an answer is right: it is judged by what it names (colours, shapes, numbers), not by its
+wording. Scenes and questions are the demo's held-out ones.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def _named(text: str, names: tuple[str, ...]) -> Iterator[str]:
 def _things(text: str) -> list[tuple[str, str]]:
     """(colour, shape) pairs in the order in which they are named."""
     pattern = rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b"
-    return [(colour.lower(), shape.lower()) for colour, shape in re.findall(pattern, text, re.IGNORECASE)]
+    return [
+        (colour.lower(), shape.lower())
+        for colour, shape in re.findall(pattern, text, re.IGNORECASE)
+    ]
 
 
 def _numbers(text: str) -> list[int]:

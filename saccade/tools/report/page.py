@@ -1,4 +1,7 @@
-"""A report as one HTML page that needs nothing beside it. Owns layout and words; figures come from `stats`, pictures from `plots`."""
+"""A report as one HTML page that needs nothing beside it.
+
+Owns layout and words; figures come from `stats`, pictures from `plots`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,12 @@ def render(title: str, sections: Sequence[Section], evals: Sequence[SavedEval]) 
     """The page."""
     environment = Environment(autoescape=True)
     environment.filters.update(
-        figure=figure, times=times, span=span, verdict=verdict, cached=cached, b64=lambda png: base64.b64encode(png).decode()
+        figure=figure,
+        times=times,
+        span=span,
+        verdict=verdict,
+        cached=cached,
+        b64=lambda png: base64.b64encode(png).decode(),
     )
     runs = [run for section in sections for group in section.workload.groups for run in group.runs]
     return environment.from_string(TEMPLATE.read_text()).render(
@@ -63,11 +71,18 @@ def headlines(sections: Sequence[Section], evals: Sequence[SavedEval]) -> list[s
         first_level = {table.second: table for table in reversed(section.tables)}
         for table in reversed(first_level.values()):
             told = "; ".join(phrase(row) for row in table.rows if row.metric in _telling(table))
-            lines.append(f"{table.second} against {table.first}: {told}. ({section.workload.name}; {table.level})")
+            lines.append(
+                f"{table.second} against {table.first}: {told}. ({section.workload.name}; "
+                f"{table.level})"
+            )
         if not section.tables:
             lines += [_alone(section.workload, group.label) for group in section.workload.groups]
     for each in evals:
-        lines.append("{} scores {score:.3f} ± {stderr:.3f} in {name} (n = {n}).".format(each.label, **each.result))
+        lines.append(
+            "{} scores {score:.3f} ± {stderr:.3f} in {name} (n = {n}).".format(
+                each.label, **each.result
+            )
+        )
     return lines
 
 
@@ -80,7 +95,10 @@ def phrase(row: Comparison) -> str:
     if ratio.low <= 1 <= ratio.high:
         return f"{row.metric}: no difference shown ({values})"
     better = ratio.value >= 1
-    return f"{row.metric} {times(ratio.value if better else 1 / ratio.value)} {'better' if better else 'worse'} ({values})"
+    return (
+        f"{row.metric} {times(ratio.value if better else 1 / ratio.value)} "
+        f"{'better' if better else 'worse'} ({values})"
+    )
 
 
 def _telling(table: Beside) -> tuple[str, ...]:
@@ -92,10 +110,16 @@ def _telling(table: Beside) -> tuple[str, ...]:
 def _alone(workload: Workload, label: str) -> str:
     summary = workload.of(label).runs[0].summary
     latency, rate = summary["latency"], summary["throughput"]
-    failed = f", {summary['sent'] - summary['completed']} of {summary['sent']} failed" if summary["sent"] != summary["completed"] else ""
+    failed = (
+        f", {summary['sent'] - summary['completed']} of {summary['sent']} failed"
+        if summary["sent"] != summary["completed"]
+        else ""
+    )
     return (
-        f"{label} ({workload.name}; {workload.of(label).level}): TTFT {figure(latency['ttft']['median'])} ms at the median, "
-        f"{figure(latency['ttft']['p99'])} at P99, {figure(rate['output'])} output tokens/s{failed}."
+        f"{label} ({workload.name}; {workload.of(label).level}): TTFT "
+        f"{figure(latency['ttft']['median'])} ms at the median, "
+        f"{figure(latency['ttft']['p99'])} at P99, {figure(rate['output'])} output "
+        f"tokens/s{failed}."
     )
 
 
@@ -104,17 +128,27 @@ def notes(runs: Sequence[Saved]) -> list[str]:
     found = []
     for run in runs:
         if run.summary["failures"]:
-            kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(run.summary["failures"].items()))
+            kinds = ", ".join(
+                f"{count} × {kind}" for kind, count in sorted(run.summary["failures"].items())
+            )
             found.append(f"{run.label}: {kinds}. Its figures are of the answered requests only.")
         late = run.summary["lateness"]
         worst = max(late["send"]["p99"] or 0.0, late["loop"]["p99"] or 0.0)
         if worst > LATE_MS:
-            found.append(f"{run.label}: the load generator itself was late (P99 {worst:.0f} ms), so its times may be too long by that.")
+            found.append(
+                f"{run.label}: the load generator itself was late (P99 {worst:.0f} ms), so its "
+                "times may be too long by that."
+            )
     return list(dict.fromkeys(found))
 
 
 def _when(runs: Sequence[Saved]) -> str:
-    days = sorted({datetime.datetime.fromtimestamp(run.started, datetime.UTC).strftime("%Y-%m-%d") for run in runs})
+    days = sorted(
+        {
+            datetime.datetime.fromtimestamp(run.started, datetime.UTC).strftime("%Y-%m-%d")
+            for run in runs
+        }
+    )
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return f"{len(runs)} run{'s' * (len(runs) != 1)}, {span}"
 
@@ -130,7 +164,13 @@ def figure(value: float | None) -> str:
     """Three significant digits, without a trailing exponent."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
 
 
 def times(value: float) -> str:

@@ -15,7 +15,10 @@ from saccade.tools.report.stats import Group, Workload, compare, workloads
 
 
 def report(results: Sequence[Path], options: ReportOptions) -> Path:
-    """Write `report.html` and its plots into the folder; returns the page's path. Raises ConfigError."""
+    """Write `report.html` and its plots into the folder; returns the page's path.
+
+    Raises ConfigError.
+    """
     runs = [run for path in results for run in read_runs(path)]
     evals = [each for path in results for each in read_evals(path)]
     options.output.mkdir(parents=True, exist_ok=True)
@@ -24,7 +27,11 @@ def report(results: Sequence[Path], options: ReportOptions) -> Path:
         drawn = plots(workload)
         for plot in drawn:
             (options.output / f"{number}-{plot.name}.png").write_bytes(plot.png)
-        sections.append(Section(workload, tuple(_compared(workload, baseline(runs, options.baseline))), tuple(drawn)))
+        sections.append(
+            Section(
+                workload, tuple(_compared(workload, baseline(runs, options.baseline))), tuple(drawn)
+            )
+        )
     page = options.output / "report.html"
     page.write_text(render(options.title or _title(runs), sections, evals))
     return page
@@ -34,7 +41,9 @@ def baseline(runs: Sequence[Saved], wanted: str | None) -> str:
     """The label that others are held against. Raises ConfigError if no run has it."""
     labels = list(dict.fromkeys(run.label for run in runs))
     if wanted is not None and wanted not in labels:
-        raise ConfigError(f"--baseline {wanted}: no run has this label; there are {', '.join(labels)}")
+        raise ConfigError(
+            f"--baseline {wanted}: no run has this label; there are {', '.join(labels)}"
+        )
     return wanted or labels[0]
 
 
@@ -43,7 +52,9 @@ def _compared(workload: Workload, first: str) -> list[Beside]:
     if first not in workload.labels:
         return []
     return [
-        Beside(first, group.label, str(group.level), tuple(compare(mine, group)), _method(mine, group))
+        Beside(
+            first, group.label, str(group.level), tuple(compare(mine, group)), _method(mine, group)
+        )
         for group in workload.groups
         if group.label != first
         for mine in workload.groups
@@ -54,7 +65,10 @@ def _compared(workload: Workload, first: str) -> list[Beside]:
 def _method(first: Group, second: Group) -> str:
     counts = f"{len(first.runs)} and {len(second.runs)} runs"
     if min(len(first.runs), len(second.runs)) < 2:
-        return f"{counts}: intervals cover the spread between requests, not between runs. Repeat the runs, interleaved, to know more."
+        return (
+            f"{counts}: intervals cover the spread between requests, not between runs. Repeat the "
+            "runs, interleaved, to know more."
+        )
     if interleaved(first, second):
         return f"{counts}, interleaved."
     return f"{counts}, not interleaved: a drift of the machine may be part of the difference."
@@ -62,7 +76,12 @@ def _method(first: Group, second: Group) -> str:
 
 def interleaved(first: Group, second: Group) -> bool:
     """Whether the two labels took turns, at least half of the times."""
-    order = [label for _, label in sorted((run.started, group.label) for group in (first, second) for run in group.runs)]
+    order = [
+        label
+        for _, label in sorted(
+            (run.started, group.label) for group in (first, second) for run in group.runs
+        )
+    ]
     turns = sum(a != b for a, b in pairwise(order))
     return turns >= (len(order) - 1) / 2
 

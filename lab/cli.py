@@ -1,0 +1,102 @@
+"""The command lines of the lab: `bench media`, `bench encoder`, `bench kernels`, `bench eviction`,
+`make-checkpoint`, `simulate`, for the main program to mount.
+
+Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
+"""
+
+# ruff: noqa: B008 (the defaults are frozen)
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from lab.options import (
+    EncoderBenchOptions,
+    EvictionOptions,
+    KernelBenchOptions,
+    MachineOptions,
+    MediaBenchOptions,
+    PresetName,
+    SimulateOutput,
+    TraceOptions,
+)
+from saccade.tools.cli import Flat
+
+
+def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) -> None:
+    """What a new and a seen picture cost in CPU time and bytes, stage by stage, beside the usual
+    way.
+    """
+    from lab.media import bench_media
+
+    bench_media(options)
+
+
+def encoder(*, options: Annotated[EncoderBenchOptions, Flat] = EncoderBenchOptions()) -> None:
+    """How many pictures a second the vision tower encodes, beside transformers' tower on the same
+    weights.
+    """
+    from lab.encoder import bench_encoder
+
+    bench_encoder(options)
+
+
+def kernels(*, options: Annotated[KernelBenchOptions, Flat] = KernelBenchOptions()) -> None:
+    """Memory speed of the rotary embedding, and what a picture's positions cost, beside
+    transformers' ways.
+    """
+    from lab.kernels import bench_kernels
+
+    bench_kernels(options)
+
+
+def eviction(*, options: Annotated[EvictionOptions, Flat] = EvictionOptions()) -> None:
+    """Which eviction policy of embeddings finds the most pictures, and saves the most encoding, on
+    drawn traces.
+    """
+    from lab.eviction import bench_eviction
+
+    bench_eviction(options)
+
+
+def simulate(
+    result: Path | None = None,
+    /,
+    *,
+    trace: Annotated[TraceOptions, Flat] = TraceOptions(),
+    machine: Annotated[MachineOptions, Flat] = MachineOptions(),
+    output: Annotated[SimulateOutput, Flat] = SimulateOutput(),
+) -> int:
+    """Send a trace through the real caches and scheduler, without tensors, and estimate what it
+    would take.
+
+    Parameters
+    ----------
+    result
+        A file that `saccade bench serve --save-text --output-file` wrote: its last run is replayed.
+        Derived: a drawn trace.
+    """
+    from lab.simulate import simulate as run
+
+    return run(result, trace, machine, output)
+
+
+def make_checkpoint(*, preset: PresetName, out: Path, seed: int = 0) -> None:
+    """Write a folder with the configuration of a real architecture and a synthetic tokenizer.
+
+    Large presets come without weights: serve them with --load-format dummy. Small and tiny ones
+    come with random weights.
+
+    Parameters
+    ----------
+    preset
+        The architecture and its size.
+    out
+        The folder to write: a new or an empty one.
+    seed
+        Decides the weights.
+    """
+    from lab.checkpoint import make_checkpoint as write
+
+    print(write(preset, out, seed=seed))

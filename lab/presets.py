@@ -1,0 +1,151 @@
+"""Configurations of real Qwen-VL models, and of small ones of the same architectures.
+
+Facts only; `checkpoint.py` writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+ARCHITECTURES: dict[Family, str] = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`text` and `vision` are fields of config.json beside those that all models of the family
+    share.
+    """
+
+    family: Family
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    tied: bool
+    real_tokens: bool = True
+    weights: bool = False
+
+
+def _text(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    intermediate: int,
+    vocab: int = 151936,
+    **other: Any,
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        **other,
+    }
+
+
+def _tower(
+    depth: int, hidden: int, heads: int, intermediate: int, out: int, **other: Any
+) -> dict[str, Any]:
+    sizes = {
+        "depth": depth,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "intermediate_size": intermediate,
+        "out_hidden_size": out,
+    }
+    return sizes | other
+
+
+def _rope(sections: tuple[int, int, int]) -> dict[str, Any]:
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": list(sections),
+        }
+    }
+
+
+WINDOWS = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
+SMALL_VOCAB = 1024
+
+PRESETS: dict[str, Preset] = {
+    "qwen2.5-vl-3b": Preset(
+        "qwen2_5_vl",
+        _text(2048, 36, 16, 2, 11008),
+        _tower(32, 1280, 16, 3420, 2048, **WINDOWS),
+        tied=True,
+    ),
+    "qwen2.5-vl-7b": Preset(
+        "qwen2_5_vl",
+        _text(3584, 28, 28, 4, 18944, vocab=152064),
+        _tower(32, 1280, 16, 3420, 3584, **WINDOWS),
+        tied=False,
+    ),
+    "qwen3-vl-2b": Preset(
+        "qwen3_vl",
+        _text(2048, 28, 16, 8, 6144, head_dim=128),
+        _tower(24, 1024, 16, 4096, 2048, deepstack_visual_indexes=[5, 11, 17]),
+        tied=True,
+    ),
+    "qwen3-vl-4b": Preset(
+        "qwen3_vl",
+        _text(2560, 36, 32, 8, 9728, head_dim=128),
+        _tower(24, 1024, 16, 4096, 2560, deepstack_visual_indexes=[5, 11, 17]),
+        tied=True,
+    ),
+    "qwen3-vl-8b": Preset(
+        "qwen3_vl",
+        _text(4096, 36, 32, 8, 12288, head_dim=128),
+        _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
+        tied=False,
+    ),
+    "small-qwen2.5-vl": Preset(
+        "qwen2_5_vl",
+        _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
+        _tower(6, 256, 4, 704, 512, fullatt_block_indexes=[2, 5], window_size=112),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "small-qwen3-vl": Preset(
+        "qwen3_vl",
+        _text(512, 8, 8, 2, 1536, SMALL_VOCAB, head_dim=64, **_rope((12, 10, 10))),
+        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "tiny-qwen2-vl": Preset(
+        "qwen2_vl",
+        _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
+        {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64},
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "tiny-qwen2.5-vl": Preset(
+        "qwen2_5_vl",
+        _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
+        _tower(3, 64, 2, 96, 64, fullatt_block_indexes=[1], window_size=56),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "tiny-qwen3-vl": Preset(
+        "qwen3_vl",
+        _text(64, 3, 4, 2, 96, SMALL_VOCAB, head_dim=16, **_rope((4, 2, 2))),
+        _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+}

@@ -1,0 +1,359 @@
+"""What start-up decides: options, the model's facts and the machine's, made into a configuration.
+
+`resolve` and `resolve_parallel` leave nothing open, and `describe` says what they decided. Knows
+sizes and counts only; nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from saccade.core.config import (
+    GIB,
+    MIB,
+    Dtype,
+    EmbeddingBudgets,
+    EncoderConfig,
+    EngineConfig,
+    Hardware,
+    ParallelConfig,
+    PatchEmbedding,
+)
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+)
+
+LARGEST_TP = 64
+
+
+VIT_GRAPH_SIZES = (
+    128,
+    256,
+    *(base * step // 4 for base in (512, 1024, 2048, 4096) for step in range(4, 8)),
+    8192,
+)
+"""Patches.
+
+Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a
+graph.
+"""
+
+
+LARGEST_PICTURES = 4
+"""The embedding cache has room for so many of the largest pictures, where memory allows."""
+
+
+NARROW_ENCODER = 256
+"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives
+than it saves.
+"""
+
+
+def resolve_parallel(
+    options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
+) -> ParallelConfig:
+    """Fix how the model is shared.
+
+    Raises ConfigError, which says what sizes work, where it cannot be.
+    """
+    size, cuda = options.tp_size, device == "cuda"
+    if obstacles := spec.cuts.obstacles(size):
+        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if not spec.cuts.obstacles(n))
+        raise ConfigError(
+            f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
+            f"ranks; sizes that work are {sizes}"
+        )
+    narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
+    uncut = spec.cuts.encoder_obstacles(size)
+    encoder = options.mm_encoder_tp_mode
+    if encoder == "auto":
+        encoder = "data" if size > 1 and (uncut or narrow) else "weights"
+    elif encoder == "weights" and uncut:
+        raise ConfigError(
+            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
+            f"{size} ranks; use --mm-encoder-tp-mode data"
+        )
+    all_reduce = options.all_reduce
+    if all_reduce == "auto":
+        all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
+    elif (all_reduce in ("nccl", "symm-mem")) != cuda:
+        raise ConfigError(
+            f"--all-reduce {all_reduce} does not work on {device}; "
+            f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
+        )
+    return ParallelConfig(
+        size, encoder, all_reduce, options.step_timeout or (120.0 if cuda else 1200.0)
+    )
+
+
+def resolve(
+    model: ModelOptions,
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    hardware: Hardware,
+    ranks: int = 1,
+) -> EngineConfig:
+    """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
+    `ranks` ranks has.
+
+    Raises ConfigError where a setting cannot work.
+    """
+    cuda = hardware.device == "cuda"
+    context = model.context_length or spec.context_length
+    max_running = engine.max_running_requests or (256 if cuda else 32)
+    chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
+    fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
+    if context > spec.context_length:
+        raise ConfigError(
+            f"--context-length {context}: the model was made for {spec.context_length} tokens "
+            "at most"
+        )
+
+    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
+    used = hardware.total_bytes - hardware.free_bytes
+    # A GPU is the engine's alone; a CPU's memory is everybody's, and what others hold is not for us
+    # to count on.
+    budget = (
+        int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
+    )
+    kv_bytes = min(budget, int(0.9 * hardware.free_bytes))
+    # More than every running request at full length would be of use to the prefix cache only.
+    enough = engine.max_total_tokens or max_running * context
+    kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
+    # A request needs no more pages than the longest one; below one context the pool itself is the
+    # limit.
+    if kv_pages < 2:
+        raise ConfigError(
+            f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} "
+            "GiB are used, and "
+            f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, "
+            "or free memory"
+        )
+    context = min(context, (kv_pages - 1) * engine.page_size)
+    left = hardware.free_bytes - kv_pages * page_bytes
+    return EngineConfig(
+        device=hardware.device,
+        dtype=dtype,
+        context_length=context,
+        max_running=max_running,
+        chunk_tokens=chunk,
+        page_size=engine.page_size,
+        kv_pages=kv_pages,
+        prefix_cache=not engine.disable_radix_cache,
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
+        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
+    )
+
+
+def resolve_encoder(engine: EngineOptions, spec: FamilySpec, *, flash: bool) -> EncoderConfig:
+    """`flash`: device and dtype allow flash attention.
+
+    Raises ConfigError where a setting cannot work.
+    """
+    attention = (
+        ("flash" if flash else "sdpa")
+        if engine.mm_attention_backend == "auto"
+        else engine.mm_attention_backend
+    )
+    if attention == "flash" and not flash:
+        raise ConfigError(
+            "--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits"
+        )
+    if attention != "flash" or engine.disable_vit_graph:
+        if engine.vit_graph_buckets:
+            why = (
+                "--disable-vit-graph is set"
+                if engine.disable_vit_graph
+                else "graphs need --device cuda and flash attention"
+            )
+            raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
+        return EncoderConfig(attention)
+    merged = spec.image_rules.merge**2
+    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
+    if wrong:
+        raise ConfigError(
+            f"--vit-graph-buckets {wrong[0]}: must be {merged}, the patches of a token, or a "
+            "multiple of it"
+        )
+    return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
+
+
+def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
+    """Bytes of the pixel arena. Raises ConfigError where the model's largest picture, as uint8 RGB,
+    would not fit.
+
+    `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
+    enlarges that up to the model's bound.
+    """
+    most = spec.image_rules.max_pixels
+    if media.arena_mb * MIB < 3 * most:
+        raise ConfigError(
+            f"--arena-mb {media.arena_mb}: the model's largest picture takes "
+            f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
+            f"set it to {-(-3 * most // MIB)} or more"
+        )
+    return media.arena_mb * MIB
+
+
+def resolve_embeddings(
+    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int
+) -> EmbeddingBudgets:
+    """`left`, `host_left`: bytes of device and host that nothing else has claimed.
+
+    Raises ConfigError.
+    """
+    rules = spec.image_rules
+    largest = rules.max_pixels // rules.factor**2 * embedding_bytes_per_token(spec, dtype)
+    device = max(64 * MIB, left // 10, min(LARGEST_PICTURES * largest, left // 4))
+    device = (
+        device
+        if engine.embedding_cache_device_mb is None
+        else engine.embedding_cache_device_mb * MIB
+    )
+    host = (
+        host_left // 4
+        if engine.embedding_cache_host_mb is None
+        else engine.embedding_cache_host_mb * MIB
+    )
+    if engine.embedding_cache_dir is None or engine.embedding_cache_disk_mb == 0:
+        return EmbeddingBudgets(device, host)
+    folder = Path(engine.embedding_cache_dir).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except FileExistsError:
+        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
+    except OSError as error:
+        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
+    disk = (
+        free // 4
+        if engine.embedding_cache_disk_mb is None
+        else engine.embedding_cache_disk_mb * MIB
+    )
+    return EmbeddingBudgets(device, host, disk, str(folder))
+
+
+def count_saved(config: EngineConfig, engine: EngineOptions, nbytes: int) -> EngineConfig:
+    """Add to a derived disk budget its quarter of `nbytes`, which the model's embeddings take there
+    already.
+
+    They are known only once the model is loaded. Without them the budget would shrink at each
+    restart.
+    """
+    if engine.embedding_cache_disk_mb is not None:
+        return config
+    return replace(
+        config,
+        embeddings=replace(
+            config.embeddings, disk_bytes=config.embeddings.disk_bytes + nbytes // 4
+        ),
+    )
+
+
+def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
+    """Bytes of one token's embedding, deepstack levels included."""
+    return spec.embedding_width * (4 if dtype == "float32" else 2)
+
+
+def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
+    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks."""
+    layout = spec.kv_layout.on_rank(ranks)
+    return (
+        layout.layers
+        * 2
+        * page_size
+        * layout.kv_heads
+        * layout.head_dim
+        * (4 if dtype == "float32" else 2)
+    )
+
+
+def describe(
+    config: EngineConfig,
+    parallel: ParallelConfig,
+    spec: FamilySpec,
+    hardware: Hardware,
+    patch_embed: PatchEmbedding,
+    saved: int,
+) -> tuple[tuple[str, str], ...]:
+    """What the engine decided, for people: (name, value). `saved`: embeddings found on disk."""
+    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
+    kv = (
+        f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
+        f"{_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
+    )
+    rules = spec.image_rules
+    each = " per rank" if parallel.size > 1 else ""
+    folded = ", folded patch embedding" if patch_embed == "folded" else ""
+    shared = (
+        f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
+    )
+    return (
+        ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
+        *((("ranks", shared),) if parallel.size > 1 else ()),
+        ("context", f"{config.context_length} tokens"),
+        ("KV cache", kv + each),
+        ("prefix cache", "on" if config.prefix_cache else "off"),
+        (
+            "batch",
+            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
+            "per step",
+        ),
+        (
+            "vision tower",
+            f"{config.encoder.attention} attention{folded}, "
+            f"{_count(config.encode_patches, 'patch')} per step",
+        ),
+        *(
+            (("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),)
+            if config.encoder.graph_sizes
+            else ()
+        ),
+        ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
+        ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
+    )
+
+
+def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
+    """The same of what becomes of pictures before the engine sees them."""
+    return (
+        (
+            "sent pictures",
+            f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by "
+            f"{_count(media.workers, 'process')}",
+        ),
+    )
+
+
+def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
+    parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
+    if budgets.host_bytes:
+        parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
+    if budgets.disk_bytes:
+        parts.append(
+            f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
+            f"({_count(saved, 'picture')} found there)"
+        )
+    return ", ".join(parts)
+
+
+def _count(number: int, thing: str) -> str:
+    """1 patch, 2 patches."""
+    return (
+        f"{number} {thing}"
+        if number == 1
+        else f"{number} {thing}es"
+        if thing.endswith(("s", "ch"))
+        else f"{number} {thing}s"
+    )

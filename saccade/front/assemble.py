@@ -1,0 +1,54 @@
+"""Puts a front together from options: checkpoint folder, spec, tokenizer, template, media, engine
+process. The server and `LLM` use it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from saccade.core.arena import Arena
+from saccade.core.metrics import Metrics
+from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
+from saccade.engine.link import EngineProcess
+from saccade.engine.sizing import arena_bytes, resolve_encoder
+from saccade.families.checkpoint import resolve_model
+from saccade.families.registry import load_spec
+from saccade.front.front import Front
+from saccade.front.intake import Intake, load_sampling_defaults
+from saccade.media.media import Media
+from saccade.text.prompt import ChatTemplate, Tokenizer
+
+
+def build_front(
+    model: str,
+    options: ModelOptions,
+    engine: EngineOptions,
+    parallel: ParallelOptions,
+    media: MediaOptions,
+    max_requests: int = 1024,
+) -> Front:
+    """A front that has yet to be started.
+
+    Call on a running event loop. Raises StartupError when files or options will not do.
+    """
+    folder = resolve_model(model, options.revision)
+    spec = load_spec(folder)
+    # The engine decides this, once it sees the device; what works on no device need not wait for
+    # it.
+    resolve_encoder(engine, spec, flash=options.device != "cpu" and options.dtype != "float32")
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(
+        folder, tokenizer, Path(options.chat_template) if options.chat_template else None
+    )
+    metrics = Metrics()
+    arena = Arena.create(arena_bytes(media, spec))
+    intake = Intake(
+        spec,
+        tokenizer,
+        template,
+        Media(spec, media, arena, metrics),
+        load_sampling_defaults(folder),
+    )
+    return Front(
+        intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests
+    )

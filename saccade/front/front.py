@@ -1,0 +1,440 @@
+"""The requests in flight: submits them to the engine, turns its news into text, and ends each in
+exactly one way.
+
+Owns every request between `submit` and its last event, and the engine's state as clients see it.
+Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from saccade.core.errors import (
+    EngineUnavailable,
+    ImageError,
+    InternalError,
+    Overloaded,
+    RequestError,
+    StartupError,
+)
+from saccade.core.messages import (
+    Abort,
+    ArenaFull,
+    Failed,
+    News,
+    PixelsFailed,
+    PixelsReady,
+    Ready,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.front.intake import Ask, Intake, Prepared
+from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+
+log = logging.getLogger("saccade")
+
+State = Literal["starting", "ready", "stopping", "failed"]
+Finish = Literal["stop", "length"]
+Level = Literal["kv", "embedding", "pixels", "none"]
+
+
+class EngineClient(Protocol):
+    """The front's end of the engine (`engine.link.EngineProcess`)."""
+
+    async def start(self) -> Ready:
+        """Raises StartupError."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Raises EngineUnavailable."""
+        ...
+
+    async def receive(self) -> ToFront:
+        """Raises EngineUnavailable once the engine is dead."""
+        ...
+
+    async def stop(self, grace: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
+    still in the arena, encoded again.
+
+    The ms are 0 unless this request's own turn made them be spent.
+    """
+
+    image: int
+    level: Level
+    missed_kv: Missed | None
+    missed_embedding: Missed | None
+    tier: Tier | None
+    decode_ms: float = 0.0
+    wait_ms: float = 0.0
+    encode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with
+    `finish` is its last.
+
+    `num_tokens` counts all tokens that were generated, also those that show no text.
+    """
+
+    choice: int
+    text: str = ""
+    num_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    found: tuple[Found, ...] = ()
+
+
+class _Answer:
+    """One engine request: its text so far, and where its events go."""
+
+    def __init__(
+        self,
+        request: Request,
+        places: tuple[str, ...],
+        choice: int,
+        vocabulary: Vocabulary,
+        events: asyncio.Queue[Event | RequestError],
+    ) -> None:
+        self.request = request
+        self.places = places
+        self.choice = choice
+        self.events = events
+        self.error: RequestError | None = None
+        self.submitted = time.monotonic()
+        self.last_news: float | None = None
+        self._text = Detokenizer(vocabulary)
+        self._stops = StopStrings(request.sampling.stop)
+        self._num_tokens = 0
+
+    def advance(self, delta: Delta) -> Event:
+        """The event that `delta` makes; its `finish` may be a stop string's."""
+        sampling = self.request.sampling
+        tokens = delta.tokens
+        if delta.finish == "stop" and tokens and tokens[-1] in sampling.stop_token_ids:
+            tokens = tokens[:-1]
+        # Stop strings count only in what follows the tokens that the client insists on.
+        exempt = max(0, sampling.min_tokens - self._num_tokens)
+        self._num_tokens += len(delta.tokens)
+        text = self._text.feed(tokens[:exempt])
+        rest, stopped = self._stops.feed(self._text.feed(tokens[exempt:]))
+        text += rest
+        finish: Finish | None = (
+            "length"
+            if delta.finish == "length"
+            else "stop"
+            if stopped or delta.finish == "stop"
+            else None
+        )
+        if finish and not stopped:
+            rest, stopped = self._stops.feed(self._text.end())
+            text += rest if stopped else rest + self._stops.end()
+        if stopped:
+            finish = "stop"
+        return Event(
+            self.choice, text, len(delta.tokens), delta.logprobs, finish, delta.cached_tokens
+        )
+
+
+class Front:
+    """What stands between clients and one engine. Build, `start`, serve, `stop`."""
+
+    def __init__(
+        self, intake: Intake, engine: EngineClient, metrics: Metrics, max_requests: int = 1024
+    ) -> None:
+        self.intake = intake
+        self.metrics = metrics
+        self.vocabulary = Vocabulary(intake.tokenizer.backend)
+        self.state: State = "starting"
+        self.reason = "the model is being loaded"
+        for level in (
+            "kv",
+            "embedding",
+            "pixels",
+        ):  # there from the start, as counters without labels are
+            metrics.inc("saccade_image_hits_total", 0, level=level)
+        self._engine = engine
+        self._max_requests = max_requests
+        self._ready: Ready | None = None
+        self._admitted = 0
+        self._answers: dict[str, _Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- life
+
+    async def start(self) -> Ready:
+        """Start the decode workers and the engine; returns when it can answer.
+
+        Raises StartupError.
+        """
+        self.intake.media.start()
+        try:
+            self._ready = await self._engine.start()
+        except StartupError as error:
+            self._fail(str(error))
+            raise
+        self._spawn(self._listen())
+        self._spawn(self._watch_arena())
+        if self.state == "starting":
+            self.state, self.reason = "ready", ""
+        return self._ready
+
+    async def drain(self, grace: float) -> None:
+        """Take no more requests; let those in flight end within `grace` seconds, then fail what is
+        left.
+        """
+        if self.state in ("starting", "ready"):
+            self.state, self.reason = "stopping", "the server is shutting down"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace)
+        self._end_all(EngineUnavailable("the server is shutting down"))
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """End every request, then the engine and the decode workers."""
+        await self.drain(grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engine.stop(0.0)
+        await self.intake.media.close()
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine said when it was ready.
+
+        Raises EngineUnavailable while it is not, and when it no longer is.
+        """
+        if self.state != "ready" or self._ready is None:
+            raise EngineUnavailable(self.reason)
+        return self._ready
+
+    # ---- requests
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A permit, to be taken before any work for a request.
+
+        Raises Overloaded, or EngineUnavailable.
+        """
+        _ = self.ready
+        if self._admitted >= self._max_requests:
+            raise Overloaded(
+                f"{self._admitted} requests are in flight, the most this server takes "
+                "(--max-queued-requests); try again"
+            )
+        self._admitted += 1
+        self._idle.clear()
+        self.metrics.set("saccade_requests_in_flight", self._admitted)
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            self.metrics.set("saccade_requests_in_flight", self._admitted)
+            if not self._admitted:
+                self._idle.set()
+
+    async def prepare(self, ask: Ask) -> Prepared:
+        """`Intake.prepare` within this engine's context length."""
+        return await self.intake.prepare(ask, self.ready.context_length)
+
+    async def generate(self, *prepared: Prepared) -> AsyncGenerator[Event, None]:
+        """The events of all answers as they come; ends when each has had its last, or raises the
+        RequestError that ended one.
+
+        Choices count through the `n` answers of each prepared request in turn. Closing the iterator
+        early (`contextlib.aclosing`) aborts what still runs.
+        """
+        _ = self.ready
+        events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
+        requests = [(request, each.places) for each in prepared for request in _requests(each)]
+        answers = [
+            _Answer(request, places, choice, self.vocabulary, events)
+            for choice, (request, places) in enumerate(requests)
+        ]
+        pictures = [picture for each in prepared for picture in each.pictures]
+        media = self.intake.media
+        for picture in pictures:
+            media.hold(picture)
+        try:
+            for picture in pictures:
+                media.decode_ahead(picture)
+            for answer in answers:
+                self._answers[answer.request.id] = answer
+                self._tell(Submit(answer.request))
+            unfinished = len(answers)
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, RequestError):
+                    raise event
+                unfinished -= event.finish is not None
+                yield event
+        finally:
+            for answer in answers:
+                if self._forget(answer, "abort"):
+                    self._tell(Abort(answer.request.id))
+            for picture in pictures:
+                media.release(picture)
+
+    def _forget(self, answer: _Answer, outcome: str) -> bool:
+        """End an answer, once; whether it was still in flight."""
+        if self._answers.pop(answer.request.id, None) is None:
+            return False
+        self.metrics.inc("saccade_requests_total", outcome=outcome)
+        self.metrics.observe("saccade_e2e_seconds", time.monotonic() - answer.request.arrival)
+        return True
+
+    def _end(self, answer: _Answer, error: RequestError) -> None:
+        if self._forget(answer, "error"):
+            answer.events.put_nowait(error)
+
+    def _end_all(self, error: RequestError) -> None:
+        for answer in list(self._answers.values()):
+            self._tell(Abort(answer.request.id))
+            self._end(answer, error)
+
+    # ---- the engine
+
+    def _tell(self, message: ToEngine) -> None:
+        # A dead engine is noticed, and every request told, by `_listen`.
+        with suppress(EngineUnavailable):
+            self._engine.send(message)
+
+    def _fail(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        self._end_all(EngineUnavailable(reason))
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message = await self._engine.receive()
+                if isinstance(message, News):
+                    self._take(message)
+                elif isinstance(message, Failed):
+                    self._fail(message.error)
+        except EngineUnavailable as error:
+            if self.state != "stopping":
+                log.error("%s", error.message)
+            self._fail(self.reason if self.state == "failed" else error.message)
+        except Exception:  # nobody reads the engine's news any more
+            log.exception("the front failed")
+            self._fail("internal error: the front lost touch with the engine")
+
+    def _take(self, news: News) -> None:
+        self.metrics.absorb(news.metrics)
+        self.intake.media.confirm(news.confirmed)
+        for encoded in news.encoded:
+            self.intake.media.encoded(*encoded)
+        for slot in news.done:
+            self.intake.media.free(slot)
+        for key in news.want:
+            self._spawn(self._bring(key))
+        for delta in news.deltas:
+            if answer := self._answers.get(delta.id):
+                try:
+                    self._deliver(answer, delta)
+                except Exception:  # one request's bug must not reach the others
+                    log.exception("an answer failed")
+                    self._tell(Abort(delta.id))
+                    self._end(answer, InternalError())
+
+    def _deliver(self, answer: _Answer, delta: Delta) -> None:
+        if delta.finish in ("error", "abort"):
+            self._end(
+                answer,
+                answer.error
+                or EngineUnavailable(
+                    delta.error or "the engine gave the request up", code="engine_error"
+                ),
+            )
+            return
+        self._time(answer, len(delta.tokens))
+        event = replace(
+            answer.advance(delta),
+            found=tuple(self._found(answer, outcome) for outcome in delta.images),
+        )
+        if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
+            self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
+        answer.events.put_nowait(event)
+
+    def _found(self, answer: _Answer, outcome: ImageOutcome) -> Found:
+        found = Found(
+            outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
+        )
+        if outcome.level != "none":
+            return found
+        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        passed = (spent.encoded - answer.submitted) * 1e3
+        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
+        level: Level = "pixels" if spent.reused else "none"
+        return replace(
+            found, level=level, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms
+        )
+
+    def _time(self, answer: _Answer, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        if answer.last_news is None:
+            self.metrics.observe("saccade_ttft_seconds", now - answer.request.arrival)
+        else:
+            for _ in range(num_tokens):
+                self.metrics.observe("saccade_itl_seconds", (now - answer.last_news) / num_tokens)
+        answer.last_news = now
+
+    async def _bring(self, key: ImageKey) -> None:
+        """Pixels for the engine, or the reason why there are none, which ends every request that
+        names the picture.
+        """
+        try:
+            self._tell(PixelsReady(key, await self.intake.media.pixels(key)))
+        except RequestError as error:
+            self._lack(key, error)
+        except Exception:  # the request must end all the same
+            log.exception("a picture could not be brought to the engine")
+            self._lack(key, InternalError())
+
+    async def _watch_arena(self) -> None:
+        while True:
+            await self.intake.media.wait_full()
+            self._tell(ArenaFull())
+
+    def _lack(self, key: ImageKey, error: RequestError) -> None:
+        for answer in self._answers.values():
+            for image, place in zip(answer.request.images, answer.places, strict=True):
+                if image.key == key:
+                    answer.error = (
+                        ImageError(error.message, place, error.code)
+                        if isinstance(error, ImageError)
+                        else error
+                    )
+        self._tell(PixelsFailed(key, error.message))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _requests(prepared: Prepared) -> Iterator[Request]:
+    """One engine request per answer wanted; their seeds count up."""
+    request = prepared.request
+    for choice in range(prepared.n):
+        sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
+        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling)

@@ -1,0 +1,104 @@
+"""Which network addresses pictures may be fetched from, checked after DNS and pinned: the
+connection goes to the address that was checked.
+
+A name that resolves to a private address, and any spelling of one (decimal, octal, hexadecimal,
+IPv4 inside IPv6), is refused here, because here names and spellings have already become addresses.
+Knows nothing of URLs, redirects or pictures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+import httpcore
+
+from saccade.core.errors import ImageError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Cloud metadata at an address that looks public (Azure), and ranges that older Pythons take for
+# global ones.
+REFUSED = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "64:ff9b:1::/48")))
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the open internet's, IPv4 addresses that are wrapped in IPv6
+    ones unwrapped first.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = (
+            address.ipv4_mapped
+            or address.sixtofour
+            or (address.teredo[1] if address.teredo else None)
+        )
+        if address in NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address.is_site_local:
+            return False
+    return address.is_global and not (
+        address.is_multicast
+        or address.is_reserved
+        or any(address in network for network in REFUSED)
+    )
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, through the system's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class PinnedNetwork(httpcore.AsyncNetworkBackend):
+    """Connects httpcore to checked addresses only.
+
+    Host header, SNI and certificate stay with the name that was asked for.
+    """
+
+    def __init__(self, allow_private: bool, resolve: Resolve = resolve) -> None:
+        self._allow_private = allow_private
+        self._resolve = resolve
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Resolve, check, connect to the first address that answers.
+
+        Raises ImageError when an address is not public.
+        """
+        try:
+            addresses = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise ImageError(
+                f"the picture's host {host!r} cannot be found", code="image_unreachable"
+            ) from error
+        if not self._allow_private and not all(
+            is_public(ipaddress.ip_address(address.partition("%")[0])) for address in addresses
+        ):
+            raise ImageError(
+                f"the picture's host {host!r} has a private, local or reserved address; "
+                "pictures are fetched from public ones only "
+                "(--allow-private-media lifts this)",
+                code="image_address_refused",
+            )
+        refused: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return await self._network.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                refused = error
+        raise refused

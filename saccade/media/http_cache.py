@@ -1,0 +1,106 @@
+"""Answers of web servers, kept and reused as RFC 9111 allows: hishel decides, this file holds the
+bytes.
+
+Knows nothing of addresses, redirects or pictures; how a request reaches the server is the caller's
+`send`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import hishel
+
+OPTIONS = hishel.CacheOptions(
+    shared=True
+)  # many users, one server: what an origin marks private is not kept
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete HTTP response."""
+
+    status: int
+    headers: hishel.Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stored response: what hishel needs to judge it, and its body."""
+
+    entry: hishel.Entry
+    body: bytes
+
+
+class HTTPCache:
+    """Responses by URL and tenant, the least recently used dropped beyond `size` bytes of
+    bodies.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._kept: dict[tuple[str, str], Kept] = {}
+
+    async def get(
+        self,
+        url: str,
+        salt: str,
+        headers: hishel.Headers,
+        send: Callable[[hishel.Headers], Awaitable[Answer]],
+    ) -> Answer:
+        """The answer to a GET, from here or through `send`, which may be called with more headers
+        to revalidate what is here.
+
+        Of what comes back only 200 and redirects are kept: failures are not remembered. Raises what
+        `send` raises.
+        """
+        place = url, salt
+        kept = self._kept.get(place)
+        request = hishel.Request("GET", url, headers)
+        answer = Answer(0, headers, b"")
+        state: hishel.State | None = hishel.IdleClient(OPTIONS).next(
+            request, [kept.entry] if kept else []
+        )
+        while True:
+            match state:
+                case hishel.CacheMiss() | hishel.NeedRevalidation():
+                    answer = await send(state.request.headers)
+                    state = state.next(hishel.Response(answer.status, answer.headers))
+                case hishel.NeedToBeUpdated():
+                    assert kept is not None
+                    kept = Kept(state.updating_entries[-1], kept.body)
+                    self._keep(place, kept)
+                    state = state.next()
+                case hishel.InvalidateEntries():
+                    self._drop(place)
+                    state = state.next()
+                case hishel.FromCache():
+                    assert kept is not None
+                    self._keep(place, kept)
+                    return Answer(
+                        state.entry.response.status_code, state.entry.response.headers, kept.body
+                    )
+                case hishel.StoreAndUse():
+                    if answer.status == 200 or 300 <= answer.status < 400:
+                        self._keep(
+                            place,
+                            Kept(hishel.Entry(uuid.uuid4(), request, state.response), answer.body),
+                        )
+                    return answer
+                case _:  # could not be stored
+                    return answer
+
+    def _keep(self, place: tuple[str, str], kept: Kept) -> None:
+        self._drop(place)
+        self._kept[place] = kept
+        self._used += len(kept.body)
+        while self._used > self._size:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        gone = self._kept.pop(place, None)
+        self._used -= len(gone.body) if gone else 0

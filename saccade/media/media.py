@@ -1,0 +1,331 @@
+"""The path of a picture through the front, in one object: fetch, digest, probe, and, only where
+needed, decode.
+
+    open:          URL -> bytes -> digest -> header -> key, size, tokens.       No decoding.
+    hold:          a request that names the picture is in flight: keep its bytes.
+    decode_ahead:  the engine has never confirmed its embedding: start decoding now.
+    pixels:        the engine asked for it: its slot in the arena, decoded if that has not happened
+    yet.
+    free, confirm: what the engine says when it is done with a slot, and when an embedding is
+    resident.
+    release:       the request has ended.
+
+Knows nothing of prompts, HTTP or the engine's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+
+from saccade.core.arena import Arena
+from saccade.core.config import MIB
+from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.core.plan import PixelSlot
+from saccade.core.types import Image, ImageKey
+from saccade.media.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
+from saccade.media.fetch import Fetcher
+from saccade.media.files import FileStore
+from saccade.media.lru import LRU
+from saccade.media.pixels import Decoders
+from saccade.media.pool import DecodePool, Job
+from saccade.media.slots import Slots
+
+REMEMBERED_HEADERS = 1 << 16
+REMEMBERED_CONFIRMED = 1 << 16
+
+INLINE_BYTES = 1 << 20
+"""Bytes hashed on the event loop (0.2 ms); more go to a thread."""
+
+
+DEFAULT_BUDGET = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """An uploaded file."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A picture as a request names it: a URL, an uploaded file, or encoded bytes where it enters
+    behind the front.
+
+    `param` is its place, for errors.
+    """
+
+    url: str | bytes | FileId
+    param: str
+    budget: Budget = DEFAULT_BUDGET
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """A picture that was opened: what the engine is told (`image`), and what decoding it would
+    take. Times in ms.
+    """
+
+    image: Image
+    probe: Probe
+    size: tuple[int, int]
+    data: bytes
+    fetch_ms: float
+    digest_ms: float
+
+
+@dataclass(slots=True)
+class Spent:
+    """What the pixels and the embedding of a picture in flight have cost so far.
+
+    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the vision
+    tower was done with it.
+    """
+
+    decode_ms: float = 0.0
+    reused: bool = False
+    encode_ms: float = 0.0
+    encoded: float = 0.0
+
+
+class Media:
+    """All pictures of one server.
+
+    Everything runs on one event loop; `start` it there, and `close` it.
+    """
+
+    def __init__(
+        self, spec: FamilySpec, options: MediaOptions, arena: Arena, metrics: Metrics
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._arena = arena
+        self._metrics = metrics
+        self.files = FileStore(options.files_folder, options.files_mb * MIB)
+        self._fetcher = Fetcher(options, metrics)
+        self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
+        self._slots = Slots(arena, metrics)
+        self._decoders = Decoders(self._pool, self._slots, metrics)
+        self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
+        self._confirmed: LRU[ImageKey, None] = LRU(REMEMBERED_CONFIRMED)
+        self._held: dict[ImageKey, list[Picture]] = {}
+        self._spent: dict[ImageKey, Spent] = {}  # same keys
+
+    def start(self) -> None:
+        """Start the decode workers in the background."""
+        self._pool.start()
+
+    async def close(self) -> None:
+        await self._decoders.close()
+        await self._fetcher.close()
+
+    async def open_all(self, sources: Sequence[ImageSource], salt: str) -> tuple[Picture, ...]:
+        """Open a request's pictures beside each other.
+
+        The first that fails ends the others. Raises as `open` does.
+        """
+        limit = self._options.max_images_per_request
+        if len(sources) > limit:
+            raise InvalidRequest(
+                f"the request has {len(sources)} pictures; the limit is {limit}: send fewer, "
+                "or start the server with a larger "
+                "--max-images-per-request",
+                param=sources[limit].param,
+                code="too_many_images",
+            )
+        tasks = [asyncio.create_task(self.open(source, salt)) for source in sources]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def open(self, source: ImageSource, salt: str) -> Picture:
+        """Name a picture and say what it costs, without decoding it.
+
+        Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is no
+        picture, or is beyond a limit.
+        """
+        try:
+            begun = time.perf_counter()
+            data = await self._bytes(source.url, salt)
+            fetched = time.perf_counter()
+            name = (
+                digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
+            )
+            found = self._probes.get(name)
+            if found is None:
+                found = probe(data, self._options.max_image_pixels)
+                self._probes.put(name, found)
+            content = identify(name, found, source.budget, salt, self._spec)
+            self._check_fits(content.size)
+        except (ImageError, TooLarge, NotFound) as error:
+            raise _at(error, source.param) from error
+        done = time.perf_counter()
+        return Picture(
+            content.image,
+            found,
+            content.size,
+            data,
+            (fetched - begun) * 1e3,
+            (done - fetched) * 1e3,
+        )
+
+    async def _bytes(self, url: str | bytes | FileId, salt: str) -> bytes:
+        match url:
+            case bytes():
+                return url
+            case FileId(id):
+                return await asyncio.to_thread(self.files.read, id)
+            case _:
+                return await self._fetcher.fetch(url, salt)
+
+    def check(self, data: bytes, param: str) -> None:
+        """Whether a request could name these bytes as a picture.
+
+        Raises ImageError or TooLarge with the reason why not.
+        """
+        try:
+            self._fetcher.check_size(len(data))
+            probe(data, self._options.max_image_pixels)
+        except (ImageError, TooLarge) as error:
+            raise _at(error, param) from error
+
+    def _check_fits(self, size: tuple[int, int]) -> None:
+        """Raises ImageError.
+
+        Pictures within the model's bound do fit; one that is rounded up to whole patches may pass
+        it.
+        """
+        height, width = size
+        if height * width * 3 > self._arena.size:
+            raise ImageError(
+                f"the picture is {width} x {height} px after resizing, "
+                f"{height * width * 3 / 2**20:.0f} MiB; shared memory holds "
+                f"{self._arena.size / 2**20:.0f} MiB: set a smaller max_pixels, or start the "
+                "server with a larger --arena-mb",
+                code="image_too_large",
+            )
+
+    # ---- requests in flight
+
+    def hold(self, picture: Picture) -> None:
+        """A request in flight names this picture: its bytes stay until as many `release`s."""
+        self._metrics.inc("saccade_images_received_total")
+        self._held.setdefault(picture.image.key, []).append(picture)
+        self._spent.setdefault(picture.image.key, Spent())
+
+    def release(self, picture: Picture) -> None:
+        """The request has ended.
+
+        The last one to go ends a decode that nobody asked for and no worker has begun.
+        """
+        key = picture.image.key
+        self._held[key].remove(picture)
+        if not self._held[key]:
+            del self._held[key], self._spent[key]
+            self._decoders.drop(key)
+
+    def decode_ahead(self, picture: Picture) -> None:
+        """Start decoding a picture that the engine will probably ask for: one whose embedding it
+        has never confirmed.
+        """
+        if picture.image.key not in self._confirmed:
+            self._decoders.ahead(picture.image.key, _job(picture, urgent=False))
+
+    # ---- the engine's side
+
+    async def pixels(self, key: ImageKey) -> PixelSlot:
+        """Where the pixels of a held picture lie. The slot is the engine's until `free`.
+
+        Raises ImageError when the bytes cannot be decoded or no request in flight holds them,
+        EngineUnavailable without decode workers.
+        """
+        if key not in self._held:
+            raise ImageError("the request that named this picture has ended")
+        spent = self._spent[key]
+        spent.reused = self._slots.reusable(key)
+        slot = await self._decoders.pixels(key, _job(self._held[key][0], urgent=True))
+        spent.decode_ms = 0.0 if spent.reused else self._decoders.decode_ms.get(key) or 0.0
+        return slot
+
+    async def wait_full(self) -> None:
+        """Until the engine holds so much of the arena that a picture it asked for finds no room."""
+        await self._slots.wait_full()
+
+    def free(self, slot: PixelSlot) -> None:
+        """The engine has finished with a slot."""
+        self._slots.done(slot)
+
+    def encoded(self, key: ImageKey, ms: float, at: float) -> None:
+        """The engine has encoded a picture, which took `ms` and ended `at`."""
+        if spent := self._spent.get(key):
+            spent.encode_ms, spent.encoded = ms, at
+
+    @property
+    def held(self) -> int:
+        """Pictures of requests in flight."""
+        return len(self._held)
+
+    def spent(self, key: ImageKey) -> Spent:
+        """What a held picture has cost."""
+        return self._spent[key]
+
+    def confirm(self, keys: Iterable[ImageKey]) -> None:
+        """The engine holds these pictures' embeddings: no need to decode them ahead again.
+
+        It asks if it lost one.
+        """
+        for key in keys:
+            self._confirmed.put(key, None)
+
+
+def source_from_object(picture: object, param: str) -> ImageSource:
+    """A picture that enters behind the front: encoded bytes, a Pillow image, a uint8 array [height,
+    width, 3], or a path.
+
+    Raises ImageError when it is none of these, or a file that cannot be read.
+    """
+    match picture:
+        case bytes():
+            return ImageSource(picture, param)
+        case PIL.Image.Image():
+            return ImageSource(encode_image(picture), param)
+        case np.ndarray():
+            return ImageSource(encode_array(picture), param)
+        case os.PathLike():
+            try:
+                return ImageSource(Path(picture).read_bytes(), param)
+            except OSError as error:
+                raise ImageError(
+                    f"{os.fspath(picture)} cannot be read: {error.strerror}", param
+                ) from error
+    raise ImageError(
+        "a picture must be bytes, a PIL image, a uint8 array or a path, not "
+        f"{type(picture).__name__}",
+        param,
+    )
+
+
+def _job(picture: Picture, urgent: bool) -> Job:
+    return Job(picture.data, picture.probe, picture.size, urgent)
+
+
+def _at(error: RequestError, param: str) -> RequestError:
+    """The same error at this request's place: one error of a shared fetch may reach several
+    requests.
+    """
+    return type(error)(error.message, error.param or param, error.code)

@@ -1,0 +1,184 @@
+"""Tokens out, text out: incremental detokenising, and stop strings.
+
+Owns the bytes that each token stands for, and the state of one answer's text. A delta never holds
+half a character; the deltas of an answer add up to what decoding all its tokens at once would give.
+Knows nothing of requests, streams or why an answer ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer as Backend
+
+from saccade.core.errors import CheckpointError
+
+_SPACE = "\u2581"  # SentencePiece's visible space
+
+
+class Vocabulary:
+    """The bytes of each token, as the tokenizer's decoder would write them.
+
+    Two kinds of tokenizer are read: byte-level BPE (every character of a token stands for one byte)
+    and SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """Raises CheckpointError when the decoder is of another kind."""
+        decoder = (
+            json.loads(backend.decoder.__getstate__())
+            if backend.decoder is not None
+            else {"type": None}
+        )
+        kinds = {step["type"] for step in decoder.get("decoders", [decoder])}
+        if not kinds <= {"ByteLevel"} and not kinds <= {
+            "Replace",
+            "ByteFallback",
+            "Fuse",
+            "Strip",
+            "Metaspace",
+        }:
+            raise CheckpointError(
+                f"tokenizer.json: a decoder of type {', '.join(sorted(map(str, kinds)))} is "
+                "not supported"
+            )
+        self._backend = backend
+        self._byte_level = kinds == {"ByteLevel"}
+        self.strips_first_space = bool(kinds & {"Strip", "Metaspace"})
+        self.special = frozenset(
+            i for i, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._bytes: dict[int, bytes] = dict.fromkeys(self.special, b"")
+
+    def bytes_of(self, token: int) -> bytes:
+        """What `token` adds to the answer: nothing for special tokens and for ids that no token
+        has.
+        """
+        known = self._bytes.get(token)
+        if known is None:
+            piece = self._backend.id_to_token(token)
+            known = self._bytes[token] = b"" if piece is None else self._read(piece)
+        return known
+
+    def name_of(self, token: int) -> bytes:
+        """As `bytes_of`, but a special token's own name, as log-probabilities report it."""
+        return (
+            (self._backend.id_to_token(token) or "").encode()
+            if token in self.special
+            else self.bytes_of(token)
+        )
+
+    def _read(self, piece: str) -> bytes:
+        if not self._byte_level:
+            is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+            return bytes.fromhex(piece[3:5]) if is_byte else piece.replace(_SPACE, " ").encode()
+        try:
+            return bytes(_BYTE_OF[character] for character in piece)
+        except KeyError:  # an added token, written as it reads
+            return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte, the other way round: printable Latin-1 stands for
+    itself, the rest for U+0100 upwards.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class Detokenizer:
+    """The text of one answer, delta by delta; constant work per token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = vocabulary.strips_first_space
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """The whole characters that `tokens` complete."""
+        return self._stripped(
+            self._decoder.decode(b"".join(map(self._vocabulary.bytes_of, tokens)))
+        )
+
+    def end(self) -> str:
+        """What is left when the answer ends: U+FFFD when it ends inside a character."""
+        return self._stripped(self._decoder.decode(b"", final=True))
+
+    def _stripped(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A stop string and, per length of it that has matched, the longest shorter match that remains
+    (Knuth, Morris, Pratt).
+    """
+
+    text: str
+    fallback: tuple[int, ...]
+
+    @classmethod
+    def of(cls, text: str) -> _Pattern:
+        fallback = [0, 0]
+        for character in text[1:]:
+            length = fallback[-1]
+            while length and text[length] != character:
+                length = fallback[length]
+            fallback.append(length + (text[length] == character))
+        return cls(text, tuple(fallback))
+
+    def advance(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self.fallback[matched]
+        return matched + (self.text[matched] == character)
+
+
+class StopStrings:
+    """Watches an answer for stop strings, however tokens cut it.
+
+    The first stop string to be complete ends the answer (the longest, if several are at once); the
+    answer is what stands before it. Text that may still become a stop string is held back, and no
+    more than that.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops` are not empty."""
+        assert all(stops)
+        self._patterns = [_Pattern.of(stop) for stop in stops]
+        self._matched = [0] * len(stops)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """The text that is certain to be in the answer, and whether a stop string is complete."""
+        if not self._patterns:
+            return text, False
+        text = self._held + text
+        for at in range(len(self._held), len(text)):
+            for i, pattern in enumerate(self._patterns):
+                self._matched[i] = pattern.advance(self._matched[i], text[at])
+            complete = [
+                m for m, p in zip(self._matched, self._patterns, strict=True) if m == len(p.text)
+            ]
+            if complete:
+                self._held = ""
+                return text[: at + 1 - max(complete)], True
+        safe = len(text) - max(self._matched)
+        self._held = text[safe:]
+        return text[:safe], False
+
+    def end(self) -> str:
+        """What was held back, when the answer ends without a stop string."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,303 @@
+"""Chat in, tokens out: the checkpoint's tokenizer and chat template.
+
+Owns loading `tokenizer.json` and the template from wherever a checkpoint keeps it, and rendering as
+transformers' `apply_chat_template` does (the same text, token for token). Knows nothing of HTTP, of
+pixels, or of what a family makes of
+its image placeholder: the template writes one placeholder per picture, `FamilySpec.expand_prompt`
+does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+
+TemplateMessage = dict[str, Any]
+"""A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
+...} and {"type": "image"}), and more.
+"""
+
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.
+
+    `named_tokens` are its special tokens by role (`eos_token`, ...), as templates may use them.
+    """
+
+    def __init__(self, backend: Backend, named_tokens: Mapping[str, str]) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.named_tokens = dict(named_tokens)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Read `tokenizer.json` and, where there is one, `tokenizer_config.json`.
+
+        Raises CheckpointError naming the file.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json"
+            )
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{path}: {error}") from None
+        config = _read_json(directory / "tokenizer_config.json")
+        known = backend.get_added_tokens_decoder()
+        late = sorted(
+            (int(i), token)
+            for i, token in config.get("added_tokens_decoder", {}).items()
+            if int(i) not in known
+        )
+        for _, token in late:
+            backend.add_tokens([AddedToken(**token)])
+        return cls(
+            backend,
+            {
+                name: _content(config[name])
+                for name in _NAMED_TOKENS
+                if config.get(name) is not None
+            },
+        )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of text that one token can stand for, at most."""
+        return max(map(len, self.backend.get_vocab()))
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        `special` adds what the tokenizer puts around a bare text (templates write that themselves).
+        """
+        return self.backend.encode(text, add_special_tokens=special).ids
+
+
+class ChatTemplate:
+    """A checkpoint's chat template, or its named templates: "default", and "tool_use" for requests
+    with tools.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        variables: Mapping[str, str],
+        origin: str = "chat template",
+    ) -> None:
+        """`sources`: Jinja text by name.
+
+        `variables`: `Tokenizer.named_tokens`. Raises CheckpointError when one does not compile.
+        """
+        self._sources = dict(sources)
+        self._variables = dict(variables)
+        environment = _environment()
+        try:
+            self._compiled = {
+                name: environment.from_string(source) for name, source in sources.items()
+            }
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{origin}: line {error.lineno}: {error.message}") from None
+        if "default" not in self._compiled:
+            raise CheckpointError(
+                f'{origin}: no template named "default"; there are: {", ".join(sorted(sources))}'
+            )
+
+    @classmethod
+    def load(
+        cls, directory: Path, tokenizer: Tokenizer, override: Path | None = None
+    ) -> ChatTemplate:
+        """The template of `override`, `chat_template.jinja`, `chat_template.json` or
+        `tokenizer_config.json`, the first that there is.
+        """
+        if override is not None:
+            return cls({"default": _read_text(override)}, tokenizer.named_tokens, str(override))
+        jinja = directory / "chat_template.jinja"
+        if jinja.is_file():
+            extra = {
+                path.stem: _read_text(path)
+                for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+            }
+            return cls({**extra, "default": _read_text(jinja)}, tokenizer.named_tokens, str(jinja))
+        for path in (directory / "chat_template.json", directory / "tokenizer_config.json"):
+            found = _read_json(path).get("chat_template")
+            if found is not None:
+                sources = (
+                    {"default": found}
+                    if isinstance(found, str)
+                    else {each["name"]: each["template"] for each in found}
+                )
+                return cls(sources, tokenizer.named_tokens, str(path))
+        raise CheckpointError(
+            f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
+            "tokenizer_config.json; "
+            "give one with --chat-template FILE"
+        )
+
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. `variables` are the request's own (`chat_template_kwargs`).
+
+        With `continue_final_message` the text ends where the last message's content ends, so that
+        the model goes on with it. Raises InvalidRequest with what the template says when it refuses
+        the messages.
+        """
+        own = dict(variables or {})
+        if reserved := _RESERVED & own.keys():
+            raise InvalidRequest(
+                f"{sorted(reserved)[0]!r} cannot be set through chat_template_kwargs",
+                "chat_template_kwargs",
+            )
+        name = "tool_use" if tools is not None and "tool_use" in self._compiled else "default"
+        last = ""
+        if continue_final_message:
+            messages, last = _mark_end(messages)
+        try:
+            text = self._compiled[name].render(
+                **{**self._variables, **own},
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", "messages"
+            ) from error
+        return _cut_at_mark(text, last) if continue_final_message else text
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks answers for training; here its body is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        ).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now().strftime(pattern)
+
+    # Jinja's own tojson escapes HTML and sorts keys.
+    def tojson(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _mark_end(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage], str]:
+    """The messages with a mark after the last text of the last one, and that text."""
+    final = dict(messages[-1])
+    content = final.get("content")
+    if isinstance(content, str):
+        last = content
+        final["content"] = content + _CONTINUE_HERE
+    elif content and content[-1].get("type") == "text":
+        last = content[-1]["text"]
+        final["content"] = [*content[:-1], {**content[-1], "text": last + _CONTINUE_HERE}]
+    else:
+        raise InvalidRequest(
+            "continue_final_message needs a last message that ends in text",
+            "continue_final_message",
+        )
+    return [*messages[:-1], final], last
+
+
+def _cut_at_mark(text: str, last: str) -> str:
+    at = text.rfind(_CONTINUE_HERE.strip())
+    if at < 0 or last.strip() not in text:
+        raise InvalidRequest(
+            "the model's chat template does not render the last message, so it cannot be continued",
+            "continue_final_message",
+        )
+    # A template that trims content has trimmed the mark's trailing space; then the text before the
+    # mark would be trimmed as well.
+    return text[:at] if text.startswith(_CONTINUE_HERE, at) else text[:at].rstrip()
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return found

@@ -1,0 +1,244 @@
+"""`prepare`: pictures named and counted without decoding, spans where the template put them,
+nothing left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import saccade.demo
+from saccade.core.arena import Arena
+from saccade.core.config import MIB
+from saccade.core.errors import CheckpointError, ImageError, InvalidRequest
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.core.types import SamplingParams
+from saccade.families.registry import load_spec
+from saccade.front.intake import Ask, Chat, Intake, Message, Part, Prepared, load_sampling_defaults
+from saccade.media.media import ImageSource, Media
+from saccade.text.prompt import ChatTemplate, Tokenizer
+
+FOLDER = Path(saccade.demo.__file__).parent / "model"
+TOKENIZER = Tokenizer.load(FOLDER)
+SPEC = load_spec(FOLDER)
+PLACEHOLDER = TOKENIZER.encode("<|image_pad|>")[0]
+CONTEXT = 1000
+
+
+def prepare(
+    ask: Ask,
+    defaults: SamplingParams | None = None,
+    metrics: Metrics | None = None,
+    context: int = CONTEXT,
+) -> Prepared:
+    async def run() -> Prepared:
+        media = Media(
+            SPEC, MediaOptions(media_workers=1), Arena.create(16 * MIB), metrics or Metrics()
+        )
+        intake = Intake(
+            SPEC,
+            TOKENIZER,
+            ChatTemplate.load(FOLDER, TOKENIZER),
+            media,
+            defaults or SamplingParams(temperature=1.0),
+        )
+        try:
+            return await intake.prepare(ask, context)
+        finally:
+            await media.close()
+
+    return asyncio.run(run())
+
+
+def png(width: int, height: int, color: str = "red") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(file, "PNG")
+    return file.getvalue()
+
+
+def user(*parts: Part) -> Message:
+    return Message("user", parts)
+
+
+def text_of(prepared: Prepared) -> str:
+    """The prompt's text, each run of placeholders written once."""
+    tokens = list(prepared.request.tokens)
+    for span in reversed(prepared.request.spans):
+        tokens[span.start : span.end] = [PLACEHOLDER]
+    return TOKENIZER.backend.decode(tokens, skip_special_tokens=False)
+
+
+def test_pictures_stand_where_they_appear_in_their_order() -> None:
+    a, b, c = (ImageSource(png(32 * n, 64), f"place {n}") for n in (2, 3, 4))
+    chat = Chat(
+        (
+            Message("system", "Look."),
+            user(a, "then", b),
+            Message("assistant", "Yes."),
+            user("and", c, "?"),
+        )
+    )
+    prepared = prepare(Ask(chat))
+    request = prepared.request
+    assert [image.grid for image in request.images] == [(1, 4, 4), (1, 4, 6), (1, 4, 8)]
+    assert [(span.image, span.length, span.offset) for span in request.spans] == [
+        (0, 4, 0),
+        (1, 6, 0),
+        (2, 8, 0),
+    ]
+    assert all(
+        set(request.tokens[span.start : span.end]) == {PLACEHOLDER} for span in request.spans
+    )
+    assert [request.tokens.count(PLACEHOLDER)] == [18]
+    assert prepared.places == ("place 2", "place 3", "place 4")
+    pad = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"Picture 1: {pad}thenPicture 2: {pad}" in text_of(
+        prepared
+    ) and f"andPicture 3: {pad}?" in text_of(prepared)
+
+
+def test_one_picture_twice_is_one_key_in_two_spans() -> None:
+    picture = png(64, 64)
+    request = prepare(
+        Ask(Chat((user(ImageSource(picture, "0"), ImageSource(picture, "1")),)))
+    ).request
+    assert request.images[0].key == request.images[1].key and len(request.spans) == 2
+
+
+def test_the_salt_separates_keys_and_reaches_the_engine() -> None:
+    chat = Chat((user(ImageSource(png(64, 64), "0")),))
+    mine, yours = (
+        prepare(Ask(chat, cache_salt="me")).request,
+        prepare(Ask(chat, cache_salt="you")).request,
+    )
+    assert mine.images[0].key != yours.images[0].key
+    assert (mine.cache_salt, mine.images[0].key.salt) == ("me", "me")
+
+
+def test_nothing_is_decoded_and_a_prompt_beyond_the_context_says_both_figures() -> None:
+    metrics = Metrics()
+    chat = Chat(
+        (
+            user(
+                *[ImageSource(png(640, 640, color), "0") for color in ("red", "green", "blue")],
+                "hm",
+            ),
+        )
+    )
+    with pytest.raises(InvalidRequest, match=r"1\d\d\d tokens.* 1000 allows 999") as caught:
+        prepare(Ask(chat), metrics=metrics)
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert metrics.value("saccade_images_decoded_total") == 0
+
+
+def test_the_answer_is_bounded_by_what_the_context_has_left() -> None:
+    tokens = tuple(range(10, 20)) * 90
+    assert prepare(Ask(tokens)).request.sampling.max_tokens == 100
+    assert prepare(Ask(tokens, {"max_tokens": 7})).request.sampling.max_tokens == 7
+    assert prepare(Ask(tokens, {"max_tokens": 5000})).request.sampling.max_tokens == 100
+    assert prepare(Ask((10,) * 999)).request.sampling.max_tokens == 1
+    with pytest.raises(InvalidRequest, match="1000 tokens"):
+        prepare(Ask((10,) * 1000))
+
+
+def test_the_first_bad_picture_ends_the_request_at_its_place() -> None:
+    with pytest.raises(ImageError) as caught:
+        prepare(
+            Ask(Chat((user(ImageSource(png(64, 64), "good"), ImageSource(b"nonsense", "bad")),)))
+        )
+    assert caught.value.param == "bad"
+
+
+@pytest.mark.parametrize("text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"])
+def test_a_placeholder_written_by_hand_is_no_picture(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="placeholder"):
+        prepare(Ask(Chat((user(text),))))
+    with pytest.raises(InvalidRequest, match="placeholder"):
+        prepare(Ask(Chat((user(text, ImageSource(png(64, 64), "0")),))))
+    with pytest.raises(InvalidRequest, match="placeholder"):
+        prepare(Ask(text))
+
+
+def test_a_long_text_has_the_same_tokens_as_a_short_one() -> None:
+    text = "Hello 中文! " * 100
+    assert prepare(Ask(text)).request.tokens == tuple(TOKENIZER.encode(text))
+    longer = text * 50
+    assert prepare(Ask(longer), context=1 << 20).request.tokens == tuple(TOKENIZER.encode(longer))
+    with pytest.raises(
+        InvalidRequest, match=f"{len(TOKENIZER.encode(longer))} tokens; the context length of 10000"
+    ):
+        prepare(Ask(longer), context=10_000)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenised"))
+    longest, context = max(map(len, TOKENIZER.backend.get_vocab())), 2000
+    with pytest.raises(
+        InvalidRequest,
+        match=f"{longest * context + 1} characters, so at least {context + 1} tokens",
+    ) as caught:
+        prepare(Ask("x" * (longest * context + 1)), context=context)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_a_seed_is_drawn_when_none_is_given_and_kept_when_one_is() -> None:
+    seeds = {prepare(Ask((10,))).request.sampling.seed for _ in range(3)}
+    assert len(seeds) == 3 and all(0 <= seed < 2**63 for seed in seeds)
+    assert prepare(Ask((10,), {"seed": 5})).request.sampling.seed == 5
+
+
+def test_top_p_of_nothing_means_the_likeliest_token() -> None:
+    sampling = prepare(Ask((10,), {"top_p": 0.0, "top_k": 9})).request.sampling
+    assert (sampling.top_p, sampling.top_k) == (1.0, 1)
+
+
+def test_what_the_client_sets_wins_over_the_checkpoint() -> None:
+    defaults = SamplingParams(temperature=0.7, top_p=0.8, repetition_penalty=1.05)
+    sampling = prepare(Ask((10,), {"top_p": 0.5}), defaults).request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.7, 0.5, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, {"temperature": 1.0}),
+        ({}, {"temperature": 1.0}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+        (
+            {"do_sample": True, "temperature": 0.01, "top_p": 0.001, "top_k": 1},
+            {"temperature": 0.01, "top_p": 0.001, "top_k": 1},
+        ),
+        (
+            {"repetition_penalty": 1.05, "top_p": None, "max_new_tokens": 5},
+            {"temperature": 1.0, "repetition_penalty": 1.05},
+        ),
+    ],
+)
+def test_sampling_defaults_come_from_generation_config(
+    tmp_path: Path, config: dict[str, Any] | None, expected: dict[str, float]
+) -> None:
+    if config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert load_sampling_defaults(tmp_path) == SamplingParams(**expected)  # type: ignore[arg-type]
+
+
+def test_sampling_out_of_bounds_is_refused_before_a_picture_is_fetched() -> None:
+    """An Ask cannot even be made: nothing of it reaches the intake."""
+    with pytest.raises(InvalidRequest, match="temperature: expected a number from 0 to 2, got 3"):
+        Ask("text", {"temperature": 3})
+
+
+@pytest.mark.parametrize("text", ["{", '{"top_p": 7}'])
+def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        load_sampling_defaults(tmp_path)

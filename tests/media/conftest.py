@@ -1,0 +1,75 @@
+"""What the tests of the picture path share: a family's CPU facts, and a media path of its own for
+each test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from saccade.core.arena import Arena
+from saccade.core.family import FamilySpec, ImageRules
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.core.types import Grid
+from saccade.families.qwen_vl.spec import smart_resize
+from saccade.media.media import Media
+
+
+@dataclass(frozen=True)
+class PictureSpec:
+    """The part of a FamilySpec that pictures need, with Qwen3-VL's rules at a smaller size."""
+
+    family: str = "test"
+    image_rules: ImageRules = field(
+        default_factory=lambda: ImageRules(
+            16, 2, 64 * 64, 1024 * 1024, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+        )
+    )
+
+    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+        return smart_resize(height, width, rules)
+
+    def grid(self, height: int, width: int) -> Grid:
+        return 1, height // 16, width // 16
+
+    def num_tokens(self, grid: Grid) -> int:
+        return grid[1] * grid[2] // 4
+
+
+@pytest.fixture(scope="session")
+def spec() -> FamilySpec:
+    return PictureSpec()  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Path:
+    """A media path and what it works on."""
+
+    media: Media
+    arena: Arena
+    metrics: Metrics
+
+
+MakePath = Callable[..., AbstractAsyncContextManager[Path]]
+
+
+@pytest.fixture
+def media_path(spec: FamilySpec) -> MakePath:
+    """`async with media_path(arena_bytes, **media options) as path`."""
+
+    @asynccontextmanager
+    async def make(arena_bytes: int = 16 << 20, **options: object) -> AsyncIterator[Path]:
+        arena, metrics = Arena.create(arena_bytes), Metrics()
+        media = Media(spec, MediaOptions(**{"media_workers": 1, **options}), arena, metrics)  # type: ignore[arg-type]
+        media.start()
+        try:
+            yield Path(media, arena, metrics)
+        finally:
+            await media.close()
+            arena.close()
+
+    return make

@@ -1,0 +1,293 @@
+"""Pixels are bit-identical to the reference over formats, modes, orientations and sizes; the header
+alone predicts them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from saccade.core.family import ImageRules
+from saccade.families.qwen_vl.spec import smart_resize
+from saccade.media.content import encode_image, probe, sniff
+from saccade.media.decode import _decode_png, decode, decode_into, turn
+from tests.media.pictures import (
+    chunk,
+    decoded,
+    encode,
+    noise,
+    photo,
+    png,
+    resized,
+    with_orientation,
+)
+
+RULES = ImageRules(
+    patch=16, merge=2, min_pixels=64 * 64, max_pixels=256 * 256, mean=(0.5,) * 3, std=(0.5,) * 3
+)
+SIZES = [(112, 160), (97, 131), (33, 410), (320, 240), (350, 451), (31, 17)]
+
+
+def palette(pixels: np.ndarray, transparent: bool = False) -> PIL.Image.Image:
+    image = PIL.Image.fromarray(pixels).quantize(64)
+    if transparent:
+        image.info["transparency"] = 7
+    return image
+
+
+def alpha(pixels: np.ndarray, mode: str) -> PIL.Image.Image:
+    image = PIL.Image.fromarray(pixels).convert(mode)
+    image.putalpha(PIL.Image.fromarray(noise(*pixels.shape[:2], seed=9)[..., 0]))
+    return image
+
+
+def sixteen_bit(pixels: np.ndarray) -> PIL.Image.Image:
+    return PIL.Image.fromarray((pixels[..., 0].astype(np.uint16) << 8) + pixels[..., 1])
+
+
+def frames(pixels: np.ndarray, format: str) -> bytes:
+    later = [PIL.Image.fromarray(pixels[::-1].copy()), PIL.Image.fromarray(pixels[:, ::-1].copy())]
+    return encode(pixels, format, save_all=True, append_images=later, duration=40)
+
+
+def late_exif(pixels: np.ndarray) -> bytes:
+    """A PNG whose orientation stands after its pixels."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
+    return png(*pixels.shape[:2], rows, after=chunk(b"eXIf", exif.tobytes()[6:]))
+
+
+def rows(pixels: np.ndarray, filter: int = 0) -> bytes:
+    return b"".join(bytes([filter]) + row.tobytes() for row in pixels)
+
+
+def every_filter(pixels: np.ndarray) -> bytes:
+    """Rows say that they are filtered in turn by each of the five; whatever bytes follow, they mean
+    some picture.
+    """
+    lines = (bytes([number % 5]) + row.tobytes() for number, row in enumerate(pixels))
+    return png(*pixels.shape[:2], b"".join(lines))
+
+
+def between_chunks(pixels: np.ndarray) -> bytes:
+    """Chunks that say how to show the pixels do not change them; one of them would bring down old
+    decoders.
+    """
+    before = (
+        chunk(b"gAMA", (22_222).to_bytes(4, "big"))
+        + chunk(b"tRNS", bytes(6))
+        + chunk(b"sBIT", b"\5\5\5")
+        + chunk(b"eXIf", b"")
+    )
+    return png(
+        *pixels.shape[:2], rows(pixels), before=before, after=chunk(b"tEXt", b"Comment\0later")
+    )
+
+
+def in_parts(data: bytes) -> bytes:
+    """The same PNG with its pixels cut into chunks of 100 bytes."""
+    start, end = data.index(b"IDAT") - 4, data.index(b"IEND") - 4
+    parts, at = [], start
+    while at < end:
+        length = int.from_bytes(data[at : at + 4], "big")
+        parts.append(data[at + 8 : at + 8 + length])
+        at += 12 + length
+    body = b"".join(parts)
+    return (
+        data[:start]
+        + b"".join(chunk(b"IDAT", body[at : at + 100]) for at in range(0, len(body), 100))
+        + data[end:]
+    )
+
+
+def interlaced(pixels: np.ndarray) -> bytes:
+    """In Adam7's seven passes."""
+    passes = (
+        (0, 8, 0, 8),
+        (0, 8, 4, 8),
+        (4, 8, 0, 4),
+        (0, 4, 2, 4),
+        (2, 4, 0, 2),
+        (0, 2, 1, 2),
+        (1, 2, 0, 1),
+    )
+    parts = [
+        rows(pixels[top::down, left::right])
+        for top, down, left, right in passes
+        if pixels.shape[1] > left
+    ]
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 1)
+    body = chunk(b"IDAT", zlib.compress(b"".join(parts)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
+
+
+MAKERS: dict[str, Callable[[np.ndarray], bytes]] = {
+    "jpeg 4:2:0": lambda p: encode(p, "JPEG", quality=85, subsampling=2),
+    "jpeg 4:2:2": lambda p: encode(p, "JPEG", quality=70, subsampling=1),
+    "jpeg 4:4:4": lambda p: encode(p, "JPEG", quality=95, subsampling=0),
+    "jpeg progressive": lambda p: encode(p, "JPEG", quality=80, progressive=True),
+    "jpeg restart markers": lambda p: encode(p, "JPEG", restart_marker_blocks=3),
+    "jpeg grey": lambda p: encode(PIL.Image.fromarray(p).convert("L"), "JPEG"),
+    "jpeg cmyk": lambda p: encode(PIL.Image.fromarray(p).convert("CMYK"), "JPEG"),
+    "jpeg kept as rgb": lambda p: encode(p, "JPEG", keep_rgb=True),
+    "png rgb": lambda p: encode(p, "PNG"),
+    "png rgba": lambda p: encode(alpha(p, "RGBA"), "PNG"),
+    "png rgb of every filter": every_filter,
+    "png rgb between other chunks": between_chunks,
+    "png rgb in many parts": lambda p: in_parts(encode(p, "PNG")),
+    "png rgb interlaced": interlaced,
+    "png grey": lambda p: encode(PIL.Image.fromarray(p).convert("L"), "PNG"),
+    "png grey alpha": lambda p: encode(alpha(p, "LA"), "PNG"),
+    "png one bit": lambda p: encode(PIL.Image.fromarray(p).convert("1"), "PNG"),
+    "png palette": lambda p: encode(palette(p), "PNG"),
+    "png palette transparent": lambda p: encode(
+        palette(p, transparent=True), "PNG", transparency=7
+    ),
+    "png 16 bit grey": lambda p: encode(sixteen_bit(p), "PNG"),
+    "png animated": lambda p: frames(p, "PNG"),
+    "gif": lambda p: encode(palette(p), "GIF"),
+    "gif animated": lambda p: frames(p, "GIF"),
+    "gif transparent": lambda p: encode(palette(p, transparent=True), "GIF", transparency=7),
+    "webp lossy": lambda p: encode(p, "WEBP", quality=80),
+    "webp lossless alpha": lambda p: encode(alpha(p, "RGBA"), "WEBP", lossless=True),
+    "webp animated": lambda p: frames(p, "WEBP"),
+    "bmp": lambda p: encode(p, "BMP"),
+    "tiff": lambda p: encode(p, "TIFF"),
+    "tiff lzw cmyk": lambda p: encode(
+        PIL.Image.fromarray(p).convert("CMYK"), "TIFF", compression="tiff_lzw"
+    ),
+    "tiff float": lambda p: encode(PIL.Image.fromarray(p[..., 0].astype(np.float32)), "TIFF"),
+    "avif": lambda p: encode(p, "AVIF", quality=60, speed=10),
+    "png late orientation": late_exif,
+}
+ORIENTED = [
+    (format, orientation)
+    for format in ("JPEG", "PNG", "WEBP", "TIFF")
+    for orientation in range(1, 9)
+]
+
+
+def assert_as_reference(data: bytes) -> None:
+    found = probe(data, max_pixels=10**8)
+    reference = decoded(data)
+    assert found.upright == reference.shape[:2]
+    for size in (smart_resize(*found.upright, RULES), found.upright):
+        target = np.empty((*size, 3), np.uint8)
+        decode_into(target, memoryview(data), found.upright, found.orientation)
+        np.testing.assert_array_equal(target, resized(reference, size))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_pixels_are_the_references_for_every_kind_of_file(kind: str) -> None:
+    for number, size in enumerate(SIZES):
+        assert_as_reference(MAKERS[kind]((photo, noise)[number % 2](*size, seed=number)))
+
+
+@pytest.mark.parametrize(("format", "orientation"), ORIENTED)
+def test_pixels_are_the_references_for_every_orientation(format: str, orientation: int) -> None:
+    assert_as_reference(with_orientation(photo(60, 100), orientation, format))
+    assert_as_reference(with_orientation(photo(64, 96), orientation, format))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_turning_pixels_equals_exif_transpose(orientation: int) -> None:
+    pixels = noise(5, 7)
+    np.testing.assert_array_equal(
+        turn(pixels, orientation), decoded(with_orientation(pixels, orientation, "PNG"))
+    )
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_resize_does_not_depend_on_memory_layout(channels_last: bool) -> None:
+    """torchvision hands over one or the other, depending on where the picture comes from."""
+    import torch
+
+    pixels = photo(333, 517)
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image = image.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
+    result = (
+        torch.nn.functional.interpolate(image, (256, 416), mode="bicubic", antialias=True)[0]
+        .permute(1, 2, 0)
+        .numpy()
+    )
+    target = np.empty((256, 416, 3), np.uint8)
+    data = encode(pixels)
+    decode_into(target, memoryview(data), (333, 517), 1)
+    np.testing.assert_array_equal(target, result)
+
+
+def test_an_object_behind_the_front_keeps_its_pixels() -> None:
+    image = PIL.Image.open(io.BytesIO(with_orientation(photo(60, 100), 6, "PNG")))
+    data = encode_image(image)
+    assert sniff(data) == "RAW"
+    target = np.empty((100, 60, 3), np.uint8)
+    decode_into(target, memoryview(data), probe(data, 10**6).upright, 1)
+    np.testing.assert_array_equal(target, decoded(with_orientation(photo(60, 100), 6, "PNG")))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "PNG header"])
+def test_a_file_cut_short_is_an_error(format: str) -> None:
+    data = encode(noise(200, 200), format.split()[0])
+    data = data[: 33 if "header" in format else len(data) // 2]
+    found = probe(data, 10**6)
+    with pytest.raises(ValueError, match=r"^(?!.*object at)"):
+        decode_into(
+            np.empty((192, 192, 3), np.uint8), memoryview(data), found.upright, found.orientation
+        )
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_faster_png_decoder_takes_plain_rgb_and_rgba_only(kind: str) -> None:
+    found = _decode_png(memoryview(MAKERS[kind](photo(40, 60))))
+    plain = {
+        "png rgb",
+        "png rgba",
+        "png rgb of every filter",
+        "png rgb between other chunks",
+        "png rgb in many parts",
+        "png late orientation",
+    }
+    assert (found is not None) == (kind in plain)
+
+
+@pytest.mark.parametrize("kind", ["png rgb between other chunks", "png rgba"])
+def test_a_damaged_png_is_what_pillow_makes_of_it(kind: str) -> None:
+    """A byte changed anywhere: the same pixels, or the same refusal.
+
+    (Only what is wrong in notes beside the pixels may not matter.)
+    """
+    data = MAKERS[kind](noise(9, 11))
+    notes = {
+        at
+        for name in (b"gAMA", b"tRNS", b"sBIT", b"eXIf", b"tEXt")
+        if name in data
+        for at in around(data, name)
+    }
+    refused = 0
+    for at in range(8, len(data)):
+        changed = data[:at] + bytes([data[at] ^ 0x15]) + data[at + 1 :]
+        try:
+            expected = decoded(changed)
+        except Exception:
+            refused += 1
+            if at not in notes:
+                with pytest.raises(ValueError):
+                    decode(memoryview(changed), 1)
+        else:
+            np.testing.assert_array_equal(decode(memoryview(changed), 1), expected)
+    assert refused > 300, "most bytes matter"
+
+
+def around(data: bytes, name: bytes) -> range:
+    """The place of a whole chunk."""
+    at = data.index(name) - 4
+    return range(at, at + 12 + int.from_bytes(data[at : at + 4], "big"))

@@ -1,0 +1,1 @@
+"""Trains the demo model: its networks, data, optimiser and script. Not part of the wheel."""

@@ -1,0 +1,84 @@
+"""Where to look for each word of an answer: the things or characters in the pictures that it names.
+
+Owns: the derivation of these places from a turn and its scenes. Does not know: cells, tokens or
+attention. Training lets one attention head be told where to look; nothing of this is used to
+answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from saccade.demo.draw import Scene, Shape
+from saccade.demo.tasks import Turn, is_number
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The word at `start` of the answer is about a character or thing of picture `picture` (from
+    0).
+
+    `rank` counts characters along the line and things from the left, both from 1; 0 means all of
+    them.
+    """
+
+    start: int
+    picture: int
+    rank: int
+
+
+def pointers(turn: Turn, seen: Sequence[Scene]) -> list[Pointer]:
+    """The pointers of an answer; `seen` are all pictures of the chat so far, the turn's own
+    included.
+    """
+    if turn.kind == "talk":
+        return []
+    if turn.kind == "which":
+        return _point_to_named(turn.answer, seen)
+    named = re.search(r"picture (\d)", turn.question)
+    picture = int(named[1]) - 1 if named else len(seen) - 1
+    scene = seen[picture]
+    if scene.text is not None:
+        start = turn.answer.rindex(scene.text.text.lower())
+        return [Pointer(start + i, picture, i + 1) for i in range(len(scene.text.text))]
+    if turn.kind == "colour":
+        shape = next(shape for shape in scene.shapes if shape.kind == turn.answer.split()[1])
+        return [Pointer(turn.answer.rindex(shape.colour), picture, _rank(shape, scene))]
+    if turn.kind == "shape":
+        shape = next(shape for shape in scene.shapes if shape.colour == turn.answer.split()[1])
+        return [Pointer(turn.answer.rindex(shape.kind), picture, _rank(shape, scene))]
+    if turn.kind == "count" or len(scene.shapes) > 3:
+        digits = list(re.finditer(r"\d", turn.answer))
+        return [Pointer(digits[-1].start(), picture, 0)]
+    return _point_along(turn.answer, scene, picture)
+
+
+def _point_along(answer: str, scene: Scene, picture: int) -> list[Pointer]:
+    """Colour and shape of every thing, in the order in which the answer names them."""
+    found, cursor = [], answer.find(" shows ") + 1
+    lower = answer.lower()
+    for shape in scene.shapes:
+        for word in (shape.colour, shape.kind):
+            start = lower.index(word, cursor)
+            found.append(Pointer(start, picture, _rank(shape, scene)))
+            cursor = start + len(word)
+    return found
+
+
+def _point_to_named(answer: str, seen: Sequence[Scene]) -> list[Pointer]:
+    """The number of the picture in "The red circle is in picture 2." points to the circle."""
+    start = len(answer) - 2
+    picture = int(answer[start]) - 1
+    scene = seen[picture]
+    name = answer.removeprefix("The ").split(" is in ")[0]
+    if scene.text is not None:
+        assert name == ("number" if is_number(scene) else "word")
+        return [Pointer(start, picture, 0)]
+    shape = next(shape for shape in scene.shapes if f"{shape.colour} {shape.kind}" == name)
+    return [Pointer(start, picture, _rank(shape, scene))]
+
+
+def _rank(shape: Shape, scene: Scene) -> int:
+    return 1 + sorted(scene.shapes, key=lambda one: one.x).index(shape)

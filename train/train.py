@@ -1,0 +1,526 @@
+"""Train the demo model from random weights: `python -m train.train --out DIR`. Seeded; needs the
+dev extra.
+
+Owns: the stages, the losses, the checkpoints. Does not know: how pictures and questions are drawn,
+or how the model is served.
+
+Stages (see `STAGES`):
+    see      the vision tower alone, with a dense head that says what stands in each merged token's
+    cell
+    bind     the same, and the head also says the rank of each character and thing (first, second,
+    ...), and names what it sees
+             by the language model's own word embeddings, so that a picture token resembles the
+             words for it
+    answer   the whole model on easy conversations; loss on answers only; the dense loss fades
+    relate   harder and longer ones; after two layers a picture token must also know the number of
+    its picture
+    polish   the same at full difficulty
+    point    the same, and one attention head is told where to look for each word of an answer
+    read     the same with more and denser text, to a learning rate of zero
+    drill    the same, asking more for what is still weak (reading, counting, describing), to zero
+    once more
+Every stage ends in a checkpoint `DIR/<stage>.pt`; a run continues after the last one it finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from saccade.demo.draw import SHAPES
+from saccade.demo.tasks import Level
+from train.architecture import WIDTH, build_model, write_settings, write_weights
+from train.batches import (
+    CHARACTERS,
+    COLOUR_NAMES,
+    Batch,
+    CellLabels,
+    Mix,
+    draw_batch,
+    draw_pictures,
+)
+from train.net import Model, encode_pictures, logits, read_tokens
+from train.optimiser import Optimiser
+from train.tokenizer import build_tokenizer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of training.
+
+    `rates` and `dense` are (at the start, at the end), linear in between.
+    """
+
+    name: str
+    steps: int
+    batches: int  # micro-batches per step
+    patches: int  # about so many patches per micro-batch
+    rows: int  # at most so many conversations per micro-batch
+    rates: tuple[float, float]
+    dense: tuple[float, float]  # weight of the dense loss
+    ramp: float  # share of the stage until full difficulty; 0 starts there
+    start: float = 0.0  # difficulty at the start
+    pictures: tuple[
+        float, ...
+    ] = ()  # weights of conversations with 1, 2, 3, 4 pictures; none: no conversations
+    turns: tuple[int, int] = (2, 4)  # of a conversation, at the least and at the most
+    reading: float = 0.45  # share of text among conversations on one picture
+    pages: int = (
+        0  # patches of pictures for the dense loss alone, beside each micro-batch of conversations
+    )
+    page_share: float = 0.7  # of those pictures
+    pointing: float = 0.0  # weight of the loss that tells one head where to look
+
+
+STAGES = (
+    Stage("see", 2200, 1, 3000, 32, (3e-3, 1.5e-3), (1.0, 1.0), 0.5),
+    Stage("bind", 1000, 1, 3000, 32, (2.5e-3, 2e-3), (1.0, 1.0), 0.0, page_share=0.45),
+    Stage(
+        "answer",
+        500,
+        2,
+        3600,
+        28,
+        (2.5e-3, 2.25e-3),
+        (0.3, 0.25),
+        2.0,
+        0.0,
+        (5, 3, 1.5, 1),
+        (2, 4),
+        0.45,
+        600,
+    ),
+    Stage(
+        "relate",
+        500,
+        2,
+        3600,
+        28,
+        (2.25e-3, 2.02e-3),
+        (0.25, 0.196),
+        0.96,
+        0.5,
+        (4, 4, 1.5, 1),
+        (3, 7),
+        0.55,
+        600,
+    ),
+    Stage(
+        "polish",
+        500,
+        2,
+        3600,
+        28,
+        (2.0e-3, 1.2e-3),
+        (0.3, 0.24),
+        0.0,
+        1.0,
+        (4, 4, 1.5, 1),
+        (2, 5),
+        0.55,
+        1200,
+    ),
+    Stage(
+        "point",
+        350,
+        2,
+        3600,
+        28,
+        (1.3e-3, 1.2e-3),
+        (0.24, 0.2),
+        0.0,
+        1.0,
+        (4, 4, 1.5, 1),
+        (2, 4),
+        0.6,
+        1200,
+        pointing=0.3,
+    ),
+    Stage(
+        "read",
+        1000,
+        1,
+        2800,
+        28,
+        (1.3e-3, 0.0),
+        (0.6, 0.4),
+        0.0,
+        1.0,
+        (5, 4, 1.5, 1),
+        (2, 4),
+        0.7,
+        3000,
+        pointing=0.3,
+    ),
+    Stage(
+        "drill",
+        1000,
+        1,
+        2800,
+        28,
+        (1.2e-3, 0.0),
+        (0.6, 0.4),
+        0.0,
+        1.0,
+        (6, 4, 1.5, 1),
+        (2, 4),
+        0.7,
+        3000,
+        pointing=0.3,
+    ),
+)
+FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
+    "polish": ((1.5, 3, 5, 1.5), 0.55),
+    "point": ((1.5, 3, 5, 1.5), 0.55),
+    "read": ((1.5, 3, 5, 1.5), 0.55),
+    "drill": ((3, 4, 1, 1), 0.3),
+}
+"""What is asked at full difficulty: weights of describe, count, colour, shape, and the share of
+"which picture". To find a thing by its shape, and by both its names in several pictures, is learned
+last but one; then the rest has its turn again.
+"""
+
+
+class DenseHead(nn.Module):
+    """Says, from a merged token alone, which characters and things stand in its cell.
+
+    Used in training only.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.sizes = (
+            8 * (1 + len(CHARACTERS)),
+            4 * (1 + len(SHAPES)),
+            4 * (1 + len(COLOUR_NAMES)),
+            4 * 2,
+        )
+        self.linear = nn.Linear(width, sum(self.sizes))
+        self.rank_sizes = (8 * 8, 4 * 8)
+        self.ranks = nn.Linear(width, sum(self.rank_sizes))
+        self.number = nn.Linear(width, 4)
+
+    def forward(self, cells: Tensor, labels: CellLabels) -> Tensor:
+        """What stands where: cells [N, cells, D] -> scalar."""
+        parts = self.linear(cells.flatten(0, 1)).split(self.sizes, dim=-1)
+        asked = (labels.characters, labels.shapes, labels.colours, labels.centres)
+        return torch.stack(
+            [balanced(part, label) for part, label in zip(parts, asked, strict=True)]
+        ).sum()
+
+    def rank(self, cells: Tensor, labels: CellLabels) -> Tensor:
+        """Which of its line, which from the left: cells [N, cells, D] -> scalar."""
+        parts = self.ranks(cells.flatten(0, 1)).split(self.rank_sizes, dim=-1)
+        return balanced(parts[0], labels.character_ranks) + balanced(parts[1], labels.thing_ranks)
+
+    def name(self, cells: Tensor, labels: CellLabels, words: Tensor) -> Tensor:
+        """The likeness of picture tokens to the words for what they show: cells [N, cells, D],
+        words [V, D] -> scalar.
+
+        A cell is named by one thing in it and by its leftmost character; "nothing" has the score 0.
+        """
+        thing = (labels.shapes > 0).int().argmax(-1, keepdim=True)
+        by_column = labels.characters.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2)
+        leftmost = (by_column > 0).int().argmax(-1, keepdim=True)
+        asked = (
+            by_column.gather(-1, leftmost),
+            labels.shapes.gather(-1, thing),
+            labels.colours.gather(-1, thing),
+        )
+        total = cells.new_zeros((), dtype=torch.float32)
+        for ids, label in zip(name_tokens(), asked, strict=True):
+            scores = cells.flatten(0, 1) @ words[ids].T
+            total = total + balanced(F.pad(scores, (1, 0)), label)
+        return total
+
+
+@lru_cache(maxsize=1)
+def name_tokens() -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids of the characters, the shapes and the colours, in the order of their labels."""
+    tokenizer = build_tokenizer()
+    groups = (
+        list(CHARACTERS),
+        [f" {shape}" for shape in SHAPES],
+        [f" {colour}" for colour in COLOUR_NAMES],
+    )
+    return tuple(
+        torch.tensor([tokenizer.encode(word).ids for word in group])[:, 0] for group in groups
+    )  # type: ignore[return-value]
+
+
+def balanced(scores: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy where something stands plus a third of that where nothing does; labels
+    below 0 are left out.
+
+    The two means are apart because all but a hundredth of the character slots are empty: in one
+    mean they drown the rest.
+    """
+    target = labels.flatten()
+    loss = F.cross_entropy(
+        scores.float().reshape(len(target), -1), target, reduction="none", ignore_index=-1
+    )
+    full, empty = target > 0, target == 0
+    return (loss * full).sum() / (full.sum() + 1) + (loss * empty).sum() / (empty.sum() + 1) / 3
+
+
+class Drawn(Dataset[Any]):
+    """The micro-batches of a stage by their index; the same whatever the number of worker
+    processes.
+    """
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.stage, self.seed = stage, seed
+
+    def __len__(self) -> int:
+        return self.stage.steps * self.stage.batches
+
+    def __getitem__(self, index: int) -> Any:
+        torch.set_num_threads(1)
+        stage = self.stage
+        mix = mix_at(stage, index / len(self))
+        seed = f"train/{self.seed}/{stage.name}/{index}"
+        if not stage.pictures:
+            return draw_pictures(seed, mix)
+        return draw_batch(seed, mix), draw_pictures(f"{seed}/page", page_mix(stage))
+
+
+def mix_at(stage: Stage, progress: float) -> Mix:
+    """The difficulty at a point of a stage; `progress` in [0, 1)."""
+    hard = (
+        1.0
+        if stage.ramp == 0
+        else stage.start + (1 - stage.start) * min(1.0, progress / stage.ramp)
+    )
+
+    def between(easy: float, full: float) -> int:
+        return round(easy + (full - easy) * hard)
+
+    if not stage.pictures:
+        level = Level(random_words=0.6, text=between(24, 240))
+        return Mix(level, between(128, 288), stage.patches, stage.rows, page_share=stage.page_share)
+    level = Level(
+        between(2, 6), between(3, 7), between(1, 3), between(3, 6), between(2, 4), random_words=0.25
+    )
+    if stage.name in FOCUS:
+        asking, which = FOCUS[stage.name]
+        level = replace(level, small=16, asking=asking, which=which)
+    return Mix(
+        level,
+        between(160, 256 if stage.start == 1.0 else 320),
+        stage.patches,
+        stage.rows,
+        stage.pictures,
+        stage.turns,
+        stage.reading,
+    )
+
+
+def page_mix(stage: Stage) -> Mix:
+    """The pictures for the dense loss alone, beside the conversations."""
+    return Mix(Level(random_words=0.6), 256, stage.pages, stage.rows, page_share=stage.page_share)
+
+
+class Trainer:
+    """The model with its dense head and optimiser, and what is counted between two lines of the
+    log.
+    """
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.out, self.seed = out, seed
+        self.model: Model = build_model(seed).bfloat16()
+        self.head = DenseHead(WIDTH).bfloat16()
+        named = [(name, weight) for name, weight in self.model.named_parameters()]
+        named += [(f"head.{name}", weight) for name, weight in self.head.named_parameters()]
+        self.optimiser = Optimiser(named)
+        self.right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.sums: dict[str, float] = defaultdict(float)
+
+    def run(self, stage: Stage, log_every: int = 50) -> None:
+        """Run one stage and save its checkpoint."""
+        loader = DataLoader(
+            Drawn(stage, self.seed), batch_size=None, num_workers=1, prefetch_factor=8
+        )
+        bar = tqdm(range(stage.steps), desc=stage.name, mininterval=5)
+        started, drawn = time.monotonic(), iter(loader)
+        for step in bar:
+            progress = step / stage.steps
+            for _ in range(stage.batches):
+                loss = self._loss(stage, next(drawn), progress)
+                loss.backward()
+                self.optimiser.gather(1 / stage.batches)
+            warm = min(1.0, (step + 1) / 100)
+            self.optimiser.step(
+                warm * (stage.rates[0] + (stage.rates[1] - stage.rates[0]) * progress)
+            )
+            if (step + 1) % log_every == 0:
+                line = self._report(
+                    stage, step + 1, time.monotonic() - started, log_every * stage.batches
+                )
+                bar.set_postfix_str(line)
+            if (step + 1) % 500 == 0 or step + 1 == stage.steps:
+                self.save(stage.name if step + 1 == stage.steps else f"{stage.name}-part")
+
+    def _loss(self, stage: Stage, drawn: Any, progress: float) -> Tensor:
+        weight = stage.dense[0] + (stage.dense[1] - stage.dense[0]) * progress
+        if not stage.pictures:
+            return self._see(drawn, stage.name != "see")
+        batch: Batch = drawn[0]
+        seen = self._see(drawn[1], True)
+        encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
+        dense = torch.stack(
+            [
+                self._dense(cells, labels, True)
+                for (cells, _), labels in zip(encoded, batch.labels, strict=True)
+            ]
+        ).mean()
+        embeddings = torch.cat([cells.flatten(0, 1) for cells, _ in encoded])
+        deepstack = [
+            torch.cat([deep[i].flatten(0, 1) for _, deep in encoded])
+            for i in range(len(encoded[0][1]))
+        ]
+        read = read_tokens(
+            self.model, batch.tokens, batch.positions, batch.picture_rows, embeddings, deepstack
+        )
+        scores = logits(self.model, read.hidden[batch.answer_rows])
+        loss = F.cross_entropy(scores, batch.answers)
+        self.sums["answer"] += float(loss.detach())
+        self._count(batch, scores.argmax(-1) == batch.answers)
+        if stage.name != "answer" and len(batch.pixels) > 1:
+            numbers = torch.cat(
+                [
+                    torch.full((cells.shape[0] * cells.shape[1],), k)
+                    for k, (cells, _) in enumerate(encoded)
+                ]
+            )
+            numbered = F.cross_entropy(
+                self.head.number(read.early[batch.picture_rows]).float(), numbers
+            )
+            self.sums["numbers"] += float(numbered.detach())
+            loss = loss + numbered
+        if stage.pointing and len(batch.look_from):
+            shares = read.looking.flatten(0, 1)[batch.look_from].float()
+            pointed = -((shares * batch.look_at).sum(-1) + 1e-6).log().mean()
+            self.sums["pointing"] += float(pointed.detach())
+            loss = loss + stage.pointing * pointed
+        return loss + weight * (dense + seen)
+
+    def _see(self, drawn: tuple[Tensor, CellLabels], bind: bool) -> Tensor:
+        """The dense loss of single pictures."""
+        pixels, labels = drawn
+        cells, _ = encode_pictures(self.model, pixels)
+        self._count_seen(cells.detach(), labels)
+        return self._dense(cells, labels, bind)
+
+    def _dense(self, cells: Tensor, labels: CellLabels, bind: bool) -> Tensor:
+        """What stands in each cell and, where the stage binds, the ranks and the names."""
+        dense: Tensor = self.head(cells, labels)
+        self.sums["dense"] += float(dense.detach())
+        if not bind:
+            return dense
+        ranks = self.head.rank(cells, labels)
+        names = self.head.name(cells, labels, self.model.model.language_model.embed_tokens.weight)
+        self.sums["ranks"] += float(ranks.detach())
+        self.sums["names"] += float(names.detach())
+        return dense + ranks + names
+
+    @torch.no_grad()
+    def _count_seen(self, cells: Tensor, labels: CellLabels) -> None:
+        """Count the slots with characters, ranks of characters and ranks of things that the head
+        gets right.
+        """
+        characters = self.head.linear(cells)[..., : self.head.sizes[0]].unflatten(-1, (8, -1))
+        of_line, of_things = self.head.ranks(cells).split(self.head.rank_sizes, dim=-1)
+        asked = {
+            "characters": (characters, labels.characters),
+            "character ranks": (of_line.unflatten(-1, (8, -1)), labels.character_ranks),
+            "thing ranks": (of_things.unflatten(-1, (4, -1)), labels.thing_ranks),
+        }
+        for kind, (scores, label) in asked.items():
+            full = label > 0
+            self.right[kind][0] += int((scores.argmax(-1) == label)[full].sum())
+            self.right[kind][1] += int(full.sum())
+
+    def _count(self, batch: Batch, hit: Tensor) -> None:
+        """Count whole answers whose every token was the most likely one."""
+        whole = torch.ones(len(batch.kinds), dtype=torch.bool)
+        whole[batch.answer_turns[~hit]] = False
+        for kind, right in zip(batch.kinds, whole.tolist(), strict=True):
+            self.right[kind][0] += right
+            self.right[kind][1] += 1
+
+    def _report(self, stage: Stage, step: int, seconds: float, batches: int) -> str:
+        line: dict[str, Any] = {
+            "stage": stage.name,
+            "step": step,
+            "minutes": round(seconds / 60, 2),
+        }
+        line |= {name: round(value / batches, 4) for name, value in self.sums.items()}
+        line |= {
+            kind: round(100 * right / max(1, count), 1)
+            for kind, (right, count) in sorted(self.right.items())
+        }
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.sums.clear()
+        self.right.clear()
+        return " ".join(
+            f"{name} {value}"
+            for name, value in line.items()
+            if name not in ("stage", "step", "minutes")
+        )
+
+    def save(self, name: str) -> None:
+        torch.save({"optimiser": self.optimiser.state()}, self.out / f"{name}.pt")
+
+    def load(self, name: str) -> None:
+        self.optimiser.load(torch.load(self.out / f"{name}.pt")["optimiser"])
+
+    def export(self, folder: Path) -> None:
+        """Write the model folder (all but the card)."""
+        write_settings(folder)
+        write_weights(self.model, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for checkpoints, the log and the finished model folder",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="threads of matrix products; drawing takes another half core",
+    )
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    trainer = Trainer(args.out, args.seed)
+    done = [stage for stage in STAGES if (args.out / f"{stage.name}.pt").is_file()]
+    if done:
+        trainer.load(done[-1].name)
+    for stage in STAGES[len(done) :]:
+        trainer.run(stage)
+    trainer.export(args.out / "model")
+
+
+if __name__ == "__main__":
+    main()
