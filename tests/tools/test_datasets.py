@@ -47,7 +47,8 @@ def pictures_of(session: Session) -> list[Picture]:
 
 
 @pytest.mark.parametrize(
-    "name", ["image", "random-mm", "multiturn-image", "repeat", "agent", "ocr"]
+    "name",
+    ["image", "random-mm", "multiturn-image", "repeat", "agent", "ocr", "text-beside-images"],
 )
 def test_a_seed_decides_the_whole_workload(name: DatasetName) -> None:
     data = DatasetOptions(dataset_name=name, rounds=3)

@@ -395,3 +395,17 @@ def test_the_table_shows_every_figure_of_the_run(server: ScriptedServer) -> None
     ]
     assert not [word for word in wanted if word not in text]
     assert Counter(text.split())["round"] == 1
+
+
+def test_gaps_of_text_beside_images_are_told_from_gaps_without(server: ScriptedServer) -> None:
+    server.script = Script(between=0.02)
+    data = DatasetOptions(dataset_name="text-beside-images", text_streams=2, image_every=0.2)
+    wanted = bench(server, 3, data=data)
+    wanted = replace(wanted, text=replace(wanted.text, random_output_len=60))
+    beside = run(wanted).summary.beside
+    assert beside is not None
+    assert beside.alone.n + beside.images.n == 2 * 59
+    assert 0 < beside.images.n < beside.alone.n
+    streamed = server.seen.streamed
+    assert sorted(body["max_tokens"] for body in streamed) == [8, 8, 8, 60, 60]
+    assert run(bench(server, 3)).summary.beside is None

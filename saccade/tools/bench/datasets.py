@@ -11,7 +11,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import ConfigError
@@ -28,6 +28,11 @@ from saccade.tools.options import (
     RandomMM,
     TextOptions,
 )
+
+IMAGE_ANSWER_TOKENS = 8
+"""Tokens of an answer about an image where the text beside the images is what is measured."""
+QUIET_IMAGES = 3
+"""Intervals between images that pass before the first one of `text-beside-images`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,15 @@ def warmup(recipe: Recipe) -> tuple[Session, ...]:
     sessions = DATASETS[recipe.data.dataset_name](
         Maker(recipe, stream=7), recipe.load.warmup_requests
     )
-    return tuple(Session(session.turns[:1], session.tenant) for session in sessions)
+    return tuple(Session((_brief(session),), session.tenant) for session in sessions)
+
+
+def _brief(session: Session) -> Turn:
+    """The first turn; a long answer that only runs beside others is cut short."""
+    turn = session.turns[0]
+    if session.due is None:
+        return turn
+    return replace(turn, max_tokens=min(turn.max_tokens, IMAGE_ANSWER_TOKENS))
 
 
 def _image(maker: Maker, count: int) -> Iterator[Session]:
@@ -281,6 +294,19 @@ def _ocr(maker: Maker, count: int) -> Iterator[Session]:
         )
 
 
+def _text_beside_images(maker: Maker, count: int) -> Iterator[Session]:
+    """Long answers to text, all begun at once; `count` images, one after another, beside them.
+
+    The first image waits for `QUIET_IMAGES` intervals, so that the streams also run alone.
+    """
+    data = maker.recipe.data
+    for _ in range(data.text_streams):
+        yield Session((maker.turn([]),), due=0.0)
+    for number in range(count):
+        turn = replace(maker.turn([maker.picture()]), max_tokens=IMAGE_ANSWER_TOKENS)
+        yield Session((turn,), due=(QUIET_IMAGES + number) * data.image_every)
+
+
 def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
     questions = load_questions(maker.recipe.data.dataset_path)
     if not questions:
@@ -362,6 +388,7 @@ FROM_FILES: frozenset[DatasetName] = frozenset(("mmmu", "custom"))
 
 DATASETS: dict[DatasetName, Callable[[Maker, int], Iterator[Session]]] = {
     "image": _image,
+    "text-beside-images": _text_beside_images,
     "random-mm": _random_mm,
     "multiturn-image": _multiturn_image,
     "repeat": _repeat,

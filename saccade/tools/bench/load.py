@@ -76,7 +76,8 @@ async def drive(
 
     A chat whose turn fails goes no further; its remaining turns are recorded as "not sent".
     """
-    dues = arrival_times(load, len(chats))
+    times = arrival_times(load, len(chats))
+    dues = [at if chat.due is None else chat.due for at, chat in zip(times, chats, strict=True)]
     permits = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     records: list[Record] = []
     delays: list[float] = []

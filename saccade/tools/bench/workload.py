@@ -60,12 +60,14 @@ class Session:
     """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a
     plain request.
 
-    `keep_images` > 0: only the pictures of so many last turns are sent again.
+    `keep_images` > 0: only the pictures of so many last turns are sent again. `due`: seconds after
+    the start at which it begins, whatever the arrivals; None: as the arrivals have it.
     """
 
     turns: tuple[Turn, ...]
     tenant: str = ""
     keep_images: int = 0
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Chat:
     turns: tuple[Prepared, ...]
     tenant: str
     keep_images: int
+    due: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,7 @@ def _prepare_session(
                 text_chars=chars,
             )
         )
-    return Chat(tuple(turns), session.tenant, session.keep_images)
+    return Chat(tuple(turns), session.tenant, session.keep_images, session.due)
 
 
 def _join(messages: Iterable[Json]) -> bytes:
