@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def recipe(
     prompts: int = 10,
     pictures: PictureOptions = SMALL,
     seed: int = 1,
-    **text: float,
+    **text: Any,
 ) -> Recipe:
     return Recipe(
         data,

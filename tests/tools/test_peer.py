@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -72,7 +73,10 @@ def test_its_pixels_are_the_librarys(peer: Peer, height: int, width: int, slack:
     torchvision differ.
     """
     sizes = {"shortest_edge": peer.pixels.smallest, "longest_edge": peer.pixels.largest}
-    settings = {"image_mean": peer.pixels.mean.tolist(), "image_std": peer.pixels.std.tolist()}
+    settings: dict[str, Any] = {
+        "image_mean": peer.pixels.mean.tolist(),
+        "image_std": peer.pixels.std.tolist(),
+    }
     processor = Qwen2VLImageProcessorPil(
         size=sizes, patch_size=peer.pixels.patch, merge_size=peer.pixels.merge, **settings
     )

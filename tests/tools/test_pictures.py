@@ -9,7 +9,6 @@ from PIL import Image
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.pictures import (
-    Content,
     Dice,
     Picture,
     Sizes,
@@ -18,6 +17,7 @@ from saccade.tools.bench.pictures import (
     parse_resolution,
     parse_size,
 )
+from saccade.tools.options import Content
 
 PIXELS: dict[
     tuple[Content, int], str

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -14,11 +15,11 @@ from saccade.tools.probe import Step, plot, probe, verdicts
 from tests.tools.server import IMAGE_TOKENS, Json, Script, ScriptedServer, pictures
 
 
-def run(server: ScriptedServer, **options: object) -> list[Step]:
+def run(server: ScriptedServer, **options: Any) -> list[Step]:
     return probe(
         Target(base_url=server.url, timeout=10),
         ProbeOptions(image_content="blank", quiet=True, **options),
-    )  # type: ignore[arg-type]
+    )
 
 
 def refuse_from(limit: int) -> Script:
