@@ -12,7 +12,7 @@ from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most
 
-Content = Literal["random", "photo", "document", "blank"]
+ImageContent = Literal["random", "photo", "document", "blank"]
 Format = Literal["jpeg", "png", "webp"]
 
 EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency"]
@@ -30,7 +30,7 @@ DatasetName = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetOptions:
     """Which server to ask, and how."""
 
     base_url: str = "http://127.0.0.1:8000"
@@ -51,7 +51,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """How many requests, and when."""
 
     num_prompts: int = 100
@@ -89,7 +89,7 @@ class PictureOptions:
     """WIDTHxHEIGHT, 360p, 480p, 720p, 1080p, 1440p, 4k, or random:AxB-CxD."""
     image_format: Format = "jpeg"
     """File format of the pictures (jpeg and webp at quality 85)."""
-    image_content: Content = "random"
+    image_content: ImageContent = "random"
     """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank:
     one flat colour each.
     """
@@ -204,7 +204,7 @@ class ProbeOptions:
     """Most pictures in one request."""
     step: int = 1
     """Pictures added from one request to the next."""
-    image_content: Content = "photo"
+    image_content: ImageContent = "photo"
     """What the pictures show: random (noise), photo, document, blank."""
     image_format: Format = "jpeg"
     """File format of the pictures."""

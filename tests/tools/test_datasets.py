@@ -12,12 +12,12 @@ import pytest
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration, Maker, Recipe, build, parse_buckets, warmup
-from saccade.tools.bench.pictures import Picture, encode
+from saccade.tools.bench.pictures import DrawnImage, encode
 from saccade.tools.bench.workload import File, Session, Template, answer_message, prepare
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
-    Load,
+    LoadOptions,
     PictureOptions,
     RandomMM,
     TextOptions,
@@ -35,7 +35,7 @@ def recipe(
 ) -> Recipe:
     return Recipe(
         data,
-        Load(num_prompts=prompts, seed=seed),
+        LoadOptions(num_prompts=prompts, seed=seed),
         pictures,
         TextOptions(**text),
         RandomMM(),
@@ -43,8 +43,8 @@ def recipe(
     )
 
 
-def pictures_of(session: Session) -> list[Picture]:
-    return [part for turn in session.turns for part in turn.parts if isinstance(part, Picture)]
+def pictures_of(session: Session) -> list[DrawnImage]:
+    return [part for turn in session.turns for part in turn.parts if isinstance(part, DrawnImage)]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_readings_carry_the_text_that_is_in_the_picture() -> None:
 
 
 def test_own_messages_become_chats_with_their_pictures(tmp_path: Path) -> None:
-    encoded = encode(Picture("blank", 32, 32, 1, "png"))
+    encoded = encode(DrawnImage("blank", 32, 32, 1, "png"))
     (tmp_path / "a.png").write_bytes(encoded)
     url = "data:image/png;base64," + base64.b64encode(encoded).decode()
     content = [

@@ -28,10 +28,10 @@ from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.sampling import user_message
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from tests.checkpoints import make_checkpoint, picture
@@ -115,8 +115,8 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
     with serving(peer) as url:
         summary = serve(
             Bench(
-                Target(base_url=url),
-                Load(num_prompts=2, max_concurrency=2, warmup_requests=0),
+                TargetOptions(base_url=url),
+                LoadOptions(num_prompts=2, max_concurrency=2, warmup_requests=0),
                 DatasetOptions(dataset_name="multiturn-image", rounds=2),
                 PictureOptions(image_resolution="64x64"),
                 TextOptions(random_input_len=16, random_output_len=6),
