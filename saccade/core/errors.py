@@ -10,7 +10,9 @@ SaccadeError
 │   ├── TooLarge          413  over a byte limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
 │   ├── InternalError     500  our bug; the log says more
-│   └── EngineUnavailable 503  the engine is starting, stopping or dead
+│   ├── EngineUnavailable 503  the engine is starting, stopping or dead
+│   ├── StorageBusy       503  the folder of uploaded files does not answer
+│   └── StorageFull       507  no disk to keep an upload on
 └── StartupError               the server cannot start: says what is wrong and what to do
     ├── ConfigError            a setting
     └── CheckpointError        a file of the model: names file and tensor
@@ -101,6 +103,22 @@ class EngineUnavailable(RequestError):
     status = 503
     type = "server_error"
     code = "engine_unavailable"
+
+
+class StorageBusy(RequestError):
+    """503: the folder of uploaded files cannot be read, or somebody else holds its lock."""
+
+    status = 503
+    type = "server_error"
+    code = "storage_busy"
+
+
+class StorageFull(RequestError):
+    """507: an upload cannot be kept: the disk is full, or may not be written."""
+
+    status = 507
+    type = "server_error"
+    code = "insufficient_storage"
 
 
 class StartupError(SaccadeError):

@@ -12,6 +12,8 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpcore
 
@@ -49,9 +51,16 @@ def is_public(address: Address) -> bool:
     )
 
 
+LOOKUPS = ThreadPoolExecutor(128, "saccade-dns")
+"""Threads of their own: a name server that does not answer must not hold up other work. As many as
+there may be fetches; they start when they are needed.
+"""
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, through the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(LOOKUPS, ask)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from saccade.core.errors import NotFound, TooLarge
-from saccade.media.files import FileStore
+from saccade.media.files import BLOCK, FileStore
 
 DATA = b"some bytes"
 
@@ -134,7 +134,7 @@ def test_what_a_crash_left_half_written_is_swept_by_the_next_upload(
 
 
 def test_the_budget_counts_content_once_and_refuses_what_is_over(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, 25)
+    store = FileStore(tmp_path, 14 * BLOCK)  # twice a folder, a content, and ten notes
     kept = [store.save(DATA, str(n), "vision", None) for n in range(9)]
     other = store.save(b"x" * 15, "x", "vision", None)
     with pytest.raises(TooLarge, match="--files-mb") as caught:
@@ -149,7 +149,7 @@ def test_the_budget_counts_content_once_and_refuses_what_is_over(tmp_path: Path)
 def test_an_expired_file_is_gone_and_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FileStore(tmp_path, len(DATA))
+    store = FileStore(tmp_path, 3 * BLOCK)
     stored = store.save(DATA, "a", "vision", 3600)
     assert stored.expires is not None and stored.expires == stored.created // 10**9 + 3600
     monkeypatch.setattr("saccade.media.files.time.time", lambda: stored.created / 1e9 + 3601)
