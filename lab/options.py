@@ -61,9 +61,8 @@ class EncoderBenchOptions:
     """What to encode, and where the figures go."""
 
     models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
-    """Presets of make-checkpoint, or folders with a checkpoint's configuration.
-
-    Weights are random in any case.
+    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random
+    in any case.
     """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats to measure."""
@@ -106,9 +105,8 @@ class TraceOptions:
     """What is asked, where no measured run is replayed."""
 
     trace: TraceName = "zipf"
-    """zipf: single questions about popular pictures.
-
-    chat: rounds with the whole history resent. agent: a trail of screenshots.
+    """zipf: single questions about popular pictures. chat: rounds with the whole history resent.
+    agent: a trail of screenshots.
     """
     num_prompts: int = 10_000
     """Requests; of chats and trails all rounds count."""
@@ -132,7 +130,6 @@ class TraceOptions:
     """Share nothing with each other."""
     rate: float = 5.0
     """Requests per second that come in, over all replicas (chats at this divided by their rounds).
-
     inf: all at once.
     """
     think_time: float = 2.0
@@ -158,9 +155,8 @@ class MachineOptions:
     profile: ProfileName = "cpu"
     """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
     model: str | None = None
-    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo".
-
-    Derived: the profile's sizes; demo.
+    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo". Derived:
+    the profile's sizes; demo.
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
@@ -260,9 +256,8 @@ class KernelBenchOptions:
     """What to measure, and where the figures go."""
 
     models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
-    """Presets of make-checkpoint, whose towers' sizes the measurements have.
-
-    Only the embedding of positions is made of weights.
+    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of
+    positions is made of weights.
     """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats of queries and keys."""

@@ -53,18 +53,16 @@ class Load:
     request_rate: float = float("inf")
     """Requests (chats) begun per second, at random (Poisson) times; inf: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between arrivals.
-
-    1: Poisson; below: bursts; above: evener.
+    """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts;
+    above: evener.
     """
     warmup_requests: int = 1
     """Requests sent and forgotten before the clock starts; drawn pictures and texts never come
     again (those of mmmu and custom do).
     """
     seed: int = 1
-    """Decides every picture, text and arrival.
-
-    Pictures of another seed are new to a server that has been measured before.
+    """Decides every picture, text and arrival. Pictures of another seed are new to a server that
+    has been measured before.
     """
 
     def __post_init__(self) -> None:
@@ -104,9 +102,8 @@ class TextOptions:
     random_range_ratio: float = 1.0
     """Lengths are uniform between this share of the above and the above. 1: always the same."""
     disable_ignore_eos: bool = False
-    """Let answers end early.
-
-    Otherwise `ignore_eos` is sent, so that every answer has its full length.
+    """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full
+    length.
     """
 
     def __post_init__(self) -> None:
@@ -121,14 +118,12 @@ class DatasetOptions:
 
     dataset_name: DatasetName = "image"
     """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
-    chats that resend their pictures.
-    repeat: a known share of repeated pictures. agent: a growing trail of screenshots. mmmu, custom:
-    from a file. ocr: text to read.
+    chats that resend their pictures. repeat: a known share of repeated pictures. agent: a growing
+    trail of screenshots. mmmu, custom: from a file. ocr: text to read.
     """
     dataset_path: str | None = None
-    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU).
-
-    custom: JSON lines, each with `messages`.
+    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with
+    `messages`.
     """
     rounds: int = 8
     """multiturn-image, agent: questions per chat."""
@@ -225,16 +220,14 @@ class EvalOptions:
     seed: int = 0
     """First seed of drawn questions (ocr, shapes, consistency)."""
     dataset_path: str | None = None
-    """ocrbench, mmmu: a local file or folder, or a hub id.
-
-    Derived: the published data set on the hub.
+    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the published data set on the
+    hub.
     """
     max_tokens: int | None = None
     """Longest answer. Derived: 48; for mmmu 1024."""
     output_file: Path | None = None
-    """Every answer, as JSON lines.
-
-    If the file exists, questions answered in it are not asked again.
+    """Every answer, as JSON lines. If the file exists, questions answered in it are not asked
+    again.
     """
     quiet: bool = False
     """Print no progress and no table."""
@@ -258,9 +251,8 @@ class AbOptions:
     repeats: int = 3
     """Runs of each, in turns: A B A B A B. Each has its own seed, the same for both."""
     keep_running: bool = False
-    """Start both servers once and keep them, instead of a fresh start for every run.
-
-    Needs memory for both.
+    """Start both servers once and keep them, instead of a fresh start for every run. Needs memory
+    for both.
     """
     eval: Literal["ocr", "shapes", "none"] = "ocr"
     """Questions that are asked of both, once, to compare accuracy."""

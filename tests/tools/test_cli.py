@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 from cyclopts import App
 
+from saccade.__main__ import MAIN_OPTIONS
 from saccade.core.errors import ConfigError, SaccadeError
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    ServerOptions,
+)
 from saccade.tools import cli
 from saccade.tools.chat import ask_server
 from saccade.tools.options import (
@@ -177,3 +186,20 @@ def test_help_loads_nothing_heavy() -> None:
         "set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def help_of(flag: str) -> str:
+    program = [sys.executable, "-m", "saccade", "serve", flag]
+    return subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> None:
+    every = {
+        f"--{field.name.replace('_', '-')}"
+        for options in (ModelOptions, EngineOptions, ParallelOptions, MediaOptions, ServerOptions)
+        for field in dataclasses.fields(options)
+    }
+    brief, advanced = help_of("--help"), help_of("--help-advanced")
+    assert {option for option in every if option in brief.split()} == MAIN_OPTIONS
+    assert {option for option in every if option in advanced.split()} == every
+    assert "--help-advanced" in brief
