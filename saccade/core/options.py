@@ -218,6 +218,13 @@ class ServerOptions:
     """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which
     keeps it out of process lists.
     """
+    api_keys_file: str | None = None
+    """Ask clients for one of the keys in this file: a line name:key for each. Where there are
+    several keys, each sees its own files, finds its own images cached, and holds at most half of
+    --max-queued-requests and --max-inflight-mb.
+    """
+    share_cache: bool = False
+    """Several keys share what is cached of images and prompts; each still has its own files."""
     served_model_name: tuple[str, ...] = ()
     """Name the API answers to; repeat the option for several. Derived: the model as given on the
     command line.
@@ -248,6 +255,11 @@ class ServerOptions:
     def key(self) -> str | None:
         """The key that clients must send, if any."""
         return self.api_key or os.environ.get("SACCADE_API_KEY")
+
+    @property
+    def asks_for_key(self) -> bool:
+        """Whether clients must send one."""
+        return self.key is not None or self.api_keys_file is not None
 
     @property
     def inflight_bytes(self) -> int:

@@ -54,12 +54,15 @@ INLINE_CHARACTERS = 1 << 20
 """Base64 text decoded on the event loop (0.2 ms); more goes to a thread."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Trip:
-    """One flight's way through redirects, and the clock for all of it."""
+    """One flight's way through redirects, the clock for all of it, and what it last asked a
+    server.
+    """
 
     flight: Flight
     clock: asyncio.Timeout
+    exchange: asyncio.Task[Answer] | None = None
 
 
 class Fetcher:
@@ -78,6 +81,7 @@ class Fetcher:
         self._cache = HTTPCache(CACHE_BYTES)
         self._turns = Turns(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
         self._flights = Flights(self._turns.enter)
+        self._exchanges: set[asyncio.Task[Answer]] = set()
 
     async def fetch(self, url: str, salt: str, asker: Asker | None = None) -> bytes:
         """The encoded bytes; those that were not sent with the request are counted in the asker's
@@ -103,6 +107,7 @@ class Fetcher:
 
     async def close(self) -> None:
         await self._flights.close()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
         await self._pool.aclose()
 
     # ---- data:
@@ -126,10 +131,9 @@ class Fetcher:
     # ---- http: and https:
 
     async def _fetch_http(self, flight: Flight, url: str, salt: str) -> bytes:
-        shown = url[:200]
+        shown, trip = url[:200], _Trip(flight, asyncio.timeout(None))
         try:
-            async with asyncio.timeout(None) as clock:
-                trip = _Trip(flight, clock)
+            async with trip.clock:
                 return await self._follow(trip, httpx.URL(url), salt)
         except TimeoutError:
             why = f"{shown} took longer than {self._options.fetch_timeout:g} s"
@@ -140,7 +144,10 @@ class Fetcher:
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             why = f"{shown} cannot be fetched: {error or type(error).__name__}"
         finally:
-            self._turns.leave(flight.ticket)
+            if trip.exchange is not None and not trip.exchange.done():
+                trip.exchange.add_done_callback(lambda _: self._turns.leave(flight.ticket))
+            else:
+                self._turns.leave(flight.ticket)
         raise ImageError(why, code="image_unreachable")
 
     async def _begin(self, trip: _Trip) -> None:
@@ -167,11 +174,26 @@ class Fetcher:
 
     async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> Answer:
         await self._begin(trip)
-        timeouts = {
-            "connect": CONNECT_TIMEOUT,
-            "read": self._options.fetch_timeout,
-            "write": CONNECT_TIMEOUT,
-        }
+        exchange = asyncio.create_task(self._exchange(trip.flight, url, headers))
+        trip.exchange = exchange
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._end)
+        try:
+            return await asyncio.shield(exchange)
+        finally:
+            exchange.cancel()
+
+    def _end(self, exchange: asyncio.Task[Answer]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # whoever asked may have gone
+
+    async def _exchange(self, flight: Flight, url: httpx.URL, headers: hishel.Headers) -> Answer:
+        """Ask the server of `url`.
+
+        A task of its own, cancelled once at most: httpcore loses a connection, open, when it is
+        interrupted a second time, while it closes.
+        """
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
         )
@@ -180,7 +202,7 @@ class Fetcher:
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
         ]
         async with self._pool.stream(
-            "GET", target, headers=sent, extensions={"timeout": timeouts}
+            "GET", target, headers=sent, extensions={"timeout": {"connect": CONNECT_TIMEOUT}}
         ) as response:
             fields: dict[str, list[str]] = {}
             for name, value in response.headers:
@@ -190,11 +212,11 @@ class Fetcher:
             length = fields.get("content-length", ["0"])[0]
             announced = int(length[:20]) if length.isascii() and length.isdigit() else 0
             self.check_size(announced)
-            trip.flight.grow(announced)
+            flight.grow(announced)
             body = bytearray()
             async for chunk in response.aiter_stream():
                 self.check_size(len(body) + len(chunk))
-                trip.flight.grow(len(body) + len(chunk))
+                flight.grow(len(body) + len(chunk))
                 body += chunk
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")

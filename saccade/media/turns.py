@@ -38,9 +38,12 @@ BOUNDLESS = Boundless()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker:
-    """One request. `client` is who sent it, as far as fairness goes."""
+    """One request. `client` is who sent it, as far as fairness goes; `owner` has the files that it
+    may read.
+    """
 
     client: str = ""
+    owner: str = ""
     room: Room = BOUNDLESS
 
 

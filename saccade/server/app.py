@@ -7,7 +7,6 @@ Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `fr
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -65,6 +64,7 @@ from saccade.server.responses import (
     Writer,
 )
 from saccade.server.stream import stream
+from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer
 
 log = logging.getLogger("saccade")
@@ -93,8 +93,8 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
                 allow_headers=["*"],
             )
         )
-    if options.key:
-        middleware.append(Middleware(_KeyCheck, key=options.key))
+    if keys := Keys.of(options):
+        middleware.append(Middleware(_KeyCheck, keys=keys))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
@@ -168,7 +168,7 @@ class _Api:
         ), completion_asks(request)
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._admit(scope, receive) as (body, _):
+        async with self._admit(scope, receive) as (body, held):
             request = parse_either(body)
             self._check_name(request.model)
             asks = (
@@ -182,7 +182,8 @@ class _Api:
                 )
             context_length = self.front.ready.context_length
             prompt = await _while_connected(
-                receive, self.front.intake.read(asks[0], context_length)
+                receive,
+                self.front.intake.read(asks[0], context_length, held.client, held),
             )
             images = [
                 ImageCost.of(picture, place)
@@ -197,13 +198,14 @@ class _Api:
         """A permit, then the body. What the request holds of memory counts until it has ended."""
         request = Request(scope, receive)
         largest = self.options.max_body_mb * MIB
-        with self.front.admit(), self.bodies.hold(request, largest) as held:
+        with self.front.admit(client_of(scope)), self.bodies.hold(request, largest) as held:
             yield await read_json(request, held, largest), held
 
     async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
-        prepared = [await self.front.prepare(ask) for ask in asks]
+        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
-        held.resize(sum(len(picture.data) for each in prepared for picture in each.pictures))
+        encoded = {picture.encoded for each in prepared for picture in each.pictures}
+        held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
         tracer = Tracer(prepared, reply.trace)
         writer = Writer(reply.shape, reply.model)
@@ -318,22 +320,22 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class _KeyCheck:
-    """Lets through what carries the key, and what is open."""
+    """Lets through what carries a key, and what is open."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
-        self._wanted = f"Bearer {key}".encode()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
+            if (client := self._keys.client(scope)) is None:
                 await _error_response(
                     Unauthorized(
                         "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
                     )
                 )(scope, receive, send)
                 return
+            scope[CLIENT] = client
         await self._app(scope, receive, send)
 
 

@@ -7,6 +7,7 @@ Knows nothing of what they say. One event loop; no locks.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from starlette.requests import Request
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, Overloaded, TooLarge
 from saccade.core.metrics import Metrics
+from saccade.front.client import ANYBODY, SHARE, Client
+from saccade.server.tenant import client_of
 
 BODY_PAUSE = 30.0
 """Seconds that a client may pause while it sends a body."""
@@ -29,6 +32,8 @@ class Bodies:
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit = limit
         self.held = 0
+        self.of: Counter[str] = Counter()
+        """By the name of the key."""
         self._metrics = metrics
 
     @contextmanager
@@ -38,7 +43,7 @@ class Bodies:
         Raises Overloaded when there is none.
         """
         announced = request.headers.get("content-length", "0")
-        share = Held(self)
+        share = Held(self, client_of(request.scope))
         try:
             share.resize(min(int(announced), largest) if announced.isdigit() else 0)
             yield share
@@ -55,6 +60,7 @@ class Held:
     """One request's share."""
 
     bodies: Bodies
+    client: Client = ANYBODY
     nbytes: int = 0
 
     def resize(self, nbytes: int) -> None:
@@ -62,6 +68,7 @@ class Held:
 
         Raises Overloaded for more than is left, unless nobody else holds any.
         """
+        self._check_share(nbytes)
         others = self.bodies.held - self.nbytes
         if nbytes > self.nbytes and others and others + nbytes > self.bodies.limit:
             raise Overloaded(
@@ -71,7 +78,31 @@ class Held:
                 "pictures once with /v1/files"
             )
         self.bodies.set(others + nbytes)
+        self.bodies.of[self.client.name] += nbytes - self.nbytes
         self.nbytes = nbytes
+
+    def reserve(self, nbytes: int) -> None:
+        """Hold so many bytes more: of what was not sent with the request (files, URLs), however
+        often it is named.
+
+        Raises Overloaded for more than is left now, TooLarge for more than there is in all.
+        """
+        if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
+            raise TooLarge(
+                f"the request and its pictures have over {self.bodies.limit / MIB:.0f} MiB; this "
+                "server holds no more at a time (--max-inflight-mb): send fewer, or smaller ones"
+            )
+        self.resize(self.nbytes + nbytes)
+
+    def _check_share(self, nbytes: int) -> None:
+        """Raises Overloaded where one of several keys would hold more than its share."""
+        mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
+        if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
+            raise Overloaded(
+                f"requests of this key hold {mine / MIB:.0f} MiB and this one needs "
+                f"{nbytes / MIB:.0f}; one of several keys may have {most / MIB:.0f} (half of "
+                "--max-inflight-mb): try again"
+            )
 
 
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:

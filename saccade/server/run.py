@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
             ready = await self._front.start()
-            if not (self._options.key or ipaddress.ip_address(host).is_loopback):
+            if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
                     "--host %s without --api-key: whoever can reach this port may use the server",
                     self._options.host,

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
+from saccade.front.client import Client
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import CACHED, CONTEXT
 
@@ -263,7 +264,7 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
         0.5,
         -0.5,
         ((7, -100.0),),
-        "me",
+        Client().salt("me"),
     )
 
 
