@@ -18,6 +18,7 @@ from functools import partial
 import httpcore
 
 from saccade.core.errors import ImageError
+from saccade.media.network import Network, until_given_up
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -73,7 +74,10 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, allow_private: bool, resolve: Resolve = resolve) -> None:
         self._allow_private = allow_private
         self._resolve = resolve
-        self._network = httpcore.AnyIOBackend()
+        self._network = Network()
+
+    async def _find(self, host: str, port: int) -> list[str]:
+        return await self._resolve(host, port)
 
     async def connect_tcp(
         self,
@@ -88,7 +92,8 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         Raises ImageError when an address is not public.
         """
         try:
-            addresses = await self._resolve(host, port)
+            found = until_given_up(self._find(host, port), httpcore.ConnectError)
+            addresses = await found
         except (OSError, UnicodeError) as error:
             raise ImageError(
                 f"the picture's host {host!r} cannot be found", code="image_unreachable"

@@ -30,6 +30,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
 from saccade.media.flights import Flight, Flights
 from saccade.media.http_cache import Answer, HTTPCache
+from saccade.media.network import GIVEN_UP
 from saccade.media.turns import Asker, Turns
 
 MAX_REDIRECTS = 5
@@ -174,26 +175,30 @@ class Fetcher:
 
     async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> Answer:
         await self._begin(trip)
-        exchange = asyncio.create_task(self._exchange(trip.flight, url, headers))
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        exchange = asyncio.create_task(self._exchange(trip.flight, url, headers, given_up))
         trip.exchange = exchange
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._end)
         try:
             return await asyncio.shield(exchange)
         finally:
-            exchange.cancel()
+            given_up.set_result(None)
 
     def _end(self, exchange: asyncio.Task[Answer]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
             exchange.exception()  # whoever asked may have gone
 
-    async def _exchange(self, flight: Flight, url: httpx.URL, headers: hishel.Headers) -> Answer:
-        """Ask the server of `url`.
-
-        A task of its own, cancelled once at most: httpcore loses a connection, open, when it is
-        interrupted a second time, while it closes.
-        """
+    async def _exchange(
+        self,
+        flight: Flight,
+        url: httpx.URL,
+        headers: hishel.Headers,
+        given_up: asyncio.Future[None],
+    ) -> Answer:
+        """Ask the server of `url`, in a task of its own that is never cancelled (`network.py`)."""
+        GIVEN_UP.set(given_up)
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
         )

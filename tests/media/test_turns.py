@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from pathlib import Path
 
@@ -133,6 +134,43 @@ def test_after_a_thousand_fetches_that_timed_out_the_next_is_like_the_first() ->
             assert await fetch.fetch(f"{server.url}/after", "") == PICTURE
             assert server.connections == 1
             assert 4 * REQUEST_FETCHES <= silent.connections < 8 * REQUEST_FETCHES
+
+    asyncio.run(scenario())
+
+
+def test_whenever_a_fetch_is_given_up_no_connection_is_lost() -> None:
+    async def scenario() -> None:
+        chance = random.Random(2)
+
+        async def sometime(path: str, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(chance.random() * 0.02)
+            await ok(path, writer)
+
+        async with (
+            origin(silence) as silent,
+            origin(sometime) as one,
+            origin(sometime) as other,
+            fetcher(fetch_timeout=0.2) as (fetch, _),
+        ):
+            fetch._pool._keepalive_expiry = 0.01
+
+            async def leave_sometime(n: int) -> None:
+                url = chance.choice([silent.url, one.url, other.url, one.url, other.url])
+                task = asyncio.create_task(fetch.fetch(f"{url}/{n}", "", Asker(str(n % 7))))
+                if chance.random() < 0.6:
+                    for _ in range(chance.randrange(10)):
+                        await asyncio.sleep(0)
+                    if chance.random() < 0.5:
+                        await asyncio.sleep(chance.random() * 0.03)
+                    task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+            for _ in range(15):
+                await asyncio.gather(*(leave_sometime(n) for n in range(100)))
+            async with asyncio.timeout(5):
+                while connections(fetch) > 1:
+                    await asyncio.sleep(0.05)
+                    assert await fetch.fetch(one.url, "") == PICTURE
 
     asyncio.run(scenario())
 
