@@ -72,7 +72,7 @@ def silent(url: str) -> str:
         return f"{closed} of 1,000 closed"
 
 
-@attack("31 large bodies announced, one byte sent")
+@attack("31 large bodies announced, one byte sent", "--max-inflight-mb", "6038")
 def announced(url: str) -> str:
     with raw.connections(url, 31) as sockets:
         for each in sockets:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.bounds import above, at_least, at_most
+from saccade.core.bounds import above, at_least, at_most, named
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -205,6 +205,12 @@ class MediaOptions:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
         above(0, self, "fetch_timeout", "decode_timeout")
+        named(self, "allowed_media_domains")
+        allowed = self.allowed_local_media_path
+        if allowed is not None and not (allowed and Path(allowed).is_dir()):
+            raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
+        if self.files_dir == "":
+            raise ConfigError("--files-dir: name a folder")
 
     @property
     def workers(self) -> int:
@@ -248,6 +254,8 @@ class ServerOptions:
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
+    metrics_without_key: bool = False
+    """Answer /metrics also to those who do not send the key."""
     log_requests: bool = False
     """Log a line for every request: tokens, pictures, times."""
     log_slow_seconds: float | None = None
@@ -257,6 +265,11 @@ class ServerOptions:
         at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
+        if self.api_key == "":
+            raise ConfigError(
+                "--api-key is empty, perhaps an unset variable: give a key, or leave the option out"
+            )
+        named(self, "served_model_name", "cors_origins")
 
     @property
     def key(self) -> str | None:
@@ -269,6 +282,34 @@ class ServerOptions:
         if self.max_inflight_mb is not None:
             return self.max_inflight_mb * MIB
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How many connections the HTTP server keeps, and how slow they may be."""
+
+    max_connections: int | None = None
+    """Connections open at a time. Beyond it the longest idle one is closed for a new one; when all
+    are in use, a new one is answered 429, but for /health. Derived: what the limit of open files
+    leaves, at most 4096.
+    """
+    max_connections_per_address: int | None = None
+    """Of these, what one address may have (of IPv6, one /64). Derived: half. A proxy in front is
+    one address: give it --max-connections then.
+    """
+    header_timeout: float = 20.0
+    """Seconds for the head of a request, from its first byte or the start of the connection."""
+    keep_alive_timeout: float = 75.0
+    """Seconds that a connection may be idle after an answer."""
+    body_timeout: float = 300.0
+    """Seconds for the body of a request; a body must also keep coming (64 KiB in 30 seconds)."""
+    write_timeout: float = 30.0
+    """Seconds that a client may take nothing of what waits for it; its request is dropped then."""
+
+    def __post_init__(self) -> None:
+        at_least(16, self, "max_connections")
+        at_least(1, self, "max_connections_per_address")
+        above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
 
 
 OPENMP_SPINS = "4000"

@@ -7,7 +7,6 @@ Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `fr
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -24,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from saccade import __version__
 from saccade.core.config import MIB
@@ -34,7 +33,6 @@ from saccade.core.errors import (
     NotFound,
     Overloaded,
     RequestError,
-    TooLarge,
     Unauthorized,
 )
 from saccade.core.options import ServerOptions
@@ -43,6 +41,7 @@ from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
+from saccade.server.gate import KeyCheck, RequestIds, request_id
 from saccade.server.openai import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -69,21 +68,24 @@ from saccade.server.trace import ImageCost, Tracer
 
 log = logging.getLogger("saccade")
 
-OPEN_PATHS = frozenset({"/health", "/version"})
-"""What answers without the API key."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+"""What answers without the API key, and on connections beyond the limit."""
 
 T = TypeVar("T")
 
 
-def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
+def build_app(
+    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+) -> Starlette:
     """The ASGI application.
 
-    `names`: what the API calls the model, the first being its own name for it.
+    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
+    long a request's body may take to come.
     """
     assert names
-    bodies = Bodies(options.inflight_bytes, front.metrics)
+    bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     api = _Api(front, tuple(names), options, int(time.time()), bodies)
-    middleware = []
+    middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
             Middleware(
@@ -94,16 +96,21 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
             )
         )
     if options.key:
-        middleware.append(Middleware(_KeyCheck, key=options.key))
+        open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        middleware.append(
+            Middleware(KeyCheck, key=options.key, open_paths=open_paths, refuse=_error_response)
+        )
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", _Endpoint(api.complete), methods=["POST"]),
             Route("/v1/models", api.models),
+            Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
+            Route("/ping", api.health),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
         ],
@@ -194,11 +201,17 @@ class _Api:
 
     @asynccontextmanager
     async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
-        """A permit, then the body. What the request holds of memory counts until it has ended."""
+        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
+        before the body. What the request holds of memory counts until it has ended.
+        """
         request = Request(scope, receive)
         largest = self.options.max_body_mb * MIB
-        with self.front.admit(), self.bodies.hold(request, largest) as held:
-            yield await read_json(request, held, largest), held
+        with self.front.admit():
+            pass  # there is a permit now
+        with self.bodies.hold(request, largest) as held:
+            body = await read_json(request, held, largest)
+            with self.front.admit():
+                yield body, held
 
     async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
         prepared = [await self.front.prepare(ask) for ask in asks]
@@ -226,7 +239,8 @@ class _Api:
         request, usage = prepared[0].request, tally.usage
         if self.options.log_requests:
             log.info(
-                "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                request_id.get(),
                 request.id,
                 usage.prompt_tokens,
                 usage.prompt_tokens_details.cached_tokens,
@@ -236,7 +250,12 @@ class _Api:
             )
         slow = self.options.log_slow_seconds
         if slow is not None and tracer.seconds > slow:
-            log.warning("%s was slow: %s", request.id, msgspec.json.encode(tracer.trace).decode())
+            log.warning(
+                "%s: %s was slow: %s",
+                request_id.get(),
+                request.id,
+                msgspec.json.encode(tracer.trace).decode(),
+            )
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
@@ -289,7 +308,7 @@ class _Endpoint:
         except RequestError:
             raise
         except Exception as bug:
-            log.exception("a request failed")
+            log.exception("%s: a request failed", request_id.get())
             raise InternalError from bug
 
 
@@ -317,26 +336,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class _KeyCheck:
-    """Lets through what carries the key, and what is open."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._wanted = f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                await _error_response(
-                    Unauthorized(
-                        "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                    )
-                )(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
 # ---- responses
 
 
@@ -357,8 +356,6 @@ def _error_response(error: RequestError) -> Response:
         response.headers["retry-after"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, TooLarge):
-        response.headers["connection"] = "close"
     return response
 
 

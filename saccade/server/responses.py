@@ -154,13 +154,25 @@ class TokenCount(Struct):
     images: Sequence[ImageCost]
 
 
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
+"""Characters. Errors quote what was sent; whatever leaves the server passes here."""
+
+
 class ErrorBody(Struct):
-    """What went wrong, and with which field."""
+    """What went wrong, and with which field. Cut to a bounded length."""
 
     message: str
     type: str
     param: str | None
     code: str | None
+
+    def __post_init__(self) -> None:
+        self.message = _cut(self.message, LONGEST_MESSAGE)
+        self.param = None if self.param is None else _cut(self.param, LONGEST_PARAM)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 2] + " …"
 
 
 class ErrorResponse(Struct):

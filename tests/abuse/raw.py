@@ -118,10 +118,16 @@ def connections(url: str, count: int, **options: object) -> Iterator[list[socket
         yield [stack.enter_context(connect(url, **options)) for _ in range(count)]  # type: ignore[arg-type]
 
 
-def flood(sockets: Sequence[socket.socket], payload: bytes, times: int, seconds: float) -> int:
+def flood(
+    sockets: Sequence[socket.socket],
+    payload: bytes,
+    times: int,
+    seconds: float,
+    patience: float = 15,
+) -> int:
     """Write `payload` up to `times` times on every socket, side by side, without reading.
 
-    Ends when all is written, or the server has taken nothing for two seconds, or after `seconds`.
+    Ends when all is written, or nothing was taken for `patience` seconds, or after `seconds`.
     Returns the bytes that were taken.
     """
     block = payload * max(1, 65536 // len(payload))
@@ -132,7 +138,7 @@ def flood(sockets: Sequence[socket.socket], payload: bytes, times: int, seconds:
         for each in sockets:
             each.setblocking(False)
             selector.register(each, selectors.EVENT_WRITE)
-        while selector.get_map() and time.monotonic() < min(deadline, last + 2):
+        while selector.get_map() and time.monotonic() < min(deadline, last + patience):
             for key, _ in selector.select(0.2):
                 each = key.fileobj
                 at = sent[each] % len(block)
