@@ -134,7 +134,7 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_connections_closed_total",
         "counter",
         "HTTP connections that the server ended early: another needed the place (crowd), the head "
-        "came too slowly (head), what was sent was not read (unread), a refused body went on (body)",
+        "came too slowly (head), answers were not read (unread), a refused body went on (body)",
         ("reason",),
     ),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
