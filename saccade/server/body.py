@@ -52,8 +52,14 @@ class Bodies:
 
         Raises Overloaded when what is announced finds no room now, before any of it is read.
         """
+        with self.share() as share:
+            share.check(min(announced(request), largest))
+            yield share
+
+    @contextmanager
+    def share(self) -> Iterator[Held]:
+        """A share that holds nothing yet, and nothing any more at the end."""
         share = Held(self)
-        share.check(min(announced(request), largest))
         try:
             yield share
         finally:

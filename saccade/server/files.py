@@ -7,17 +7,20 @@ business.
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import InvalidRequest
 from saccade.media.files import Stored
@@ -31,6 +34,8 @@ DATA = ("batch", "evals", "fine-tune")
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
 """Bounds of `expires_after`, in seconds; OpenAI's."""
 MOST_LISTED = 10_000
+DOWNLOAD_BYTES = 256 * 1024
+"""Read from disk at a time for one download."""
 
 
 class FileObject(Struct):
@@ -154,17 +159,37 @@ class _Files:
         )
 
     async def content(self, request: Request) -> Response:
-        data = await asyncio.to_thread(self.media.files.read, request.path_params["id"])
-        # Whatever it is, a browser shall not run it.
-        return Response(
-            data,
-            media_type="application/octet-stream",
-            headers={"x-content-type-options": "nosniff"},
-        )
+        file = await asyncio.to_thread(self.media.files.open, request.path_params["id"])
+        return _Download(file, self.bodies)
 
     async def delete(self, request: Request) -> Response:
         await asyncio.to_thread(self.media.files.delete, request.path_params["id"])
         return _json(FileDeleted(request.path_params["id"]))
+
+
+class _Download(StreamingResponse):
+    """A file on its way out: a piece of it in memory at a time, which is counted. Closes `file`."""
+
+    def __init__(self, file: BinaryIO, bodies: Bodies) -> None:
+        self._file = file
+        self._bodies = bodies
+        super().__init__(
+            self._pieces(),
+            media_type="application/octet-stream",
+            headers={
+                "content-length": str(os.fstat(file.fileno()).st_size),
+                "x-content-type-options": "nosniff",  # whatever it is, a browser shall not run it
+            },
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file, self._bodies.share() as held:
+            held.resize(DOWNLOAD_BYTES)
+            await super().__call__(scope, receive, send)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while piece := await asyncio.to_thread(self._file.read, DOWNLOAD_BYTES):
+            yield piece
 
 
 async def _parse(request: Request, body: object) -> FormData:

@@ -1,20 +1,16 @@
-"""What every request passes before its route: it gets an id, and shows the key.
+"""What a request says of itself in its headers: its id, and its key.
 
-Knows nothing of routes but which are open to all.
+Knows nothing of routes, and not which keys are right.
 """
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
-from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from saccade.core.errors import RequestError, Unauthorized
 
 _USUAL_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -41,34 +37,6 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_named)
-
-
-class KeyCheck:
-    """Lets through what carries the key, and what is open. `refuse` makes an answer of an error."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        key: str,
-        open_paths: Iterable[str],
-        refuse: Callable[[RequestError], ASGIApp],
-    ) -> None:
-        self._app = app
-        self._key = key.encode()
-        self._open_paths = frozenset(open_paths)
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in self._open_paths and not self._knows(scope):
-            error = Unauthorized(
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-            )
-            await self._refuse(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _knows(self, scope: Scope) -> bool:
-        return hmac.compare_digest(given_key(scope), self._key)
 
 
 def given_key(scope: Scope) -> bytes:

@@ -38,6 +38,10 @@ PIECE = 8192
 """Bytes of heads and chunked framing that are parsed of one connection before others have their
 turn.
 """
+MEAN_CHUNK, MEAGRE_PIECE = 64, 1024
+"""The same where the chunks of a body have been smaller on average: each costs a call."""
+MEAGRE, MEAGRE_CHUNKS = 32, 10_000
+"""Bytes; a body of so many chunks that are smaller on average is refused."""
 LINGER_SECONDS = 20.0
 """A client that still sends after it was refused has so long to notice, before it is cut off."""
 EMPTY_LINE = b"\r\n\r\n"
@@ -49,11 +53,14 @@ class _Message:
 
     `given`: bytes that the parser has had of its head or, in a chunked body, since the last byte of
     content. `left`: bytes of the body still to come; None where its own framing ends it.
+    `chunks`, `content`: pieces and bytes of the body that the parser has given out.
     `keep_alive`: whether its client keeps the connection. `refused`: why it gets no answer.
     """
 
     given: int = 0
     lines: int = 0
+    chunks: int = 0
+    content: int = 0
     tail: bytes = b""
     in_body: bool = False
     ended: bool = False
@@ -186,6 +193,8 @@ class Connection(HttpToolsProtocol):
         """Give the parser what has come of this message; what belongs to the next waits."""
         self._scheduled = False
         budget = PIECE
+        if self._message.content < MEAN_CHUNK * self._message.chunks:
+            budget = MEAGRE_PIECE
         while self._surplus and budget > 0 and self._lingering is None:
             if self._message.ended:
                 if not self.cycle.response_complete:
@@ -225,7 +234,8 @@ class Connection(HttpToolsProtocol):
             message.left -= size
         else:
             # Heads and chunked bodies end with an empty line, and nowhere else.
-            size = min(PIECE, len(surplus))
+            meagre = message.content < MEAN_CHUNK * message.chunks
+            size = min(MEAGRE_PIECE if meagre else PIECE, len(surplus))
             end = (message.tail + surplus[:size]).find(EMPTY_LINE)
             if end >= 0:
                 size = end + len(EMPTY_LINE) - len(message.tail)
@@ -244,6 +254,12 @@ class Connection(HttpToolsProtocol):
             )
         if message.left == 0 and not message.ended and message.refused is None:
             message.refused = InvalidRequest("the body has another length", code="invalid_http")
+        if message.chunks > MEAGRE_CHUNKS and message.content < MEAGRE * message.chunks:
+            message.refused = message.refused or InvalidRequest(
+                f"the body comes in over {MEAGRE_CHUNKS} chunks of under {MEAGRE} bytes: send "
+                "larger ones",
+                code="invalid_http",
+            )
         if message.given > HEAD_BYTES and message.refused is None:
             message.refused = HeadTooLarge(
                 f"request line and headers, or what frames the body, are over {HEAD_BYTES} bytes"
@@ -294,7 +310,11 @@ class Connection(HttpToolsProtocol):
         return None
 
     def on_body(self, body: bytes) -> None:
-        self._message.given = 0
+        message = self._message
+        message.given = 0
+        if message.left is None:
+            message.chunks += 1
+            message.content += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -18,6 +18,9 @@ from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.detokenize import Vocabulary
 
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
+"""Characters of an error that a client is shown."""
+
 
 class PromptTokensDetails(Struct):
     """How many prompt tokens came from the prefix cache."""
@@ -154,25 +157,13 @@ class TokenCount(Struct):
     images: Sequence[ImageCost]
 
 
-LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
-"""Characters. Errors quote what was sent; whatever leaves the server passes here."""
-
-
 class ErrorBody(Struct):
-    """What went wrong, and with which field. Cut to a bounded length."""
+    """What went wrong, and with which field."""
 
     message: str
     type: str
     param: str | None
     code: str | None
-
-    def __post_init__(self) -> None:
-        self.message = _cut(self.message, LONGEST_MESSAGE)
-        self.param = None if self.param is None else _cut(self.param, LONGEST_PARAM)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 2] + " …"
 
 
 class ErrorResponse(Struct):
@@ -182,7 +173,13 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        return cls(ErrorBody(error.message, error.type, error.param, error.code))
+        """What the client wrote is shown, but not at any length."""
+        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
+        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 class Answer:

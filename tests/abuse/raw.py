@@ -64,12 +64,22 @@ def post(path: str, body: object, *lines: str, **headers: object) -> bytes:
     return head("POST", path, *lines, **headers) + data
 
 
+class _Unhurried:
+    """Reads no byte ahead of what it is asked for, so that the next answer stays where it is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def makefile(self, mode: str) -> object:
+        return self._connection.makefile(mode, buffering=1)  # type: ignore[call-overload]
+
+
 def read(connection: socket.socket, method: str = "GET") -> Answer:
     """One answer.
 
     Raises ConnectionError when the server closes before it, TimeoutError when none comes.
     """
-    response = HTTPResponse(connection, method=method)
+    response = HTTPResponse(_Unhurried(connection), method=method)  # type: ignore[arg-type]
     try:
         response.begin()
         body = response.read()
