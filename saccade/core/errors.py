@@ -7,7 +7,10 @@ SaccadeError
 │   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
 │   ├── Unauthorized      401
 │   ├── NotFound          404
+│   ├── TooSlow           408  the request did not come in time
 │   ├── TooLarge          413  over a byte limit
+│   ├── UnsupportedMedia  415  a body in an encoding that is not read
+│   ├── HeadTooLarge      431  request line and headers over a limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
 │   ├── InternalError     500  our bug; the log says more
 │   ├── EngineUnavailable 503  the engine is starting, stopping or dead
@@ -65,6 +68,27 @@ class NotFound(RequestError):
 
     status = 404
     code = "not_found"
+
+
+class TooSlow(RequestError):
+    """408: the head or the body of the request did not come in time."""
+
+    status = 408
+    code = "timeout"
+
+
+class UnsupportedMedia(RequestError):
+    """415: the body is in an encoding that is not read."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class HeadTooLarge(RequestError):
+    """431: request line and headers are more bytes, or more headers, than are read."""
+
+    status = 431
+    code = "head_too_large"
 
 
 class TooLarge(RequestError):

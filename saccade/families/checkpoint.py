@@ -18,6 +18,8 @@ from saccade.core.errors import CheckpointError
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 """The built-in model's folder."""
 
+LARGEST = 2**31 - 1
+"""No integer of a configuration is larger."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
@@ -99,6 +101,8 @@ class Section:
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise CheckpointError(f"{self.where}: {names[0]} must be an integer, not {value!r}")
+        if abs(value) > LARGEST:
+            raise CheckpointError(f"{self.where}: {names[0]} must be at most {LARGEST}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:

@@ -44,7 +44,8 @@ LOCK_SECONDS = 5.0
 """How long another process may hold the lock before this one gives up."""
 LOCK_PAUSE = 0.01
 """Seconds between two looks at a lock that is held."""
-PIECE = 1 << 20
+PIECE = 1 << 18
+"""Bytes of a file read at a time."""
 
 _ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -55,10 +55,9 @@ class Uploads:
         return await self._run(self._readers, partial(self._store.open, id, owner))
 
     async def pieces(self, file: BinaryIO) -> AsyncGenerator[bytes, None]:
-        """What `open` gave, piece by piece; it is closed at the end."""
-        with file:
-            while piece := await self._run(self._readers, partial(file.read, PIECE)):
-                yield piece
+        """What `open` gave, piece by piece."""
+        while piece := await self._run(self._readers, partial(file.read, PIECE)):
+            yield piece
 
     def close(self) -> None:
         """Take no more; what runs ends by itself."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -20,11 +20,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import InvalidRequest, StorageFull
-from saccade.media.files import Stored
+from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
-from saccade.server.body import Bodies, pieces
+from saccade.media.uploads import Uploads
+from saccade.server.body import Bodies, Held, pieces
 from saccade.server.tenant import client_of
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
@@ -161,14 +163,7 @@ class _Files:
 
     async def content(self, request: Request) -> Response:
         file = await self.media.files.open(request.path_params["id"], _owner(request))
-        return StreamingResponse(
-            self.media.files.pieces(file),
-            media_type="application/octet-stream",
-            headers={
-                "content-length": str(os.fstat(file.fileno()).st_size),
-                "x-content-type-options": "nosniff",  # whatever it is, a browser shall not run it
-            },
-        )
+        return _Download(self.media.files, file, self.bodies.share(client_of(request.scope)))
 
     async def delete(self, request: Request) -> Response:
         await self.media.files.delete(request.path_params["id"], _owner(request))
@@ -178,6 +173,29 @@ class _Files:
 def _owner(request: Request) -> str:
     """Whose files the request sees."""
     return client_of(request.scope).name
+
+
+class _Download(StreamingResponse):
+    """A file on its way out: a piece of it in memory at a time, which is counted in `share`. Closes
+    `file`.
+    """
+
+    def __init__(self, files: Uploads, file: BinaryIO, share: AbstractContextManager[Held]) -> None:
+        self._file = file
+        self._share = share
+        super().__init__(
+            files.pieces(file),
+            media_type="application/octet-stream",
+            headers={
+                "content-length": str(os.fstat(file.fileno()).st_size),
+                "x-content-type-options": "nosniff",  # whatever it is, a browser shall not run it
+            },
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file, self._share as held:
+            held.resize(PIECE)
+            await super().__call__(scope, receive, send)
 
 
 async def _parse(request: Request, body: object) -> FormData:

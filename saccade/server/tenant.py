@@ -17,6 +17,7 @@ from starlette.types import Scope
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServerOptions
 from saccade.front.client import Client
+from saccade.server.gate import given_key
 
 CLIENT = "saccade.client"
 """Where in a scope the client stands, once its key has been found."""
@@ -55,13 +56,11 @@ class Keys:
         """Who carries which key; None without a right one. Every key is compared, in a time that
         tells nothing of where they differ.
         """
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
-        found = None
+        given, found = given_key(scope), None
         for wanted, client in self._clients:
-            if hmac.compare_digest(key.strip(), wanted):
+            if hmac.compare_digest(given, wanted):
                 found = client
-        if found is None or scheme.lower() != b"bearer":
+        if found is None:
             return None
         return Client(found.name, _address(scope), found.shares_cache, found.limited)
 
