@@ -268,6 +268,13 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
     )
 
 
+def test_a_salt_is_bounded(served: Served) -> None:
+    body = {"model": "demo", "messages": HI, "cache_salt": "s" * 257}
+    response = served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "cache_salt"
+    assert len(response.content) < 300 and submitted(served) == []
+
+
 def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served) -> None:
     client = served.openai
     answer = client.chat.completions.create(model="demo", messages=HI)
