@@ -129,6 +129,14 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
     ),
+    Metric("saccade_connections", "gauge", "HTTP connections that are open"),
+    Metric(
+        "saccade_connections_closed_total",
+        "counter",
+        "HTTP connections that the server ended early: another needed the place (crowd), the head "
+        "came too slowly (head), answers were not read (unread), a refused body went on (body)",
+        ("reason",),
+    ),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),
     Metric("saccade_e2e_seconds", "histogram", "Time from arrival to the end of the answer"),

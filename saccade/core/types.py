@@ -25,7 +25,7 @@ class ImageKey:
     digest: 32 bytes, blake3 of the encoded bytes.
     settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
     (`ImageRules.fingerprint`).
-    salt: the request's `cache_salt`; it separates tenants.
+    salt: the request's `cache_salt`, hashed by the front; it separates tenants.
     """
 
     digest: bytes
@@ -153,7 +153,8 @@ class Request:
     hashes or sentinels).
 
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
-    `time.monotonic()` seconds.
+    `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
+    an address). `group`: the answers of one HTTP request share it; "": a group of its own.
     """
 
     id: str
@@ -163,6 +164,8 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     arrival: float = 0.0
+    client: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ sizes and counts only; nothing of tensors.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from dataclasses import replace
@@ -202,6 +203,11 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
             f"--arena-mb {media.arena_mb}: the model's largest picture takes "
             f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
             f"set it to {-(-3 * most // MIB)} or more"
+        )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if media.arena_mb * MIB > memory:
+        raise ConfigError(
+            f"--arena-mb {media.arena_mb}: this machine has {memory // MIB} MiB of memory"
         )
     return media.arena_mb * MIB
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +38,9 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
+from saccade.media.turns import BOUNDLESS, Room
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
 
 log = logging.getLogger("saccade")
@@ -172,6 +175,7 @@ class Front:
         self._max_requests = max_requests
         self._ready: Ready | None = None
         self._admitted = 0
+        self._admitted_of: Counter[str] = Counter()  # by the name of the key
         self._answers: dict[str, _Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -228,31 +232,39 @@ class Front:
     # ---- requests
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self, client: Client = ANYBODY) -> Iterator[None]:
         """A permit, to be taken before any work for a request.
 
         Raises Overloaded, or EngineUnavailable.
         """
         _ = self.ready
+        name = client.name
+        if client.limited and self._admitted_of[name] >= max(1, self._max_requests * SHARE):
+            raise Overloaded(
+                f"{self._admitted_of[name]} requests of this key are in flight, the most that one "
+                "of several keys may have (half of --max-queued-requests); try again"
+            )
         if self._admitted >= self._max_requests:
             raise Overloaded(
                 f"{self._admitted} requests are in flight, the most this server takes "
                 "(--max-queued-requests); try again"
             )
         self._admitted += 1
+        self._admitted_of[name] += 1
         self._idle.clear()
         self.metrics.set("saccade_requests_in_flight", self._admitted)
         try:
             yield
         finally:
             self._admitted -= 1
+            self._admitted_of[name] -= 1
             self.metrics.set("saccade_requests_in_flight", self._admitted)
             if not self._admitted:
                 self._idle.set()
 
-    async def prepare(self, ask: Ask) -> Prepared:
+    async def prepare(self, ask: Ask, client: Client = ANYBODY, room: Room = BOUNDLESS) -> Prepared:
         """`Intake.prepare` within this engine's context length."""
-        return await self.intake.prepare(ask, self.ready.context_length)
+        return await self.intake.prepare(ask, self.ready.context_length, client, room)
 
     async def generate(self, *prepared: Prepared) -> AsyncGenerator[Event, None]:
         """The events of all answers as they come; ends when each has had its last, or raises the
@@ -263,7 +275,10 @@ class Front:
         """
         _ = self.ready
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        requests = [(request, each.places) for each in prepared for request in _requests(each)]
+        group = prepared[0].request.id
+        requests = [
+            (request, each.places) for each in prepared for request in _requests(each, group)
+        ]
         answers = [
             _Answer(request, places, choice, self.vocabulary, events)
             for choice, (request, places) in enumerate(requests)
@@ -432,9 +447,9 @@ class Front:
         task.add_done_callback(self._tasks.discard)
 
 
-def _requests(prepared: Prepared) -> Iterator[Request]:
+def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     """One engine request per answer wanted; their seeds count up."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling)
+        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)

@@ -19,7 +19,9 @@ from typing import Any
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import Request, SamplingParams, Span
+from saccade.front.client import ANYBODY, Client
 from saccade.media.media import ImageSource, Media, Picture
+from saccade.media.turns import BOUNDLESS, Asker, Room
 from saccade.text.prompt import ChatTemplate, TemplateMessage, Tokenizer
 
 Part = str | ImageSource
@@ -158,13 +160,16 @@ class Intake:
         self.media = media
         self.defaults = defaults
 
-    async def prepare(self, ask: Ask, context_length: int) -> Prepared:
+    async def prepare(
+        self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
+    ) -> Prepared:
         """Everything about `ask` that can be decided without decoding a picture.
 
-        Raises a RequestError that names the field.
+        `room`: where bytes that were not sent with it are counted. Raises a RequestError that
+        names the field.
         """
         arrival = time.monotonic()
-        prompt = await self.read(ask, context_length)
+        prompt = await self.read(ask, context_length, client, room)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(picture.image for picture in prompt.pictures)
         request = Request(
@@ -173,17 +178,21 @@ class Intake:
             prompt.spans,
             images,
             sampling,
-            ask.cache_salt,
+            client.salt(ask.cache_salt),
             arrival,
+            client.share(ask.cache_salt),
         )
         return Prepared(request, prompt.pictures, prompt.places, ask.n)
 
-    async def read(self, ask: Ask, context_length: int) -> Prompt:
+    async def read(
+        self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
+    ) -> Prompt:
         """The prompt of `ask`, which may be too long for the context, unless that shows before it
         is tokenised.
         """
         sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
-        pictures = await self.media.open_all(sources, ask.cache_salt)
+        asker = Asker(client.share(ask.cache_salt), client.name, room)
+        pictures = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
         tokens = await self._tokens(ask.prompt, context_length)
         expanded, spans = self.spec.expand_prompt(tokens, [picture.image for picture in pictures])
         return Prompt(expanded, spans, pictures, tuple(source.param for source in sources))

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import PIL.Image
@@ -36,10 +37,13 @@ from saccade.core.types import Image, ImageKey
 from saccade.media.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
+from saccade.media.flights import Flight, Flights
 from saccade.media.lru import LRU
 from saccade.media.pixels import Decoders
 from saccade.media.pool import DecodePool, Job
 from saccade.media.slots import Slots
+from saccade.media.turns import Asker
+from saccade.media.uploads import Uploads
 
 REMEMBERED_HEADERS = 1 << 16
 REMEMBERED_CONFIRMED = 1 << 16
@@ -47,6 +51,9 @@ REMEMBERED_CONFIRMED = 1 << 16
 INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 
+
+LONG_URL = 1 << 13
+"""Characters from which a URL is taken to hold the picture itself."""
 
 DEFAULT_BUDGET = Budget()
 
@@ -71,6 +78,24 @@ class ImageSource:
     budget: Budget = DEFAULT_BUDGET
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Encoded:
+    """A picture's bytes, held once however many requests name them. `digest` is their blake3."""
+
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What reading one source brought. Times in ms."""
+
+    encoded: Encoded
+    probe: Probe
+    fetch_ms: float
+    digest_ms: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """A picture that was opened: what the engine is told (`image`), and what decoding it would
@@ -80,9 +105,13 @@ class Picture:
     image: Image
     probe: Probe
     size: tuple[int, int]
-    data: bytes
+    encoded: Encoded
     fetch_ms: float
     digest_ms: float
+
+    @property
+    def data(self) -> bytes:
+        return self.encoded.data
 
 
 @dataclass(slots=True)
@@ -112,11 +141,13 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.files = FileStore(options.files_folder, options.files_mb * MIB)
+        self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
         self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
         self._slots = Slots(arena, metrics)
         self._decoders = Decoders(self._pool, self._slots, metrics)
+        self._reads = Flights()
+        self._encoded: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()  # by digest
         self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
         self._confirmed: LRU[ImageKey, None] = LRU(REMEMBERED_CONFIRMED)
         self._held: dict[ImageKey, list[Picture]] = {}
@@ -129,9 +160,13 @@ class Media:
     async def close(self) -> None:
         await self._decoders.close()
         await self._fetcher.close()
+        await self._reads.close()
+        self.files.close()
 
-    async def open_all(self, sources: Sequence[ImageSource], salt: str) -> tuple[Picture, ...]:
-        """Open a request's pictures beside each other.
+    async def open_all(
+        self, sources: Sequence[ImageSource], salt: str, asker: Asker | None = None
+    ) -> tuple[Picture, ...]:
+        """Open a request's pictures beside each other; what several of them name is read once.
 
         The first that fails ends the others. Raises as `open` does.
         """
@@ -144,54 +179,81 @@ class Media:
                 param=sources[limit].param,
                 code="too_many_images",
             )
-        tasks = [asyncio.create_task(self.open(source, salt)) for source in sources]
+        asker, reads = asker or Asker(), dict[Hashable, asyncio.Task[_Read]]()
+        for source in sources:
+            if (name := _name(source.url)) not in reads:
+                reads[name] = asyncio.create_task(self._read(source.url, salt, asker))
+        opening = [
+            asyncio.create_task(self._identify(source, salt, reads[_name(source.url)]))
+            for source in sources
+        ]
         try:
-            return tuple(await asyncio.gather(*tasks))
-        except BaseException:
+            return tuple(await asyncio.gather(*opening))
+        finally:
+            tasks = (*opening, *reads.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            raise
 
-    async def open(self, source: ImageSource, salt: str) -> Picture:
+    async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> Picture:
         """Name a picture and say what it costs, without decoding it.
 
-        Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is no
-        picture, or is beyond a limit.
+        Bytes that do not come with the request are counted in the asker's room before they are
+        read. Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is
+        no picture, or is beyond a limit; Overloaded where there is no room or no turn for it.
         """
+        return (await self.open_all((source,), salt, asker))[0]
+
+    async def _identify(
+        self, source: ImageSource, salt: str, reading: asyncio.Task[_Read]
+    ) -> Picture:
         try:
-            begun = time.perf_counter()
-            data = await self._bytes(source.url, salt)
-            fetched = time.perf_counter()
-            name = (
-                digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
-            )
-            found = self._probes.get(name)
-            if found is None:
-                found = probe(data, self._options.max_image_pixels)
-                self._probes.put(name, found)
-            content = identify(name, found, source.budget, salt, self._spec)
+            read = await reading
+            content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
             self._check_fits(content.size)
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
-        done = time.perf_counter()
         return Picture(
-            content.image,
-            found,
-            content.size,
-            data,
-            (fetched - begun) * 1e3,
-            (done - fetched) * 1e3,
+            content.image, read.probe, content.size, read.encoded, read.fetch_ms, read.digest_ms
         )
 
-    async def _bytes(self, url: str | bytes | FileId, salt: str) -> bytes:
+    async def _read(self, url: str | bytes | FileId, salt: str, asker: Asker) -> _Read:
+        """The bytes of a source, their digest, and their header."""
+        begun = time.perf_counter()
+        data = await self._bytes(url, salt, asker)
+        fetched = time.perf_counter()
+        name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
+        encoded = self._encoded.setdefault(name, Encoded(data, name))
+        found = self._probes.get(name)
+        if found is None:
+            found = probe(data, self._options.max_image_pixels)
+            self._probes.put(name, found)
+        done = time.perf_counter()
+        return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+
+    async def _bytes(self, url: str | bytes | FileId, salt: str, asker: Asker) -> bytes:
         match url:
             case bytes():
                 return url
             case FileId(id):
-                return await asyncio.to_thread(self.files.read, id)
+                return await self._upload(id, asker)
             case _:
-                return await self._fetcher.fetch(url, salt)
+                return await self._fetcher.fetch(url, salt, asker)
+
+    async def _upload(self, id: str, asker: Asker) -> bytes:
+        """The content of a file of the asker's own, from a request in flight that holds the same
+        bytes if there is one.
+        """
+        stored = await self.files.find(id, asker.owner)
+        if (held := self._encoded.get(stored.digest)) is not None:
+            asker.room.reserve(len(held.data))
+            return held.data
+
+        async def read(flight: Flight) -> bytes:
+            flight.grow(stored.nbytes)
+            return await self.files.read(id, asker.owner)
+
+        return await self._reads.join(stored.digest, asker, read)
 
     def check(self, data: bytes, param: str) -> None:
         """Whether a request could name these bytes as a picture.
@@ -322,6 +384,13 @@ def source_from_object(picture: object, param: str) -> ImageSource:
 
 def _job(picture: Picture, urgent: bool) -> Job:
     return Job(picture.data, picture.probe, picture.size, urgent)
+
+
+def _name(url: str | bytes | FileId) -> Hashable:
+    """What two sources have in common that name the same bytes. Bytes that are there already, and
+    texts that hold them, are compared by their digests later: that costs less.
+    """
+    return url if isinstance(url, FileId) or len(url) < LONG_URL else id(url)
 
 
 def _at(error: RequestError, param: str) -> RequestError:

@@ -7,10 +7,9 @@ Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `fr
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,7 +33,6 @@ from saccade.core.errors import (
     NotFound,
     Overloaded,
     RequestError,
-    TooLarge,
     Unauthorized,
 )
 from saccade.core.options import ServerOptions
@@ -43,6 +41,7 @@ from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
+from saccade.server.gate import RequestIds, request_id
 from saccade.server.openai import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -65,25 +64,29 @@ from saccade.server.responses import (
     Writer,
 )
 from saccade.server.stream import stream
+from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer
 
 log = logging.getLogger("saccade")
 
-OPEN_PATHS = frozenset({"/health", "/version"})
-"""What answers without the API key."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+"""What answers without the API key, and on connections beyond the limit."""
 
 T = TypeVar("T")
 
 
-def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
+def build_app(
+    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+) -> Starlette:
     """The ASGI application.
 
-    `names`: what the API calls the model, the first being its own name for it.
+    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
+    long a request's body may take to come.
     """
     assert names
-    bodies = Bodies(options.inflight_bytes, front.metrics)
+    bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     api = _Api(front, tuple(names), options, int(time.time()), bodies)
-    middleware = []
+    middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
             Middleware(
@@ -93,17 +96,20 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
                 allow_headers=["*"],
             )
         )
-    if options.key:
-        middleware.append(Middleware(_KeyCheck, key=options.key))
+    if keys := Keys.of(options):
+        open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", _Endpoint(api.complete), methods=["POST"]),
             Route("/v1/models", api.models),
+            Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
+            Route("/ping", api.health),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
         ],
@@ -168,7 +174,7 @@ class _Api:
         ), completion_asks(request)
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._admit(scope, receive) as (body, _):
+        async with self._admit(scope, receive) as (body, held):
             request = parse_either(body)
             self._check_name(request.model)
             asks = (
@@ -182,7 +188,8 @@ class _Api:
                 )
             context_length = self.front.ready.context_length
             prompt = await _while_connected(
-                receive, self.front.intake.read(asks[0], context_length)
+                receive,
+                self.front.intake.read(asks[0], context_length, held.client, held),
             )
             images = [
                 ImageCost.of(picture, place)
@@ -194,16 +201,24 @@ class _Api:
 
     @asynccontextmanager
     async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
-        """A permit, then the body. What the request holds of memory counts until it has ended."""
+        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
+        before the body. What the request holds of memory counts until it has ended.
+        """
         request = Request(scope, receive)
         largest = self.options.max_body_mb * MIB
-        with self.front.admit(), self.bodies.hold(request, largest) as held:
-            yield await read_json(request, held, largest), held
+        client = client_of(scope)
+        with self.front.admit(client):
+            pass  # there is a permit now
+        with self.bodies.hold(request, largest) as held:
+            body = await read_json(request, held, largest)
+            with self.front.admit(client):
+                yield body, held
 
     async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
-        prepared = [await self.front.prepare(ask) for ask in asks]
+        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
-        held.resize(sum(len(picture.data) for each in prepared for picture in each.pictures))
+        encoded = {picture.encoded for each in prepared for picture in each.pictures}
+        held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
         tracer = Tracer(prepared, reply.trace)
         writer = Writer(reply.shape, reply.model)
@@ -226,7 +241,8 @@ class _Api:
         request, usage = prepared[0].request, tally.usage
         if self.options.log_requests:
             log.info(
-                "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                request_id.get(),
                 request.id,
                 usage.prompt_tokens,
                 usage.prompt_tokens_details.cached_tokens,
@@ -236,7 +252,12 @@ class _Api:
             )
         slow = self.options.log_slow_seconds
         if slow is not None and tracer.seconds > slow:
-            log.warning("%s was slow: %s", request.id, msgspec.json.encode(tracer.trace).decode())
+            log.warning(
+                "%s: %s was slow: %s",
+                request_id.get(),
+                request.id,
+                msgspec.json.encode(tracer.trace).decode(),
+            )
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
@@ -289,7 +310,7 @@ class _Endpoint:
         except RequestError:
             raise
         except Exception as bug:
-            log.exception("a request failed")
+            log.exception("%s: a request failed", request_id.get())
             raise InternalError from bug
 
 
@@ -318,22 +339,24 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class _KeyCheck:
-    """Lets through what carries the key, and what is open."""
+    """Lets through what carries a key, and what is open."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
         self._app = app
-        self._wanted = f"Bearer {key}".encode()
+        self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                await _error_response(
-                    Unauthorized(
-                        "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                    )
-                )(scope, receive, send)
-                return
+        client = self._keys.client(scope)
+        if client is None and scope["path"] not in self._open_paths:
+            await _error_response(
+                Unauthorized(
+                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+                )
+            )(scope, receive, send)
+            return
+        if client is not None:
+            scope[CLIENT] = client
         await self._app(scope, receive, send)
 
 
@@ -357,8 +380,6 @@ def _error_response(error: RequestError) -> Response:
         response.headers["retry-after"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, TooLarge):
-        response.headers["connection"] = "close"
     return response
 
 
@@ -371,8 +392,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     what = {
-        404: f"there is no {request.url.path}",
-        405: f"{request.method} is not allowed on {request.url.path}",
+        404: f"there is no {request.url.path[:200]}",
+        405: f"{request.method} is not allowed on {request.url.path[:200]}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)

@@ -22,6 +22,9 @@ from saccade.media.media import FileId, ImageSource
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
 
+LONGEST_SALT = 256
+"""Characters of a `cache_salt`."""
+
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 
@@ -166,7 +169,7 @@ class CommonFields(EndingFields, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     saccade: SaccadeOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None

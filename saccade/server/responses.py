@@ -18,6 +18,9 @@ from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.detokenize import Vocabulary
 
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
+"""Characters of an error that a client is shown."""
+
 
 class PromptTokensDetails(Struct):
     """How many prompt tokens came from the prefix cache."""
@@ -170,7 +173,13 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        return cls(ErrorBody(error.message, error.type, error.param, error.code))
+        """What the client wrote is shown, but not at any length."""
+        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
+        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 class Answer:

@@ -21,6 +21,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec
+from saccade.front.client import Client
 from saccade.front.intake import Ask, Chat, Intake, Message, Part, Prepared, load_sampling_defaults
 from saccade.media.media import ImageSource, Media
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -119,7 +120,9 @@ def test_the_salt_separates_keys_and_reaches_the_engine() -> None:
         prepare(Ask(chat, cache_salt="you")).request,
     )
     assert mine.images[0].key != yours.images[0].key
-    assert (mine.cache_salt, mine.images[0].key.salt) == ("me", "me")
+    assert mine.cache_salt == mine.images[0].key.salt == Client().salt("me")
+    long = prepare(Ask(chat, cache_salt="me" * 10**6)).request
+    assert len(long.cache_salt) == len(mine.cache_salt) == 32, "nothing keeps what was sent"
 
 
 def test_nothing_is_decoded_and_a_prompt_beyond_the_context_says_both_figures() -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
+from saccade.front.client import Client
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import CACHED, CONTEXT
 
@@ -263,8 +264,15 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
         0.5,
         -0.5,
         ((7, -100.0),),
-        "me",
+        Client().salt("me"),
     )
+
+
+def test_a_salt_is_bounded(served: Served) -> None:
+    body = {"model": "demo", "messages": HI, "cache_salt": "s" * 257}
+    response = served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "cache_salt"
+    assert len(response.content) < 300 and submitted(served) == []
 
 
 def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served) -> None:

@@ -35,6 +35,10 @@ def in_flight(served: Served) -> float:
     return served.front.metrics.value("saccade_requests_in_flight")
 
 
+def held(served: Served) -> float:
+    return served.front.metrics.value("saccade_request_bytes_held")
+
+
 class Asking(threading.Thread):
     """A request on a thread of its own; `answer` is set when it has ended."""
 
@@ -89,17 +93,17 @@ def start_sending(served: Served) -> socket.socket:
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
         b"application/json\r\nContent-Length: 999\r\n\r\n{"
     )
-    eventually(lambda: in_flight(served) == 1)
+    eventually(lambda: held(served) == 1)
     return connection
 
 
 def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> None:
     start_sending(served).close()
-    eventually(lambda: in_flight(served) == 0)
+    eventually(lambda: held(served) == 0)
     assert served.engine.received == []
 
 
-def test_a_client_that_stops_sending_loses_its_permit(
+def test_a_client_that_stops_sending_is_told_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.server.body.BODY_PAUSE", 0.2)
@@ -107,10 +111,10 @@ def test_a_client_that_stops_sending_loses_its_permit(
         answer = HTTPResponse(connection)
         answer.begin()
         assert (
-            answer.status == 400
-            and b"nothing more of the body has come for 0.2 seconds" in answer.read()
+            answer.status == 408
+            and b"the body comes too slowly: 1 bytes in 0.2 seconds" in answer.read()
         )
-    eventually(lambda: in_flight(served) == 0)
+    eventually(lambda: held(served) == 0)
 
 
 def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end() -> None:
@@ -119,7 +123,7 @@ def test_a_client_that_never_ends_its_body_does_not_hold_up_the_end() -> None:
         start_sending(served),
     ):
         served.server.should_exit = True
-        eventually(lambda: in_flight(served) == 0)
+        eventually(lambda: held(served) == 0)
 
 
 # ---- engines that die
