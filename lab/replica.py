@@ -20,7 +20,7 @@ from lab.trace import Shown
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
-from saccade.core.plan import DiskEvent, Open, PixelSlot, Plan, Row, Sampled
+from saccade.core.plan import DiskEvent, Open, PixelSlot, Plan, Row, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.sched.scheduler import Scheduler
 
@@ -161,7 +161,8 @@ class Replica:
         done = [key for end, key in self._reads if end <= now]
         self._reads = [read for read in self._reads if read[0] > now]
         events: tuple[DiskEvent, ...] = tuple((key, "read") for key in done)
-        return self.scheduler.apply(plan, Sampled(tokens, (None,) * len(tokens), disk=events))
+        logprobs = (None,) * len(tokens)
+        return self.scheduler.apply(plan, StepResult(plan.step, tokens, logprobs, disk=events))
 
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:
         """Pixels that the engine now asks for, and when each will be there."""

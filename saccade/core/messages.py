@@ -97,7 +97,7 @@ class News:
     done: arena slots the engine has finished with, to be freed.
     confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
     encoded: pictures that were run through the vision tower, the ms that took, and when it was
-    done, as in `plan.Sampled`.
+    done, as in `plan.StepResult`.
     metrics: absolute values of the engine's metrics that changed: (name, label values, value).
     """
 

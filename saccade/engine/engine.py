@@ -19,7 +19,7 @@ from saccade.core.messages import (
     ToEngine,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey
 from saccade.engine.link import EngineLink
 from saccade.sched.scheduler import Scheduler
@@ -28,7 +28,7 @@ from saccade.sched.scheduler import Scheduler
 class Workers(Protocol):
     """All ranks together."""
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         """Run one step on every rank; the tokens are the same on each."""
         ...
 
@@ -61,9 +61,9 @@ class Engine:
             if self._arena_full and not plan.encode and all(row.length == 1 for row in plan.rows):
                 stuck = not self._scheduler.yield_pixels() and stuck
             if not plan.empty:
-                sampled = self._workers.execute(plan)
-                self._deltas += self._scheduler.apply(plan, sampled)
-                self._encoded += sampled.encoded
+                result = self._workers.execute(plan)
+                self._deltas += self._scheduler.apply(plan, result)
+                self._encoded += result.encoded
                 if plan.encode:
                     self._unadapted = True
                     most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))

@@ -20,7 +20,7 @@ from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.plan import Encode, PixelSlot, Plan, Sampled
+from saccade.core.plan import Encode, PixelSlot, Plan, StepResult
 from saccade.core.types import (
     Delta,
     FinishReason,
@@ -480,23 +480,23 @@ class Scheduler:
 
     # ---- apply
 
-    def apply(self, plan: Plan, sampled: Sampled) -> list[Delta]:
+    def apply(self, plan: Plan, result: StepResult) -> list[Delta]:
         """Take in what the workers drew.
 
         Rows of sequences that have ended meanwhile are ignored.
         """
-        assert self._flight is not None and self._flight[0] == plan.step
+        assert self._flight is not None and self._flight[0] == plan.step == result.step
         draft, self._flight = self._flight[1], None
         for encode in plan.encode:
             self._pictures.encoded(encode)
-        for key, event in sampled.disk:
+        for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
                 self.embeddings.fetched(key, event == "read")
                 self._pictures.fetched(key, event == "read")
         deltas: list[Delta] = []
-        drawn = zip(sampled.tokens, sampled.logprobs, strict=True)
+        drawn = zip(result.tokens, result.logprobs, strict=True)
         for row, sequence in zip(plan.rows, draft.sequences, strict=True):
             token, logprobs = next(drawn) if row.sample else (-1, None)
             if sequence.state is not State.RUNNING:

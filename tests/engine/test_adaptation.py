@@ -13,7 +13,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import News, PixelsReady, Stop, Submit, ToEngine
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import PixelSlot, Plan, StepResult
 from saccade.engine.engine import Engine, Workers
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
@@ -66,7 +66,7 @@ class Watched:
         self.workers = workers
         self.plans: list[Plan] = []
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
         return self.workers.execute(plan)
 

@@ -19,7 +19,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
-from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, Sampled
+from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
@@ -104,7 +104,7 @@ class Worker:
         self.pixels: dict[PixelSlot, ImageKey] = {}
         self.encoded: Counter[ImageKey] = Counter()
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         for slot in plan.close:
             del self.seats[slot]
         for entry in plan.open:
@@ -136,7 +136,7 @@ class Worker:
         for seat in self.seats.values():
             seat.fresh = False
         logprobs = tuple(TokenLogprobs(token, -1.0) for token in drawn)
-        return Sampled(tuple(drawn), logprobs, disk=tuple(self._disk_events(plan)))
+        return StepResult(plan.step, tuple(drawn), logprobs, disk=tuple(self._disk_events(plan)))
 
     def _move(self, move: Move) -> None:
         key, source = move.key, move.source

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import PixelSlot, Plan, StepResult
 from saccade.core.types import Image, ImageKey, ImageOutcome, Request, Span
 from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, reference
@@ -352,7 +352,7 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
         if not plan.empty:
             encoded.append(len(plan.encode))
             tokens = tuple(1 for row in plan.rows if row.sample)
-            scheduler.apply(plan, Sampled(tokens, (None,) * len(tokens)))
+            scheduler.apply(plan, StepResult(plan.step, tokens, (None,) * len(tokens)))
         notices = scheduler.take_notices()
         arena -= set(notices.done)
         wanted += notices.want
