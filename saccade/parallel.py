@@ -105,13 +105,9 @@ class Shard:
 WHOLE = Shard()
 
 
-def meeting_place() -> int:
-    """A descriptor for `join`, to be inherited by every rank's process."""
-    return os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
-
-
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`; every rank's process calls this once.
+    """Meet the other ranks over `fd`, an empty memory file that every rank's process has inherited;
+    each calls this once.
 
     On CUDA, the rank's device is the current one.
     """

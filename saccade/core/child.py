@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
+HEARTBEAT_SECONDS = 0.5
+"""An end that has nothing else to say gives a sign of life this often."""
 LAST_WORDS_BYTES = 4096
 """A pipe takes so much in one piece, and without waiting for a reader."""
 READ_BYTES = 1 << 18
@@ -103,39 +106,48 @@ class Channel(Generic[Sent, Received]):
 class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
     """The end of an event loop. Sending never blocks; one task receives."""
 
-    def __init__(self, codec: Codec[Sent, Received]) -> None:
+    def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
+        self.over = False
         self._codec = codec
         self._buffer = bytearray()
         self._messages: deque[Received] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._arrived = arrived or asyncio.Event()
+        self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._over = False
 
     @classmethod
     async def open(
-        cls, connection: socket.socket, codec: Codec[Sent, Received]
+        cls,
+        connection: socket.socket,
+        codec: Codec[Sent, Received],
+        arrived: asyncio.Event | None = None,
     ) -> AsyncChannel[Sent, Received]:
-        """On the running loop, which takes the socket over."""
+        """On the running loop, which takes the socket over.
+
+        `arrived` is set whenever there are messages to `take`, and when the other end has gone
+        (`over`); several channels may share it. Without it, `receive` waits for this one.
+        """
         loop = asyncio.get_running_loop()
-        channel: AsyncChannel[Sent, Received] = cls(codec)
+        channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
         await loop.create_unix_connection(lambda: channel, sock=connection)
         return channel
 
     def send(self, message: Sent) -> None:
         """Queue a message. One to an end that has gone is dropped: `receive` tells."""
-        if self._transport is not None and not self._over:
-            self._transport.write(self._codec.encode(message))
+        self.write(self._codec.encode(message))
+
+    def write(self, frame: bytes) -> None:
+        """Queue what `Codec.encode` made, for who sends one message to many."""
+        if self._transport is not None and not self.over:
+            self._transport.write(frame)
 
     async def receive(self) -> Received:
         """The next message. Raises Disconnected."""
         while not self._messages:
-            if self._over:
+            if self.over:
                 raise Disconnected
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._arrived.clear()
+            await self._arrived.wait()
         return self._messages.popleft()
 
     def take(self) -> list[Received]:
@@ -150,9 +162,15 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send what is queued, then close, in the background."""
         if self._transport is not None:
             self._transport.close()
+
+    async def flush(self, seconds: float) -> None:
+        """Close, and wait up to `seconds` until the other end has all that was sent."""
+        self.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
 
     # ---- called by the event loop
 
@@ -174,15 +192,33 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
             start = begin + length
         del buffer[:start]
         if start:
-            self._wake()
+            self._arrived.set()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._over = True
-        self._wake()
+        self.over = True
+        self._closed.set()
+        self._arrived.set()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+class Silence:
+    """For how long the other end has given no sign of life.
+
+    Only time in which this process itself was awake counts: after a pause of all, nobody is missed.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ticked: float | None = None
+
+    def heard(self) -> None:
+        self.seconds = 0.0
+
+    def tick(self) -> None:
+        """To be called every `HEARTBEAT_SECONDS`, after what has arrived was read."""
+        now = time.monotonic()
+        if self._ticked is not None:
+            self.seconds += min(now - self._ticked, 2 * HEARTBEAT_SECONDS)
+        self._ticked = now
 
 
 class Child:

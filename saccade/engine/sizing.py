@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -56,6 +57,46 @@ NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives
 than it saves.
 """
+
+
+def pick_device(
+    wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
+) -> Literal["cpu", "cuda"]:
+    """`devices`: CUDA devices that the workers see.
+
+    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    if wanted == "cuda" and not devices:
+        raise ConfigError(
+            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
+            "--device cpu"
+        )
+    if 0 < devices < ranks:
+        raise ConfigError(
+            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
+        )
+    return "cuda" if devices else "cpu"
+
+
+def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
+    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
+    computes in.
+    """
+    known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+    return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
+
+
+def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
+    """What each rank may use: its own device, as the fullest of them is, or its part of the
+    machine.
+    """
+    free = min(each.free_bytes for each in ranks)
+    first, count = ranks[0], len(ranks)
+    if first.device == "cuda":
+        return replace(first, free_bytes=free, host_free_bytes=first.host_free_bytes // count)
+    return replace(first, total_bytes=first.total_bytes // count, free_bytes=free // count)
 
 
 def resolve_parallel(

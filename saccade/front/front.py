@@ -27,10 +27,12 @@ from saccade.core.messages import (
     Abort,
     ArenaFull,
     Failed,
-    News,
+    Figures,
+    Output,
     PixelsFailed,
     PixelsReady,
     Ready,
+    Scrape,
     Submit,
     ToEngine,
     ToFront,
@@ -46,9 +48,19 @@ State = Literal["starting", "ready", "stopping", "failed"]
 Finish = Literal["stop", "length"]
 Level = Literal["kv", "embedding", "pixels", "none"]
 
+SCRAPE_SECONDS = 1.0
+"""An engine that does not tell its figures for so long is frozen: the last ones are shown."""
+STALL_LOOK_SECONDS = 0.25
+"""While requests are waited for, looks at whether the engine still makes progress."""
+
 
 class EngineClient(Protocol):
     """The front's end of the engine (`engine.link.EngineProcess`)."""
+
+    @property
+    def stall(self) -> str:
+        """Why the engine makes no progress though it lives; empty while it does."""
+        ...
 
     async def start(self) -> Ready:
         """Raises StartupError."""
@@ -176,6 +188,7 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._scraped = asyncio.Event()
 
     # ---- life
 
@@ -202,8 +215,12 @@ class Front:
         """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace)
+        deadline = time.monotonic() + grace
+        while not (self._idle.is_set() or self._engine.stall):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), min(left, STALL_LOOK_SECONDS))
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -214,6 +231,23 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._engine.stop(0.0)
         await self.intake.media.close()
+
+    @property
+    def health(self) -> tuple[State | Literal["stalled"], str]:
+        """The state, and why it is not "ready", if it is not."""
+        if self.state == "ready" and (stall := self._engine.stall):
+            return "stalled", stall
+        return self.state, self.reason
+
+    async def scrape(self) -> Metrics:
+        """All metrics, the engine's as of now."""
+        self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
+        if self.state in ("ready", "stopping") and self._ready is not None:
+            self._scraped.clear()
+            self._tell(Scrape())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
+        return self.metrics
 
     @property
     def ready(self) -> Ready:
@@ -324,8 +358,11 @@ class Front:
         try:
             while True:
                 message = await self._engine.receive()
-                if isinstance(message, News):
+                if isinstance(message, Output):
                     self._take(message)
+                elif isinstance(message, Figures):
+                    self.metrics.absorb(message.values)
+                    self._scraped.set()
                 elif isinstance(message, Failed):
                     self._fail(message.error)
         except EngineUnavailable as error:
@@ -336,8 +373,7 @@ class Front:
             log.exception("the front failed")
             self._fail("internal error: the front lost touch with the engine")
 
-    def _take(self, news: News) -> None:
-        self.metrics.absorb(news.metrics)
+    def _take(self, news: Output) -> None:
         self.intake.media.confirm(news.confirmed)
         for encoded in news.encoded:
             self.intake.media.encoded(*encoded)

@@ -337,9 +337,9 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
     ("victim", "ranks", "reason"),
     [
         ("saccade.engine.process", "1", "killed by signal 9"),
-        ("saccade.runtime.rank", "2", r"rank 1 \(process \d+\) was killed by signal 9"),
+        ("saccade.runtime.process", "2", r"rank 1 \(process \d+\) was killed by signal 9"),
     ],
-    ids=["engine", "rank"],
+    ids=["engine", "worker"],
 )
 def test_the_death_of_engine_or_rank_fails_requests_shows_in_health_and_ends_the_server(
     folder: Path, tmp_path: Path, victim: str, ranks: str, reason: str

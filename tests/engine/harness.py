@@ -6,18 +6,21 @@ real worker, no sockets.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig
-from saccade.core.plan import PixelSlot, Plan
+from saccade.core.messages import ToEngine, ToFront
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
-from saccade.engine.engine import Workers
+from saccade.engine.engine import Engine
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -46,6 +49,12 @@ class Outcome:
     levels: list[str] = field(default_factory=list)
     tiers: list[str | None] = field(default_factory=list)
     error: str | None = None
+
+
+class Workers(Protocol):
+    """One worker or several."""
+
+    def execute(self, plan: Plan) -> StepResult: ...
 
 
 class Crew(Protocol):
@@ -150,6 +159,82 @@ class Harness:
         outcome.error = outcome.error or delta.error
         if delta.finish:
             outcome.finish.append(delta.finish)
+
+
+class Arrivals(asyncio.Event):
+    """For an engine and a front in one process: an engine that waits although nothing has arrived
+    has nothing else to do, and `idle` is called.
+    """
+
+    def __init__(self, idle: Callable[[], None]) -> None:
+        super().__init__()
+        self._idle = idle
+
+    async def wait(self) -> Literal[True]:
+        if not self.is_set():
+            self._idle()
+            self.set()
+        return await super().wait()
+
+
+class Inline:
+    """Workers without processes: a plan is carried out when it is sent. Notes every plan."""
+
+    in_trouble = False
+    overdue = ""
+
+    def __init__(self, workers: Workers, arrived: asyncio.Event) -> None:
+        self.workers = workers
+        self.arrived = arrived
+        self.plans: list[Plan] = []
+        self.results: list[StepResult] = []
+
+    def send(self, plan: Plan) -> None:
+        self.plans.append(plan)
+        self.results.append(self.workers.execute(plan))
+        self.arrived.set()
+
+    def take(self) -> list[StepResult]:
+        results, self.results = self.results, []
+        return results
+
+    def tick(self) -> None: ...
+
+    async def explain(self) -> str:
+        return ""
+
+
+class InlineFront(Protocol):
+    """The front's part, in the engine's process."""
+
+    over: bool
+
+    def take(self) -> list[ToEngine]: ...
+
+    def send(self, message: ToFront) -> None: ...
+
+    def idle(self) -> None:
+        """The engine waits for a message."""
+        ...
+
+
+def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:
+    """The engine's loop between a front and the harness's workers; the plans that it sent."""
+
+    async def run() -> list[Plan]:
+        arrived = Arrivals(front.idle)
+        send = front.send
+
+        def send_and_wake(message: ToFront) -> None:
+            send(message)
+            arrived.set()  # it may have answered
+
+        front.send = send_and_wake  # type: ignore[method-assign]
+        workers = Inline(harness.worker, arrived)
+        await Engine(harness.scheduler, workers, front, arrived, Metrics()).run()
+        return workers.plans
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def set_threads() -> None:

@@ -5,19 +5,25 @@ them: whatever the order in which the front decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.messages import ArenaFull, News, PixelsReady, Stop, Submit, ToEngine
-from saccade.core.metrics import Metrics
+from saccade.core.messages import (
+    ArenaFull,
+    Output,
+    PixelsReady,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.engine.engine import Engine
 from tests.checkpoints import picture
-from tests.engine.harness import Harness, set_threads
+from tests.engine.harness import Harness, run_engine, set_threads
 from tests.families.forwarding import load
 
 
@@ -25,6 +31,8 @@ class Front:
     """Decodes as room allows, of those asked for together the last first; `Stop`s when all requests
     have ended.
     """
+
+    over = False
 
     def __init__(self, harness: Harness, submits: list[Submit]) -> None:
         self.harness = harness
@@ -34,12 +42,16 @@ class Front:
         self.decodes = 0
         self.times_full = 0
 
-    def receive(self, wait: float | None) -> Iterator[ToEngine]:
-        assert self.inbox or wait is not None, "the engine waits for what cannot come"
+    def take(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
-        yield from messages
+        return messages
 
-    def send(self, news: News) -> None:
+    def idle(self) -> None:
+        raise AssertionError("the engine waits for what cannot come")
+
+    def send(self, news: ToFront) -> None:
+        if not isinstance(news, Output):
+            return
         for slot in news.done:
             self.harness.arena.free(slot.offset)
         self.wanted += news.want[::-1]
@@ -86,6 +98,6 @@ def test_what_came_too_early_makes_room_for_what_is_needed_first(
         for i in range(4)
     ]
     front = Front(harness, submits)
-    Engine(harness.scheduler, harness.worker, front, Metrics()).run()  # type: ignore[arg-type]
+    run_engine(harness, front)
     assert harness.scheduler.counts.images_encoded == 12 <= front.decodes
     assert front.times_full > 0 and harness.arena.in_use == 0

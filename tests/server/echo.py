@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable
 from saccade.core.errors import EngineUnavailable
 from saccade.core.messages import (
     Abort,
-    News,
+    Figures,
+    Output,
     PixelsFailed,
     PixelsReady,
     Ready,
+    Scrape,
     Submit,
     ToEngine,
     ToFront,
@@ -39,6 +41,7 @@ class EchoEngine:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.paused = False
+        self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
         self._dead = False
@@ -60,6 +63,9 @@ class EchoEngine:
                 if task := self._tasks.pop(id, None):
                     task.cancel()
                     self._say(Delta(id, finish="abort"))
+            case Scrape():
+                self.received.pop()
+                self._out.put_nowait(Figures(()))
             case PixelsReady(key, slot):
                 self._pixels[key].set_result(slot)
             case PixelsFailed(key, error):
@@ -84,14 +90,14 @@ class EchoEngine:
 
     def say_nonsense(self) -> None:
         """Break the protocol: give back a slot that was never handed over."""
-        self._out.put_nowait(News(done=(PixelSlot(12345, 1, 1),)))
+        self._out.put_nowait(Output(done=(PixelSlot(12345, 1, 1),)))
 
     @property
     def aborted(self) -> list[str]:
         return [message.id for message in self.received if isinstance(message, Abort)]
 
     def _say(self, *deltas: Delta) -> None:
-        self._out.put_nowait(News(deltas=deltas))
+        self._out.put_nowait(Output(deltas=deltas))
 
     async def _answer(self, request: Request) -> None:
         if error := await self._see(request):
@@ -129,11 +135,11 @@ class EchoEngine:
         for key in {image.key for image in request.images}:
             if key not in self._pixels:
                 self._pixels[key] = asyncio.get_running_loop().create_future()
-                self._out.put_nowait(News(want=(key,)))
+                self._out.put_nowait(Output(want=(key,)))
             pixels = await asyncio.shield(self._pixels[key])
             if isinstance(pixels, str):
                 return pixels
-            self._out.put_nowait(News(done=(pixels,), confirmed=(key,)))
+            self._out.put_nowait(Output(done=(pixels,), confirmed=(key,)))
         return None
 
 
