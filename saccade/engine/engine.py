@@ -16,7 +16,6 @@ from saccade.core.child import HEARTBEAT_SECONDS
 from saccade.core.messages import (
     Abort,
     Alive,
-    ArenaFull,
     Figures,
     Output,
     PixelsFailed,
@@ -28,10 +27,10 @@ from saccade.core.messages import (
     ToFront,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, StepResult
+from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, ImageKey
 from saccade.engine.workers import WorkersLost
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
 
 
 class Front(Protocol):
@@ -95,7 +94,7 @@ class Engine:
         front: Front,
         arrived: asyncio.Event,
         metrics: Metrics,
-        depth: int = 1,
+        depth: int = PLANS_IN_FLIGHT,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
@@ -105,10 +104,8 @@ class Engine:
         self._depth = depth
         self._flight: deque[Plan] = deque()
         self._deltas: list[Delta] = []
-        self._returned: list[PixelSlot] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
-        self._arena_full = False
         self._unadapted = False  # images were encoded since the graphs were last fitted to them
 
     async def run(self) -> None:
@@ -165,12 +162,10 @@ class Engine:
                 )
             case Abort(id):
                 self._deltas += scheduler.abort(id)
-            case PixelsReady(key, slot):
-                self._returned += scheduler.pixels_ready(key, slot)
+            case PixelsReady(key):
+                self._deltas += scheduler.pixels_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
-            case ArenaFull():
-                self._arena_full = True
             case Scrape():
                 measure(scheduler, self._metrics)
                 self._front.send(Figures(self._metrics.changed()))
@@ -183,19 +178,11 @@ class Engine:
         """
         while len(self._flight) < self._depth:
             plan = self._scheduler.plan()
-            yielded = (
-                self._arena_full
-                and not plan.encode
-                and all(row.length == 1 for row in plan.rows)
-                and self._scheduler.yield_pixels()
-            )
             if not plan.empty:
                 self._send(plan)
             elif self._unadapted and self._scheduler.idle and not self._flight:
                 # One graph at a time: whatever comes in meanwhile goes first.
                 self._send(Plan(plan.step, adapt=True))
-            elif yielded:
-                self._report()
             else:
                 return
 
@@ -213,18 +200,14 @@ class Engine:
         if plan.adapt:
             self._unadapted = result.unfinished
         else:
-            self._deltas += self._scheduler.apply(plan, result)
+            self._deltas += self._scheduler.apply(result)
             self._encoded += result.encoded
 
     def _report(self) -> None:
         """Send what has come together since the last report, if anything has."""
         notices = self._scheduler.take_notices()
-        done = (*self._returned, *notices.done)
-        output = Output(
-            tuple(self._deltas), notices.want, done, notices.confirmed, tuple(self._encoded)
-        )
-        self._deltas, self._returned, self._encoded = [], [], []
-        self._arena_full = self._arena_full and not done  # else the front says so again
+        output = Output(tuple(self._deltas), notices.want, notices.unwanted, tuple(self._encoded))
+        self._deltas, self._encoded = [], []
         if output != Output():
             self._front.send(output)
 
@@ -246,6 +229,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set(name, value)
     metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
+    metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
+    metrics.set("saccade_arena_bytes_in_use", scheduler.gallery.slots.bytes_in_use)
     for tier, shelf in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)

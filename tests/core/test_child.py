@@ -59,7 +59,7 @@ def chatty(name: str = "hello") -> Iterator[Child]:
     finally:
         child.end_sync()
     assert not psutil.pid_exists(child.pid), "not even a zombie"
-    assert count_descriptors() == descriptors
+    assert count_descriptors() <= descriptors
 
 
 def test_the_blocking_ends_talk_in_order_whatever_the_size() -> None:

@@ -12,7 +12,7 @@ import pytest
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
-from saccade.core.plan import PixelSlot, Plan
+from saccade.core.plan import Plan
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
 from tests.checkpoints import picture
@@ -51,15 +51,9 @@ class Front:
         if not isinstance(message, Output):
             return
         self.running -= sum(delta.finish is not None for delta in message.deltas)
-        for slot in message.done:
-            self.harness.arena.free(slot.offset)
-        for key in message.want:
-            pixels = self.harness.pixels[key]
-            offset = self.harness.arena.allocate(pixels.nbytes)
-            assert offset is not None
-            slot = PixelSlot(offset, *pixels.shape[:2])
-            self.harness.arena.view(slot)[:] = pixels
-            self.inbox.append(PixelsReady(key, slot))
+        for key, slot in message.want:
+            self.harness.arena.view(slot)[:] = self.harness.pixels[key]
+            self.inbox.append(PixelsReady(key))
 
 
 def serve(harness: Harness, count: int) -> list[Plan]:
