@@ -11,6 +11,15 @@ from tests.sched.simulator import EOS, PLACEHOLDER, Simulation, picture, referen
 
 IMAGE = 3 * 80 * 16 * 16
 """Bytes of the pixels of an image of 20 tokens: whole pages of memory."""
+IN_FLIGHT = {"plans": 1}
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def in_flight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim holds with one plan in flight and with two (`Simulation.run`)."""
+    monkeypatch.setitem(IN_FLIGHT, "plans", request.param)
+
+
 ENDLESS = {"ignore_eos": True, "max_tokens": 10}
 
 
@@ -37,6 +46,7 @@ def limits(
 def simulation(
     settings: SchedulerLimits | None = None, pages: int = 256, page_size: int = 4, **more: object
 ) -> Simulation:
+    more = {"in_flight": IN_FLIGHT["plans"], **more}
     return Simulation(settings or limits(), pages, page_size, **more)  # type: ignore[arg-type]
 
 
