@@ -74,6 +74,7 @@ class Gallery:
         self._under_way: dict[ImageKey, _UnderWay] = {}
         self._ahead: set[ImageKey] = set()  # encoded and not shown yet: held on the device
         self._to_save: list[ImageKey] = []  # just encoded, held until the plan that saves it
+        self._asking = True  # nothing that is needed now was left unasked in the last plan
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
         self._unwanted: list[ImageKey] = []
@@ -116,6 +117,18 @@ class Gallery:
         """A new sequence needs its images."""
         for key in sequence.last_use:
             self._users.setdefault(key, []).append(sequence)
+
+    def ask_early(self, sequence: Sequence) -> None:
+        """Ask for images of a new sequence without waiting for the next plan, if nobody before it
+        lacks room.
+        """
+        for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
+            key = image.key
+            there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
+            if not there and not (
+                self._on_the_way() < self._limits.look_ahead and self._ask(image)
+            ):
+                return
 
     def leave(self, sequence: Sequence) -> None:
         """An ended sequence needs nothing."""
@@ -276,6 +289,7 @@ class Gallery:
                         continue
                     encoding = self._encode(sequence, start, here, first, builder, seen)
                 first = False
+        self._asking = asking
         if starved is not None:
             self._take_room(starved)
 
@@ -294,10 +308,7 @@ class Gallery:
         their way, or the arena has no room.
         """
         key, embeddings = image.key, self._embeddings
-        encoding = sum(each.stage == "encoding" for each in self._under_way.values())
-        on_the_way = len(self._under_way) - encoding
-        on_the_way += len(embeddings.reading) + len(embeddings.staged)
-        if not first and on_the_way >= max(1, self._limits.look_ahead):
+        if not first and self._on_the_way() >= self._limits.look_ahead:
             return False
         if key in embeddings.reading:
             return True
@@ -308,6 +319,11 @@ class Gallery:
             self._under_way[key] = _UnderWay(image, kept, "arrived", reused=True)
             return True
         return self._ask(image)
+
+    def _on_the_way(self) -> int:
+        """Images that are asked for, arrived, being read from disk, or staged."""
+        pixels = len(self._under_way) - len(self._patches_encoding())
+        return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
 
     def _ask(self, image: Image) -> bool:
         slot = self.slots.reserve(*self._size(image))

@@ -96,6 +96,9 @@ class Scheduler:
         self._ids[request.id] = sequence
         self.waiting.add(sequence)
         self.gallery.join(sequence)
+        if sequence.images_end:
+            self._match(sequence)
+            self.gallery.ask_early(sequence)
         return []
 
     def _refusal(self, request: Request) -> str | None:

@@ -57,6 +57,10 @@ class PixelSlots:
         self._memory = Allocator(self.size)
         self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
 
+    def __contains__(self, key: ImageKey) -> bool:
+        """Whether the pixels of `key` are kept from an earlier use."""
+        return key in self._kept
+
     def fits(self, height: int, width: int) -> bool:
         """Whether an image of so many pixels has room in an arena without others."""
         return aligned(3 * height * width) <= self.size

@@ -358,10 +358,12 @@ class Simulation:
         self.deltas[request.id] = []
         self.alive[request.id] = request
         self.take(self.scheduler.add(request))
+        self._notice()
         return request.id
 
     def abort(self, id: str) -> None:
         self.take(self.scheduler.abort(id))
+        self._notice()
 
     def send_pixels(self, key: ImageKey) -> None:
         slot = self.wanted.pop(key)
