@@ -64,6 +64,10 @@ class EmbeddingMemory:
                 self._buffers = Buffers(Slab(BUFFER_BYTES // row, like, like.device), copies)
                 disk.use(self._buffers.lend, self._buffers.give)
 
+    def __len__(self) -> int:
+        """Embeddings on the device."""
+        return len(self._rows)
+
     def put(
         self, key: ImageKey, embedding: torch.Tensor, ready: torch.cuda.Event | None = None
     ) -> None:

@@ -50,7 +50,9 @@ def test_segments_see_themselves_only(lengths: list[int], dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_part_of_a_segments_rows_sees_all_of_it(dtype: torch.dtype) -> None:
     q, k, v = (
-        torch.randn(40, 9, DIM, generator=torch.Generator().manual_seed(1)).to(dtype).split(3, dim=1)
+        torch.randn(40, 9, DIM, generator=torch.Generator().manual_seed(1))
+        .to(dtype)
+        .split(3, dim=1)
     )
     segments = Segments(torch.tensor([0, 12], dtype=torch.int32), 12)
     out = varlen_attention(q[8:20], k, v, segments, SCALE, "sdpa")

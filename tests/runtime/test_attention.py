@@ -43,9 +43,7 @@ class Case:
         starts = torch.tensor([0, *(length for length, _ in lengths)]).cumsum(0)
         totals = [total for _, total in lengths]
         self.starts = starts.tolist()
-        self.out = torch.cat(
-            [slots[-length:] for slots, (length, _) in zip(self.slots, lengths)]
-        )
+        self.out = torch.cat([slots[-length:] for slots, (length, _) in zip(self.slots, lengths)])
         nothing = torch.empty(0, dtype=torch.int64)
         self.batch = Batch(
             tokens=torch.zeros(rows, dtype=torch.int64),
