@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import psutil
 import torch
@@ -41,42 +41,21 @@ from saccade.core.messages import (
     WorkerBoot,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, StepResult
+from saccade.core.plan import Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.weights import load_net
-from saccade.runtime.worker import DTYPES, Worker
+from saccade.runtime.worker import DTYPES, Step, Worker
 
 STEPS_BEGUN = 2
 """Plans that may be begun and not yet answered."""
 READY_POLL_SECONDS = 20e-6
 """While the device computes, looks at it and at the next plan are this far apart."""
+DISK_POLL_SECONDS = 1e-3
+"""The same while a plan waits for a read from disk, or for an encoding."""
 
 Engine = Channel[FromWorker, ToWorker]
-
-
-class Begins(Protocol):
-    """A step that has begun."""
-
-    def ready(self) -> bool:
-        """Whether `result` returns at once."""
-        ...
-
-    def result(self) -> StepResult: ...
-
-
-class _Done:
-    """A step that was carried out when it was begun."""
-
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._result
 
 
 def main() -> int:
@@ -122,7 +101,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
 
 def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
     """Plans until `Finish`. `metrics`: the worker's, for the rank that answers."""
-    begun: deque[tuple[Plan, Begins]] = deque()
+    begun: deque[tuple[Plan, Step]] = deque()
     while True:
         while begun and not _next_may_begin(begun, engine):
             plan, step = begun.popleft()
@@ -134,20 +113,21 @@ def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
             engine.send(result)
         match engine.receive():
             case Plan() as plan:
-                begun.append((plan, _Done(worker.execute(plan))))
+                begun.append((plan, worker.begin(plan)))
             case Finish():
                 return
 
 
-def _next_may_begin(begun: deque[tuple[Plan, Begins]], engine: Engine) -> bool:
+def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
     """Wait until the oldest step is ready, or until a plan is there that may begin before."""
-    oldest = begun[0][1]
+    plan, oldest = begun[0]
+    pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
     while not oldest.ready():
         if len(begun) == STEPS_BEGUN:
             return False
         if engine.waiting():
             return True
-        time.sleep(READY_POLL_SECONDS)
+        time.sleep(pause)
     return False
 
 

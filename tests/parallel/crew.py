@@ -96,9 +96,9 @@ class ThreadWorkers:
     def execute(self, plan: Plan) -> StepResult:
         results = together(lambda worker: worker.execute(plan), self.workers)
         first = results[0]
-        assert all(
-            (other.tokens, other.logprobs) == (first.tokens, first.logprobs) for other in results
-        ), "ranks drew different tokens"
+        assert all(other.tokens == first.tokens for other in results), (
+            "ranks go on from different tokens"
+        )
         return first
 
 
