@@ -162,7 +162,7 @@ class LLM:
         """
         return {
             metric.name: values[()]
-            for metric, values in self._front.metrics.snapshot().items()
+            for metric, values in self._wait(self._front.scrape()).snapshot().items()
             if () in values
         }
 

@@ -134,7 +134,9 @@ def test_house_rules_of_style(path: Path) -> None:
             assert len(node.args) < 3, "no feature probes by getattr with a default"
 
 
-@pytest.mark.parametrize("room", ["core", "media", "text", "front", "cache", "sched", "server"])
+@pytest.mark.parametrize(
+    "room", ["core", "media", "text", "front", "cache", "sched", "engine", "server"]
+)
 def test_the_front_half_imports_without_torch(room: str) -> None:
     modules = [
         f"saccade.{module_name(path)}"

@@ -1,8 +1,8 @@
 """Every metric, declared once: name, kind, help, label names. `Metrics` holds their values.
 
-One `Metrics` lives in the front; the engine keeps its own and sends what changed
-(`Metrics.changed`) with its news, so that `/metrics` is up to date whenever an answer has ended.
-Rendering for Prometheus is the server's (`server/metrics.py`).
+One `Metrics` lives in the front, one in the engine, one in the worker that answers. When somebody
+looks at `/metrics`, the front asks the engine for what has changed (`Metrics.changed`). Rendering
+for Prometheus is the server's (`server/metrics.py`).
 """
 
 from __future__ import annotations
@@ -121,6 +121,11 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_running", "gauge", "Sequences that hold a slot"),
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
+    Metric(
+        "saccade_engine_stalled",
+        "gauge",
+        "1 while the engine makes no progress though it lives and work is due",
+    ),
     # Requests as clients see them.
     Metric("saccade_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
     Metric("saccade_requests_in_flight", "gauge", "Requests accepted and not yet ended"),

@@ -20,12 +20,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import torch
 from blake3 import blake3
-from safetensors.torch import save
 
 from saccade.core.family import FamilySpec
 from saccade.core.plan import DiskEvent
@@ -62,7 +62,11 @@ def fingerprint_encoder(
     )
     rows = encode([pixels.to(device)])[0].cpu()  # [16, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
-    return hashlib.blake2b(told.encode() + _bytes(rows), digest_size=16).digest()
+    return hashlib.blake2b(told.encode() + bytes(_bytes(rows)), digest_size=16).digest()
+
+
+Lend = Callable[[int], torch.Tensor | None]
+"""Memory on the CPU for so many rows of an embedding, or None."""
 
 
 class Damaged(Exception):
@@ -74,6 +78,7 @@ class _Job:
     kind: Literal["read", "write", "remove"]
     key: ImageKey
     embedding: torch.Tensor | None = None
+    wait: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +105,42 @@ class DiskTier:
         self._jobs: deque[_Job] = deque()
         self._pending: Counter[ImageKey] = Counter()  # writes and removals not yet done
         self._pending_bytes = 0
+        self._reading = 0  # reads not yet done
         self._events: deque[DiskEvent] = deque()
         self._read: dict[ImageKey, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False
+        self._lend: Lend = lambda _: None
+        self._give: Callable[[torch.Tensor], None] = lambda _: None
         self._thread = threading.Thread(target=self._work, name="saccade-disk", daemon=True)
         self._thread.start()
 
-    def write(self, key: ImageKey, embedding: torch.Tensor) -> None:
-        """Begin to write `embedding` [n, width], which is on the CPU and does not change any
-        more.
+    def use(self, lend: Lend, give: Callable[[torch.Tensor], None]) -> None:
+        """Read into memory from `lend`, where it has some, and `give` back what has been written.
+        Before the first job; both are called by the thread.
+        """
+        self._lend, self._give = lend, give
+
+    def write(
+        self, key: ImageKey, embedding: torch.Tensor, wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin to write `embedding` [n, width], which is on the CPU and, once `wait` returns, does
+        not change any more. `wait` is called by the thread.
         """
         with self._changed:
-            if self._pending_bytes + embedding.nbytes > PENDING_BYTES:
-                self._events.append((key, "not saved"))
+            if self._pending_bytes + embedding.nbytes <= PENDING_BYTES:
+                self._pending_bytes += embedding.nbytes
+                self._put(_Job("write", key, embedding, wait))
                 return
-            self._pending_bytes += embedding.nbytes
-            self._put(_Job("write", key, embedding))
+            self._events.append((key, "not saved"))
+        self._give(embedding)
+
+    def pass_over(self, key: ImageKey) -> None:
+        """There was no room to write it."""
+        with self._changed:
+            self._events.append((key, "not saved"))
+            self._changed.notify_all()
 
     def read(self, key: ImageKey) -> None:
         """Begin to read; `collect` says when it has been."""
@@ -129,9 +152,15 @@ class DiskTier:
             self._put(_Job("remove", key))
 
     def take(self, key: ImageKey) -> torch.Tensor:
-        """What was read, [n, width] on the CPU; no longer kept here."""
+        """What was read, [n, width] on the CPU; no longer kept here. The taker gives back what was
+        lent.
+        """
         with self._changed:
             return self._read.pop(key)
+
+    def forget(self, key: ImageKey) -> None:
+        """What was read is not needed."""
+        self._give(self.take(key))
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
         """What has come to pass since the last call; with `wait`, at least one event, for which a
@@ -148,6 +177,18 @@ class DiskTier:
             self._events.clear()
         return events
 
+    @property
+    def told(self) -> bool:
+        """Whether `collect` has something to tell, were it bad news."""
+        with self._changed:
+            return bool(self._events) or self._ended
+
+    @property
+    def busy(self) -> bool:
+        """Whether a read is under way, or has ended and `collect` has not told."""
+        with self._changed:
+            return bool(self._events) or self._reading > 0 or self._ended
+
     def close(self) -> None:
         """Do what is left to do, then end."""
         with self._changed:
@@ -157,7 +198,9 @@ class DiskTier:
 
     def _put(self, job: _Job) -> None:
         self._jobs.append(job)
-        if job.kind != "read":
+        if job.kind == "read":
+            self._reading += 1
+        else:
             self._pending[job.key] += 1
         self._changed.notify_all()
 
@@ -187,7 +230,9 @@ class DiskTier:
 
     def _finish(self, job: _Job, event: DiskEvent | None) -> None:
         with self._changed:
-            if job.kind != "read":
+            if job.kind == "read":
+                self._reading -= 1
+            else:
                 self._pending[job.key] -= 1
                 self._pending_bytes -= job.embedding.nbytes if job.embedding is not None else 0
             if event is not None:
@@ -200,7 +245,11 @@ class DiskTier:
             if job.kind == "remove":
                 path.unlink(missing_ok=True)
             elif job.embedding is not None:
-                self._store(path, job.key, job.embedding)
+                try:
+                    job.wait()
+                    self._store(path, job.key, job.embedding)
+                finally:
+                    self._give(job.embedding)
             else:
                 embedding = self._load(path, job.key)
                 with self._changed:
@@ -229,12 +278,14 @@ class DiskTier:
             "settings": key.settings.hex(),
             "salt": key.salt,
         }
-        data = save({TENSOR: embedding}, metadata | {"blake3": _checksum(embedding)})
+        values = _bytes(embedding)
+        header = _write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             draft.touch(mode=0o600)
             with draft.open("wb") as file:
-                file.write(data)
+                file.write(header)
+                file.write(values)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
@@ -246,12 +297,22 @@ class DiskTier:
         """Raises Damaged, and OSError where the file cannot be read."""
         with _open(path) as file:
             header = self._header(file, path)
-            data = bytearray(file.read())
-        if header.key != key:
-            raise Damaged("it holds another picture")
-        if blake3(data).hexdigest() != header.checksum:
-            raise Damaged("its checksum is wrong")
-        return torch.frombuffer(data, dtype=self._dtype).view(header.num_tokens, self._width)
+            rows = self._lend(header.num_tokens)
+            if rows is None:
+                rows = torch.empty((header.num_tokens, self._width), dtype=self._dtype)
+            try:
+                values = _bytes(rows)
+                if header.key != key:
+                    raise Damaged("it holds another picture")
+                # Whoever shortens the file meanwhile does not go unseen.
+                if file.readinto(values) != len(values) or file.read(1):
+                    raise Damaged("its size is wrong")
+                if blake3(values).hexdigest() != header.checksum:
+                    raise Damaged("its checksum is wrong")
+            except (Damaged, OSError):
+                self._give(rows)
+                raise
+        return rows
 
     def _scan(self) -> tuple[tuple[ImageKey, int], ...]:
         """What is whole by its name, header and size, the oldest first."""
@@ -271,7 +332,7 @@ class DiskTier:
             (key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0])
         )
 
-    def _header(self, file: BinaryIO, path: Path) -> _Header:
+    def _header(self, file: BufferedReader, path: Path) -> _Header:
         """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
         size = os.fstat(file.fileno()).st_size
         text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
@@ -298,7 +359,7 @@ class DiskTier:
         return _Header(key, num_tokens, checksum)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BufferedReader:
     """A file to read.
 
     Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to
@@ -326,9 +387,15 @@ def _discard(path: Path, why: Damaged) -> None:
         log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
 
 
-def _checksum(embedding: torch.Tensor) -> str:
-    return blake3(_bytes(embedding)).hexdigest()
+def _write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
+    """A safetensors file of one tensor, up to its values."""
+    dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[rows.dtype]
+    tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
+    text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(rows: torch.Tensor) -> bytes:
-    return rows.contiguous().view(torch.uint8).numpy().tobytes()
+def _bytes(rows: torch.Tensor) -> memoryview:
+    """The values of contiguous rows on the CPU, without a copy."""
+    return rows.view(torch.uint8).numpy().reshape(-1).data

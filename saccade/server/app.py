@@ -282,13 +282,13 @@ class _Api:
         return _json(self._model(name))
 
     async def health(self, _: Request) -> Response:
-        state = {"status": self.front.state, "model": self.names[0]}
-        if self.front.state == "ready":
-            return _json(state)
-        return _json({**state, "reason": self.front.reason}, 503)
+        status, reason = self.front.health
+        state = {"status": status, "model": self.names[0]}
+        return _json(state) if status == "ready" else _json({**state, "reason": reason}, 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(metrics.render(self.front.metrics), media_type=metrics.CONTENT_TYPE)
+        text = metrics.render(await self.front.scrape())
+        return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def version(self, _: Request) -> Response:
         return _json({"version": __version__})

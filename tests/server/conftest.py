@@ -18,7 +18,6 @@ import pytest
 
 import saccade.demo
 from saccade.core.arena import Arena
-from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, ServerOptions
 from saccade.families.registry import load_spec
@@ -27,7 +26,7 @@ from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
 from saccade.server.run import Server
 from saccade.text.prompt import ChatTemplate, Tokenizer
-from tests.server.echo import EchoEngine
+from tests.server.echo import ARENA_BYTES, EchoEngine
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -54,7 +53,7 @@ def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
     media = Media(
         spec,
         MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
-        Arena.create(16 * MIB),
+        Arena.create(ARENA_BYTES),
         metrics,
     )
     intake = Intake(
