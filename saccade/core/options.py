@@ -85,7 +85,7 @@ class EngineOptions:
     embedding_cache_disk_mb: int | None = None
     """Disk space for embeddings, which survive a restart.
 
-    Derived: a quarter of what is free there or taken by this model's already.
+    Derived: a quarter of what is free there or taken by saved embeddings already.
     """
     embedding_cache_dir: str | None = None
     """Folder for embeddings on disk. Derived: none are kept on disk."""
