@@ -85,7 +85,7 @@ class EngineOptions:
     """
     embedding_cache_disk_mb: int | None = None
     """MiB of disk space for image embeddings, which survive a restart. Derived: a quarter of what
-    is free in --embedding-cache-dir or taken by this model's embeddings already.
+    is free in --embedding-cache-dir or taken by saved embeddings already.
     """
     embedding_cache_dir: str | None = None
     """Folder for image embeddings on disk. Derived: no embedding is kept on disk."""

@@ -35,7 +35,6 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.sizing import (
-    count_saved,
     describe,
     embedding_bytes_per_token,
     pick_device,
@@ -102,8 +101,6 @@ async def serve(
     hardware = share_hardware(await workers.load(load))
     config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
     saved = await workers.begin(config)
-    saved_bytes = sum(tokens for _, tokens in saved) * embedding_bytes_per_token(spec, config.dtype)
-    config = count_saved(config, boot.engine, saved_bytes)
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes)
     engine = Engine(scheduler, workers, front, arrived, metrics)
     decided = describe(config, load.parallel, spec, hardware, load.patch_embed, len(saved))

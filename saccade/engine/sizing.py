@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -291,34 +292,27 @@ def resolve_embeddings(
     folder = Path(engine.embedding_cache_dir).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        # What is saved already counts too: else the budget would shrink at each restart.
+        room = shutil.disk_usage(folder).free + _bytes_below(folder)
     except FileExistsError:
         raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
     disk = (
-        free // 4
+        room // 4
         if engine.embedding_cache_disk_mb is None
         else engine.embedding_cache_disk_mb * MIB
     )
     return EmbeddingBudgets(device, host, disk, str(folder))
 
 
-def count_saved(config: EngineConfig, engine: EngineOptions, nbytes: int) -> EngineConfig:
-    """Add to a derived disk budget its quarter of `nbytes`, which the model's embeddings take there
-    already.
-
-    They are known only once the model is loaded. Without them the budget would shrink at each
-    restart.
-    """
-    if engine.embedding_cache_disk_mb is not None:
-        return config
-    return replace(
-        config,
-        embeddings=replace(
-            config.embeddings, disk_bytes=config.embeddings.disk_bytes + nbytes // 4
-        ),
-    )
+def _bytes_below(folder: Path) -> int:
+    """Bytes of the files in the folders of `folder`: embeddings of this model and of others."""
+    total = 0
+    for file in folder.glob("*/*"):
+        with suppress(FileNotFoundError):  # another server may have removed it
+            total += file.stat().st_size
+    return total
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
