@@ -48,13 +48,13 @@ class Reader(Generic[V]):
         try:
             return self._decoder.decode(raw)
         except msgspec.ValidationError as error:
-            first = error
+            first = str(error)  # the error itself would keep `raw` alive in a circle
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error, raw, path) from None
         try:
             value = msgspec.json.decode(raw)
         except msgspec.ValidationError:  # an integer of thousands of digits
-            raise explain(str(first), self._schema, path) from None
+            raise explain(first, self._schema, path) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error, raw, path) from None
         return self.value(value, path)

@@ -11,7 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -182,7 +182,8 @@ class _Api:
             found = read(body, context_length)
         else:
             found = await self.front.intake.in_thread(partial(read, body, context_length))
-        body.clear()
+        with suppress(BufferError):  # something refers to it still: it goes with that
+            body.clear()
         return found
 
     @asynccontextmanager

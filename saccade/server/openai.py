@@ -25,7 +25,8 @@ from saccade.server.form import Form, Neutral, open_object
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
 
-MAX_SALT_CHARACTERS = 512
+LONGEST_SALT = 256
+"""Characters of a `cache_salt`."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -83,7 +84,7 @@ class Reply(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARACTERS)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     saccade: SaccadeOptions | None = None
 
     @property
