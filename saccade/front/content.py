@@ -210,6 +210,17 @@ class ChatMessage(Struct):
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
 
 
+class _Content(Struct):
+    """A message's or a part's text, still as JSON."""
+
+    content: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+
+
+_CONTENT = msgspec.json.Decoder(_Content)
+_PARTS = msgspec.json.Decoder(list[_Content])
+
+
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     """Bounds for all images of a request that have none of their own (`mm_processor_kwargs`)."""
 
@@ -223,6 +234,19 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
     """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
     return _message(_MESSAGE.json(raw, place), place, limits)
+
+
+def text_bytes(raw: msgspec.Raw) -> int:
+    """Bytes of JSON text in a message, images left out. Nothing of it is built. 0 where the message
+    is not of the usual form.
+    """
+    try:
+        content = _CONTENT.decode(raw).content
+        if bytes(memoryview(content)[:1]) == b"[":
+            return sum(len(memoryview(part.text)) for part in _PARTS.decode(content))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+    return len(memoryview(content))
 
 
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
-from saccade.front.content import Chat, ImageLimits, message_from_json
+from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
@@ -27,6 +27,10 @@ MAX_CHOICES = 128
 
 LONGEST_SALT = 256
 """Characters of a `cache_salt`."""
+
+
+_BYTES_PER_TOKEN = 256
+"""A message whose text is longer than this for each token of the context is not even built."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -293,6 +297,10 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     count = len(conversation.messages)
     if count > context_length:
         raise too_long("messages", f"{count} messages, each of a token at least", context_length)
+    for raw in conversation.messages:
+        most = _BYTES_PER_TOKEN * context_length
+        if len(memoryview(raw)) > most and (size := text_bytes(raw)) > most:
+            raise too_long("messages", f"{size} bytes of text", context_length)
     limits = conversation.mm_processor_kwargs or ImageLimits()
     chat = Chat(
         messages=tuple(

@@ -31,8 +31,8 @@ _GETS: dict[str, tuple[str, str]] = {
     "/metrics": ("Counters, as Prometheus reads them", ""),
     "/version": ("Saccade's version", ""),
     "/v1/files": ("The uploaded files", ""),
-    "/v1/files/{file_id}": ("One uploaded file", ""),
-    "/v1/files/{file_id}/content": ("Its bytes", ""),
+    "/v1/files/{id}": ("One uploaded file", ""),
+    "/v1/files/{id}/content": ("Its bytes", ""),
 }
 
 
@@ -62,7 +62,7 @@ def describe() -> dict[str, Any]:
     for path, (summary, answer_name) in _GETS.items():
         paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
     paths["/v1/files"]["post"] = _upload()
-    paths["/v1/files/{file_id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
+    paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": __version__},

@@ -138,22 +138,37 @@ def test_what_is_too_long_is_refused_by_name(served: Served, name: str) -> None:
     assert not any(isinstance(message, Submit) for message in served.engine.received)
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", '{"messages":[' + ",".join(['{"role":"user","content":"a"}'] * 2000) + "]}"),
-        ("/v1/completions", '{"prompt":[' + ",".join(["1"] * 5000) + "]}"),
-        ("/v1/completions", '{"prompt":[[1],[' + ",".join(["1"] * 5000) + "]]}"),
-        ("/v1/chat/completions", '{"messages":[{"role":"user","content":[' + ",".join(['{"type":"text","text":"ab"}'] * 3000) + "]}]}"),
-        ("/v1/chat/completions", '{"messages":[{"role":"user","content":"' + "a" * 3_000_000 + '"}]}'),
-        ("/v1/chat/completions", '{"messages":[' + ",".join(['{"role":"user","content":"a"}'] * 100_000) + "]}"),
-        ("/v1/completions", '{"prompt":[' + ",".join(["1"] * 1_000_000) + "]}"),
-        ("/v1/chat/completions", '{"messages":[{"role":"user","content":"' + "\\n" * 1_000_000 + '"}]}'),
-        ("/tokenize", '{"prompt":[' + ",".join(["1"] * 1_000_000) + "]}"),
-        ("/detokenize", '{"tokens":[' + ",".join(["1"] * 5_000) + "]}"),
-    ],
-    ids=lambda value: value if len(value) < 30 else value[:20] + str(len(value)),
-)  # fmt: skip
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def messages(each: dict[str, Any], count: int = 1) -> str:
+    return '{"messages":[' + ",".join([json.dumps(each)] * count) + "]}"
+
+
+def ones(count: int, begin: str = '{"prompt":[', end: str = "]}") -> str:
+    return begin + ",".join(["1"] * count) + end
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+TOO_MUCH = {
+    "messages": (CHAT, messages(user("a"), 2000)),
+    "10^5 messages": (CHAT, messages(user("a"), 100_000)),
+    "parts": (CHAT, messages(user([{"type": "text", "text": "ab"}] * 3000))),
+    "text": (CHAT, messages(user("a" * 3_000_000))),
+    "text of a part": (CHAT, messages(user([{"type": "text", "text": "a" * 3_000_000}]))),
+    "escapes": (CHAT, messages(user("\n" * 1_000_000))),
+    "ids": (TEXT, ones(5000)),
+    "10^6 ids": (TEXT, ones(1_000_000)),
+    "ids in a list": (TEXT, ones(5000, '{"prompt":[[1],[', "]]}")),
+    "ids to count": ("/tokenize", ones(1_000_000)),
+    "ids to spell": ("/detokenize", ones(5000, '{"tokens":[')),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_MUCH.values(), ids=TOO_MUCH)
 def test_what_cannot_fit_the_context_is_refused_as_such(
     served: Served, path: str, body: str
 ) -> None:
