@@ -272,7 +272,7 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
 def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
     if message.role == "tool" and message.tool_call_id is None:
         raise _missing(f"{place}.tool_call_id")
-    if message.tool_calls is not None and message.role != "assistant":
+    if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
             f"{place}.tool_calls: only an assistant message has tool calls", f"{place}.tool_calls"
         )

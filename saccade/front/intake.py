@@ -252,9 +252,13 @@ class Intake:
 
 
 def too_long(param: str, has: str, context_length: int) -> InvalidRequest:
-    """For a prompt that leaves no room for an answer. Clients know the error by its first words."""
+    """For a prompt that leaves no room for an answer.
+
+    Clients know the error by its first words. They look for them in Python's `repr` of the whole
+    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
+    """
     advice = (
-        'shorten it, send fewer pictures, or smaller ones (detail "low", or max_pixels)'
+        "shorten it, send fewer pictures, or smaller ones (detail: low, or max_pixels)"
         if param == "messages"
         else "shorten it"
     )
