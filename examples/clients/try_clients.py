@@ -108,13 +108,17 @@ def langchain(base: str, model: str) -> str:
 
 def guidellm(base: str, model: str) -> str:
     """Four requests of synthetic text; all must succeed."""
-    import guidellm as _
 
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.json"
         command = [
             *(sys.executable, "-m", "guidellm", "run", "--disable-console"),
-            *("--backend", f"kind=openai_http,target={base}", "--profile", "kind=synchronous"),
+            *(
+                "--backend",
+                f"kind=openai_http,target={base},model={model}",
+                "--profile",
+                "kind=synchronous",
+            ),
             *("--constraint", "kind=max_requests,count=4"),
             *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
             *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
