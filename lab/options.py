@@ -9,7 +9,7 @@ from typing import Literal
 from saccade.core.bounds import above, at_least, at_most, filled
 from saccade.core.config import Dtype, PatchEmbedding
 from saccade.core.errors import ConfigError
-from saccade.tools.options import Content, Format
+from saccade.tools.options import Format, ImageContent
 
 PresetName = Literal[
     "qwen2.5-vl-3b",
@@ -33,7 +33,7 @@ class MediaBenchOptions:
     """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
     image_formats: tuple[Format, ...] = ("jpeg", "png")
     """File formats (jpeg and webp at quality 85)."""
-    image_contents: tuple[Content, ...] = ("photo", "random")
+    image_contents: tuple[ImageContent, ...] = ("photo", "random")
     """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank:
     one flat colour.
     """
@@ -61,9 +61,8 @@ class EncoderBenchOptions:
     """What to encode, and where the figures go."""
 
     models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
-    """Presets of make-checkpoint, or folders with a checkpoint's configuration.
-
-    Weights are random in any case.
+    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random
+    in any case.
     """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats to measure."""
@@ -97,7 +96,7 @@ class EncoderBenchOptions:
 ProfileName = Literal["cpu", "h200"]
 TraceName = Literal["zipf", "chat", "agent"]
 Routing = Literal["random", "round-robin", "affinity", "bounded"]
-Level = Literal["steps", "caches"]
+SimulationDetail = Literal["steps", "caches"]
 Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
 
@@ -106,9 +105,8 @@ class TraceOptions:
     """What is asked, where no measured run is replayed."""
 
     trace: TraceName = "zipf"
-    """zipf: single questions about popular pictures.
-
-    chat: rounds with the whole history resent. agent: a trail of screenshots.
+    """zipf: single questions about popular pictures. chat: rounds with the whole history resent.
+    agent: a trail of screenshots.
     """
     num_prompts: int = 10_000
     """Requests; of chats and trails all rounds count."""
@@ -132,7 +130,6 @@ class TraceOptions:
     """Share nothing with each other."""
     rate: float = 5.0
     """Requests per second that come in, over all replicas (chats at this divided by their rounds).
-
     inf: all at once.
     """
     think_time: float = 2.0
@@ -158,9 +155,8 @@ class MachineOptions:
     profile: ProfileName = "cpu"
     """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
     model: str | None = None
-    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo".
-
-    Derived: the profile's sizes; demo.
+    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo". Derived:
+    the profile's sizes; demo.
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
@@ -171,7 +167,7 @@ class MachineOptions:
     the same, but not to one that has much more to do than others. Derived: all four for several
     replicas.
     """
-    level: Level | None = None
+    level: SimulationDetail | None = None
     """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
     the time. Derived: steps up to 5000 requests.
     """
@@ -260,9 +256,8 @@ class KernelBenchOptions:
     """What to measure, and where the figures go."""
 
     models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
-    """Presets of make-checkpoint, whose towers' sizes the measurements have.
-
-    Only the embedding of positions is made of weights.
+    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of
+    positions is made of weights.
     """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """Number formats of queries and keys."""

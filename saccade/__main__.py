@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.help import DefaultFormatter, HelpPanel
 from cyclopts.types import ExistingFile
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
 
 from saccade import __version__
@@ -33,6 +34,7 @@ app = App(
     "once; after that it costs a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
+    help_flags=("--help", "--help-advanced", "-h"),
 )
 for tool in (bench, probe, evaluation):
     app.command(tool)
@@ -63,6 +65,40 @@ if (LAB / "lab" / "cli.py").is_file():
     )
 
 
+ADVANCED = "--help-advanced" in sys.argv
+"""Whether the help is to show every option."""
+
+MAIN_OPTIONS = frozenset(
+    (
+        "--api-key",
+        "--chat-template",
+        "--context-length",
+        "--device",
+        "--dtype",
+        "--embedding-cache-device-mb",
+        "--embedding-cache-dir",
+        "--host",
+        "--max-running-requests",
+        "--mem-fraction-static",
+        "--port",
+        "--served-model-name",
+        "--tp-size",
+    )
+)
+"""What people set. `saccade serve --help` shows these, `--help-advanced` every option."""
+
+
+class MainOptions(DefaultFormatter):
+    """Shows the options of `MAIN_OPTIONS` only, in the panels that have any."""
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        shown = [
+            entry for entry in panel.entries if not entry.names or MAIN_OPTIONS & {*entry.names}
+        ]
+        if shown:
+            super().__call__(console, options, panel.copy(entries=shown))
+
+
 def flat(group: str, *, lists: bool = False) -> Parameter:
     """The fields of a dataclass as options of their own, under a heading in the help.
 
@@ -72,7 +108,10 @@ def flat(group: str, *, lists: bool = False) -> Parameter:
     return Parameter(name="*", group=group, consume_multiple=lists)
 
 
-@app.command
+@app.command(
+    help_formatter=DefaultFormatter() if ADVANCED else MainOptions(),
+    help_epilogue=None if ADVANCED else "All options: saccade serve --help-advanced",
+)
 def serve(
     model: str = "demo",
     /,

@@ -33,7 +33,9 @@ class ModelOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto: cuda if there is one."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """dummy: random weights from config.json alone, to measure speed without a checkpoint."""
+    """Where weights come from. auto: the checkpoint. dummy: random weights from config.json
+    alone, to measure speed without a checkpoint.
+    """
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     chat_template: str | None = None
@@ -45,9 +47,9 @@ class ModelOptions:
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     patch_embed: PatchEmbedding = "exact"
-    """exact: pixels are normalised as the model's own processor does it. folded: that, and the
-    second frame of a still picture, are part of the first layer's weights: less work, as exact on
-    average, not the same bits.
+    """How pixels enter the vision tower. exact: normalised as the model's own processor does it.
+    folded: normalisation and the second frame of a still image are part of the first layer's
+    weights: less work, as exact on average, not the same bits.
     """
 
     def __post_init__(self) -> None:
@@ -61,53 +63,45 @@ class EngineOptions:
     max_running_requests: int | None = None
     """Requests generated side by side; more wait. Derived: 32 on cpu, 256 on cuda."""
     chunked_prefill_size: int | None = None
-    """Tokens computed per step; longer prompts are cut into chunks.
-
-    Derived: 2048 on cpu, 8192 on cuda.
+    """Tokens computed per step; longer prompts are cut into chunks. Derived: 2048 on cpu, 8192 on
+    cuda.
     """
     page_size: int = 16
     """Tokens per KV page; the prefix cache reuses whole pages."""
     mem_fraction_static: float | None = None
     """On cuda: share of the device's memory for weights and KV cache together. On cpu: share of
-    what is free that the KV cache may take.
-    Derived: 0.85 on cuda, 0.5 on cpu.
+    what is free that the KV cache may take. Derived: 0.85 on cuda, 0.5 on cpu.
     """
     max_total_tokens: int | None = None
-    """Tokens that the KV cache holds, if fewer than memory allows."""
+    """Most tokens that the KV cache holds. Derived: as many as memory allows."""
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
     embedding_cache_device_mb: int | None = None
-    """Device memory for picture embeddings.
-
-    Derived: a tenth of what weights and KV cache leave free, more for models of large ones.
+    """MiB of device memory for image embeddings. Derived: a tenth of what weights and KV cache
+    leave free, or room for four of the largest images.
     """
     embedding_cache_host_mb: int | None = None
-    """Host memory for embeddings that the device has no room for.
-
-    Derived: a quarter of what is free on cuda; 0 on cpu, where it is one.
+    """MiB of host memory for image embeddings that the device has no room for. Derived: a quarter
+    of the free host memory on cuda; 0 on cpu, where device and host are one.
     """
     embedding_cache_disk_mb: int | None = None
-    """Disk space for embeddings, which survive a restart.
-
-    Derived: a quarter of what is free there or taken by this model's already.
+    """MiB of disk space for image embeddings, which survive a restart. Derived: a quarter of what
+    is free in --embedding-cache-dir or taken by this model's embeddings already.
     """
     embedding_cache_dir: str | None = None
-    """Folder for embeddings on disk. Derived: none are kept on disk."""
+    """Folder for image embeddings on disk. Derived: no embedding is kept on disk."""
     max_encode_patches: int | None = None
-    """Picture patches encoded per step (one picture always may).
-
+    """Image patches encoded per step; one image may always be encoded, whatever its size.
     Derived: 16384 on cpu, 65536 on cuda.
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16
-    bits). sdpa: a call per picture size.
-    auto: flash where it works.
+    bits). sdpa: one call per image size. auto: flash where it works.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
     vit_graph_buckets: tuple[int, ...] = ()
     """Patch counts to capture CUDA graphs of the vision tower at; larger packs run without.
-
     Derived: 19 from 128 to 8192.
     """
     threads: int | None = None
@@ -146,18 +140,16 @@ class ParallelOptions:
     tp_size: int = 1
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
     mm_encoder_tp_mode: Literal["auto", EncoderMode] = "auto"
-    """How they share the vision tower. weights: each holds a slice. data: each holds all of it and
-    takes its part of the pictures.
-    auto: weights, unless the tower does not divide or its slices would be too narrow.
+    """How the processes of --tp-size share the vision tower. weights: each holds a slice of it.
+    data: each holds the whole tower and encodes a part of the images. auto: weights, unless the
+    tower does not divide or its slices would be too narrow.
     """
     all_reduce: Literal["auto", AllReduce] = "auto"
-    """How they add up.
-
-    auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda.
+    """How the processes of --tp-size add up their partial results. auto: nccl on cuda; on cpu shm
+    (memory that the processes share), or gloo where the processor is not x86.
     """
     step_timeout: float | None = None
-    """With several processes: seconds after which a step is taken to be stuck, and the server ends.
-
+    """Seconds after which a step of the engine is taken to be stuck, and the server ends.
     Derived: 120 on cuda, 1200 on cpu.
     """
 
@@ -171,38 +163,34 @@ class MediaOptions:
     """Where pictures may come from, and what they may cost."""
 
     max_image_pixels: int = 178_956_970
-    """Largest picture, in pixels of its header; refused before decoding."""
+    """Largest image, in pixels by its header; a larger one is refused before decoding."""
     max_image_bytes: int = 64 * MIB
-    """Largest encoded picture, in bytes."""
+    """Largest encoded image, in bytes."""
     max_images_per_request: int = 256
-    """Most pictures in one request."""
+    """Most images in one request."""
     media_workers: int | None = None
-    """Processes that decode pictures. Derived: half the cores, at least 1."""
+    """Processes that decode images. Derived: half the cores, at least 1."""
     arena_mb: int = 512
-    """Shared memory for decoded pictures on their way to the engine, with room for one of the
-    model's largest at least; when it is full, decoding waits.
+    """MiB of shared memory for decoded images on their way to the engine; at least one of the
+    model's largest must fit. When the memory is full, decoding waits.
     """
     fetch_timeout: float = 10.0
-    """Seconds to fetch one picture by URL, in all."""
+    """Seconds that fetching one image by URL may take in all."""
     decode_timeout: float = 20.0
-    """Seconds to decode one picture."""
+    """Seconds that decoding one image may take."""
     allowed_media_domains: tuple[str, ...] = ()
-    """Fetch pictures from this host only; repeat the option for several.
-
-    Derived: any public host.
-    """
+    """Fetch images from this host only; repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
-    """Also fetch from private, loopback and link-local addresses."""
+    """Also fetch images from private, loopback and link-local addresses."""
     allowed_local_media_path: str | None = None
     """Allow file: URLs below this folder."""
     files_dir: str | None = None
-    """Folder for files uploaded with /v1/files; it may be shared by servers.
-
-    Derived: saccade/files in the user's cache folder.
+    """Folder for files uploaded with /v1/files; several servers may share one. Derived:
+    saccade/files in the user's cache folder.
     """
     files_mb: int = 4096
-    """Disk space for uploaded files; when it is used up, uploads are refused until some are deleted
-    or expire.
+    """MiB of disk space for uploaded files; once used up, uploads are refused until files are
+    deleted or expire.
     """
 
     def __post_init__(self) -> None:
@@ -231,31 +219,29 @@ class ServerOptions:
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     api_key: str | None = None
-    """Ask clients for this key (Authorization: Bearer KEY).
-
-    Also read from SACCADE_API_KEY, which keeps it out of process lists.
+    """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which
+    keeps it out of process lists.
     """
     served_model_name: tuple[str, ...] = ()
-    """Name the API answers to; repeat the option for several.
-
-    Derived: the model as given on the command line.
+    """Name the API answers to; repeat the option for several. Derived: the model as given on the
+    command line.
     """
     cors_origins: tuple[str, ...] = ()
     """Browser origin that may call the API; repeat the option for several."""
     max_body_mb: int = 256
-    """Largest request body."""
+    """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
-    """Bodies and encoded pictures held for requests in flight; what would exceed it is answered
-    429. Derived: a quarter of memory.
+    """MiB of bodies and encoded images held for requests in flight; a request that would exceed
+    it is answered 429. Derived: a quarter of memory.
     """
     max_queued_requests: int = 1024
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
     log_requests: bool = False
-    """Log a line for every request: tokens, pictures, times."""
+    """Log a line for every request: tokens, images, times."""
     log_slow_seconds: float | None = None
-    """Log what became of each picture of requests that take longer than this."""
+    """Log what became of each image of requests that take longer than this."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")

@@ -336,7 +336,7 @@ class Scheduler:
         spare: set[ImageKey],
         may_exceed: bool,
     ) -> bool:
-        """Have a picture on the device in this step, pinned for `sequence`. Returns whether it is."""
+        """Have an image on the device in this step, pinned for `sequence`; whether it is."""
         key, lost = image.key, None
         place = self.embeddings.locate(key)
         if place != "device":

@@ -12,17 +12,25 @@ from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most
 
-Content = Literal["random", "photo", "document", "blank"]
+ImageContent = Literal["random", "photo", "document", "blank"]
 Format = Literal["jpeg", "png", "webp"]
 
 EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency"]
 DatasetName = Literal[
-    "image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"
+    "image",
+    "random-mm",
+    "multiturn-image",
+    "repeat",
+    "agent",
+    "text-beside-images",
+    "mmmu",
+    "custom",
+    "ocr",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetOptions:
     """Which server to ask, and how."""
 
     base_url: str = "http://127.0.0.1:8000"
@@ -43,7 +51,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """How many requests, and when."""
 
     num_prompts: int = 100
@@ -53,18 +61,16 @@ class Load:
     request_rate: float = float("inf")
     """Requests (chats) begun per second, at random (Poisson) times; inf: all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between arrivals.
-
-    1: Poisson; below: bursts; above: evener.
+    """Shape of the gamma distribution of the times between arrivals. 1: Poisson; below: bursts;
+    above: evener.
     """
     warmup_requests: int = 1
     """Requests sent and forgotten before the clock starts; drawn pictures and texts never come
     again (those of mmmu and custom do).
     """
     seed: int = 1
-    """Decides every picture, text and arrival.
-
-    Pictures of another seed are new to a server that has been measured before.
+    """Decides every picture, text and arrival. Pictures of another seed are new to a server that
+    has been measured before.
     """
 
     def __post_init__(self) -> None:
@@ -83,7 +89,7 @@ class PictureOptions:
     """WIDTHxHEIGHT, 360p, 480p, 720p, 1080p, 1440p, 4k, or random:AxB-CxD."""
     image_format: Format = "jpeg"
     """File format of the pictures (jpeg and webp at quality 85)."""
-    image_content: Content = "random"
+    image_content: ImageContent = "random"
     """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank:
     one flat colour each.
     """
@@ -104,9 +110,8 @@ class TextOptions:
     random_range_ratio: float = 1.0
     """Lengths are uniform between this share of the above and the above. 1: always the same."""
     disable_ignore_eos: bool = False
-    """Let answers end early.
-
-    Otherwise `ignore_eos` is sent, so that every answer has its full length.
+    """Let answers end early. Otherwise `ignore_eos` is sent, so that every answer has its full
+    length.
     """
 
     def __post_init__(self) -> None:
@@ -121,14 +126,13 @@ class DatasetOptions:
 
     dataset_name: DatasetName = "image"
     """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
-    chats that resend their pictures.
-    repeat: a known share of repeated pictures. agent: a growing trail of screenshots. mmmu, custom:
-    from a file. ocr: text to read.
+    chats that resend their pictures. repeat: a known share of repeated pictures. agent: a growing
+    trail of screenshots. text-beside-images: long answers to text while new images come in;
+    --random-output-len must outlast the images. mmmu, custom: from a file. ocr: text to read.
     """
     dataset_path: str | None = None
-    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU).
-
-    custom: JSON lines, each with `messages`.
+    """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with
+    `messages`.
     """
     rounds: int = 8
     """multiturn-image, agent: questions per chat."""
@@ -144,9 +148,14 @@ class DatasetOptions:
     """repeat: deal the requests to so many growing chats. 0: each stands alone."""
     tenants: int = 1
     """repeat: deal the sessions to so many tenants (`cache_salt`), who share no picture."""
+    text_streams: int = 4
+    """text-beside-images: answers to text that are streamed side by side."""
+    image_every: float = 1.0
+    """text-beside-images: seconds from one new image to the next."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "rounds", "tenants")
+        at_least(1, self, "rounds", "tenants", "text_streams")
+        above(0, self, "image_every")
         at_least(0, self, "repeat_ratio")
         at_most(1, self, "repeat_ratio")
 
@@ -195,7 +204,7 @@ class ProbeOptions:
     """Most pictures in one request."""
     step: int = 1
     """Pictures added from one request to the next."""
-    image_content: Content = "photo"
+    image_content: ImageContent = "photo"
     """What the pictures show: random (noise), photo, document, blank."""
     image_format: Format = "jpeg"
     """File format of the pictures."""
@@ -225,16 +234,14 @@ class EvalOptions:
     seed: int = 0
     """First seed of drawn questions (ocr, shapes, consistency)."""
     dataset_path: str | None = None
-    """ocrbench, mmmu: a local file or folder, or a hub id.
-
-    Derived: the published data set on the hub.
+    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the published data set on the
+    hub.
     """
     max_tokens: int | None = None
     """Longest answer. Derived: 48; for mmmu 1024."""
     output_file: Path | None = None
-    """Every answer, as JSON lines.
-
-    If the file exists, questions answered in it are not asked again.
+    """Every answer, as JSON lines. If the file exists, questions answered in it are not asked
+    again.
     """
     quiet: bool = False
     """Print no progress and no table."""
@@ -258,9 +265,8 @@ class AbOptions:
     repeats: int = 3
     """Runs of each, in turns: A B A B A B. Each has its own seed, the same for both."""
     keep_running: bool = False
-    """Start both servers once and keep them, instead of a fresh start for every run.
-
-    Needs memory for both.
+    """Start both servers once and keep them, instead of a fresh start for every run. Needs memory
+    for both.
     """
     eval: Literal["ocr", "shapes", "none"] = "ocr"
     """Questions that are asked of both, once, to compare accuracy."""

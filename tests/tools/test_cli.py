@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +11,26 @@ from typing import Any
 import pytest
 from cyclopts import App
 
+from saccade.__main__ import MAIN_OPTIONS
 from saccade.core.errors import ConfigError, SaccadeError
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    ServerOptions,
+)
 from saccade.tools import cli
 from saccade.tools.chat import ask_server
 from saccade.tools.options import (
     AbOptions,
     EvalOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     ProbeOptions,
     ReportOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from saccade.tools.server import refusal
@@ -45,8 +54,8 @@ def test_the_published_options_are_understood_as_published() -> None:
         "--goodput ttft:500 tpot:50 --output-file x.jsonl"
     )
     found = parsed(cli.bench, line)
-    assert found["target"] == Target(base_url="http://h:1", header=("A=b", "C=d"))
-    assert found["load"] == Load(500, 20, float("inf"), 0.5, 3, 7)
+    assert found["target"] == TargetOptions(base_url="http://h:1", header=("A=b", "C=d"))
+    assert found["load"] == LoadOptions(500, 20, float("inf"), 0.5, 3, 7)
     assert found["pictures"] == PictureOptions(1, "1120x700", "jpeg", "random")
     assert found["text"] == TextOptions(100, 1, 1.0)
     assert found["output"] == OutputOptions(
@@ -56,7 +65,7 @@ def test_the_published_options_are_understood_as_published() -> None:
 
 def test_the_other_commands_are_understood() -> None:
     assert parsed(cli.probe, "--max-images 64 --timeout 120 --resolutions 720p 1440p") == {
-        "target": Target(timeout=120.0),
+        "target": TargetOptions(timeout=120.0),
         "options": ProbeOptions(resolutions=("720p", "1440p")),
     }
     assert parsed(cli.evaluation, "ocr --num-prompts 5 --concurrency 2") == {
@@ -177,3 +186,20 @@ def test_help_loads_nothing_heavy() -> None:
         "set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def help_of(flag: str) -> str:
+    program = [sys.executable, "-m", "saccade", "serve", flag]
+    return subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> None:
+    every = {
+        f"--{field.name.replace('_', '-')}"
+        for options in (ModelOptions, EngineOptions, ParallelOptions, MediaOptions, ServerOptions)
+        for field in dataclasses.fields(options)
+    }
+    brief, advanced = help_of("--help"), help_of("--help-advanced")
+    assert {option for option in every if option in brief.split()} == MAIN_OPTIONS
+    assert {option for option in every if option in advanced.split()} == every
+    assert "--help-advanced" in brief
