@@ -43,6 +43,10 @@ class ModelOptions:
     """Branch, tag or commit of a hub model."""
     chat_template: str | None = None
     """A file with a chat template to use instead of the checkpoint's."""
+    special_tokens_in_content: bool = False
+    """Names of special tokens inside messages (<|im_end|>) are those tokens. Without this they are
+    text: special tokens come from the chat template and /v1/completions only.
+    """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     patch_embed: PatchEmbedding = "exact"

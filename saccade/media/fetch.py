@@ -310,8 +310,10 @@ def _decode_base64(url: str, start: int) -> bytes:
         space in data for space in " \n\r\t\f"
     ):  # `base64 FILE` prints lines, and browsers read them
         data = "".join(data.split())
+    data += "=" * (-len(data) % 4)  # some clients leave the padding out
+    url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(data, validate=True)
+        return pybase64.b64decode(data, altchars=url_safe, validate=True)
     except ValueError as error:
         raise ImageError(
             f"the data: URL is not valid base64: {error}", code="invalid_image_url"

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,7 +30,6 @@ from saccade import __version__
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InternalError,
-    InvalidRequest,
     NotFound,
     Overloaded,
     RequestError,
@@ -43,13 +43,13 @@ from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
 from saccade.server.gate import RequestIds, request_id
 from saccade.server.openai import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    chat_ask,
-    completion_asks,
-    parse,
-    parse_either,
+    Reply,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
 )
+from saccade.server.openapi import describe
 from saccade.server.responses import (
     Answer,
     ChatShape,
@@ -61,9 +61,10 @@ from saccade.server.responses import (
     Tally,
     TextShape,
     TokenCount,
+    TokenText,
     Writer,
 )
-from saccade.server.stream import stream
+from saccade.server.stream import UsageWanted, stream
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer
 
@@ -71,6 +72,9 @@ log = logging.getLogger("saccade")
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
+
+SMALL_BODY = 1 << 16
+"""Bytes of a body that is read on the event loop (at most some ms); more goes to a thread."""
 
 T = TypeVar("T")
 
@@ -107,6 +111,8 @@ def build_app(
             Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
+            Route("/detokenize", _Endpoint(api.detokenize), methods=["POST"]),
+            Route("/openapi.json", api.openapi),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),
@@ -124,17 +130,6 @@ def build_app(
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
-    """How a client wants its answer."""
-
-    shape: Shape
-    model: str
-    stream: bool
-    include_usage: bool
-    trace: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Api:
     """The handlers.
 
@@ -149,55 +144,55 @@ class _Api:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            reply, asks = self._read_chat(body)
-            await _while_connected(receive, self._answer(send, reply, asks, held))
+            ask, reply, answer = await self._read(read_chat, body)
+            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
+            await _while_connected(receive, self._answer(send, reply, shape, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            reply, asks = self._read_completion(body)
-            await _while_connected(receive, self._answer(send, reply, asks, held))
-
-    def _read_chat(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
-        request = parse(body, ChatCompletionRequest)
-        self._check_name(request.model)
-        shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
-        return _Reply(
-            shape, request.model, bool(request.stream), request.include_usage, request.trace
-        ), [chat_ask(request)]
-
-    def _read_completion(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
-        request = parse(body, CompletionRequest)
-        self._check_name(request.model)
-        shape = TextShape(self.front.vocabulary, request.logprobs is not None)
-        return _Reply(
-            shape, request.model, bool(request.stream), request.include_usage, request.trace
-        ), completion_asks(request)
+            asks, reply, prompt = await self._read(read_completion, body)
+            shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
+            await _while_connected(receive, self._answer(send, reply, shape, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            request = parse_either(body)
-            self._check_name(request.model)
-            asks = (
-                [chat_ask(request)]
-                if isinstance(request, ChatCompletionRequest)
-                else completion_asks(request)
-            )
-            if len(asks) > 1:
-                raise InvalidRequest(
-                    f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
-                )
+            ask, reply, counting = await self._read(read_tokenize, body)
+            self._name(reply.model)
             context_length = self.front.ready.context_length
             prompt = await _while_connected(
-                receive,
-                self.front.intake.read(asks[0], context_length, held.client, held),
+                receive, self.front.intake.read(ask, context_length, held.client, held)
             )
             images = [
                 ImageCost.of(picture, place)
                 for picture, place in zip(prompt.pictures, prompt.places, strict=True)
             ]
-            await _send_json(
-                send, TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            strings = self.front.intake.tokenizer.strings(prompt.tokens)
+            count = TokenCount(
+                len(prompt.tokens),
+                context_length,
+                prompt.tokens,
+                images,
+                strings if counting.return_token_strs else UNSET,
             )
+            await _send_json(send, count)
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._admit(scope, receive) as (body, _):
+            tokens = await self._read(read_detokenize, body)
+            self._name(tokens.model)
+            text = self.front.intake.tokenizer.decode(tokens.tokens)
+            await _send_json(send, TokenText(text))
+
+    async def _read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
+        """What a body says; it is emptied, for whoever read it still holds it."""
+        context_length = self.front.ready.context_length
+        if len(body) <= SMALL_BODY:
+            found = read(body, context_length)
+        else:
+            found = await self.front.intake.in_thread(partial(read, body, context_length))
+        with suppress(BufferError):  # something refers to it still: it goes with that
+            body.clear()
+        return found
 
     @asynccontextmanager
     async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
@@ -214,19 +209,25 @@ class _Api:
             with self.front.admit(client):
                 yield body, held
 
-    async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
+    async def _answer(
+        self, send: Send, reply: Reply, shape: Shape, asks: list[Ask], held: Held
+    ) -> None:
+        model = self._name(reply.model)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {picture.encoded for each in prepared for picture in each.pictures}
         held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
         tracer = Tracer(prepared, reply.trace)
-        writer = Writer(reply.shape, reply.model)
+        writer = Writer(shape, model)
         async with aclosing(self.front.generate(*prepared)) as events:
             if reply.stream:
-                await stream(send, events, writer, tally, tracer, reply.include_usage)
+                usage: UsageWanted = (
+                    "always" if reply.continuous_usage else "last" if reply.include_usage else None
+                )
+                await stream(send, events, writer, tally, tracer, usage)
             else:
-                answers = [Answer() for each in prepared for _ in range(each.n)]
+                answers = [Answer(shape, i) for i in range(sum(each.n for each in prepared))]
                 async for event in events:
                     answers[event.choice].add(event)
                     tally.add(event)
@@ -259,14 +260,16 @@ class _Api:
                 msgspec.json.encode(tracer.trace).decode(),
             )
 
-    def _check_name(self, name: str) -> None:
-        if name not in self.names:
+    def _name(self, name: str | None) -> str:
+        """What the client calls the model; the server's own name where it says nothing."""
+        if name is not None and name not in self.names:
             raise NotFound(
-                f"the model {name!r} does not exist; this server has "
+                f"the model {name[:200]!r} does not exist; this server has "
                 f"{', '.join(map(repr, self.names))}",
                 "model",
                 "model_not_found",
             )
+        return name or self.names[0]
 
     def _model(self, name: str) -> Model:
         if self.front.state != "ready":
@@ -277,9 +280,7 @@ class _Api:
         return _json(ModelList([self._model(name) for name in self.names]))
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._check_name(name)
-        return _json(self._model(name))
+        return _json(self._model(self._name(request.path_params["name"])))
 
     async def health(self, _: Request) -> Response:
         status, reason = self.front.health
@@ -289,6 +290,9 @@ class _Api:
     async def metrics(self, _: Request) -> Response:
         text = metrics.render(await self.front.scrape())
         return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return _json(describe())
 
     async def version(self, _: Request) -> Response:
         return _json({"version": __version__})
