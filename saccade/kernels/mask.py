@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import torch
 
 WORD_BITS = 32
@@ -24,6 +25,12 @@ def mask_logits(
     if not len(masks):
         return logits
     octets = masks.contiguous().view(torch.uint8)  # [M, 4 W]; the least significant comes first
+    if masks.device.type == "cpu":
+        bits = np.unpackbits(~octets.numpy(), axis=1, count=vocab, bitorder="little")
+        banned = torch.from_numpy(bits.view(np.bool_))  # [M, V]
+        for mask, row in enumerate(range(len(masks)) if rows is None else rows.tolist()):
+            logits[row].masked_fill_(banned[mask], -torch.inf)
+        return logits
     banned = _banned_by_octet(masks.device)[octets.int()].flatten(1)[:, :vocab]  # [M, V]
     if rows is None:
         return logits.masked_fill_(banned, -torch.inf)
