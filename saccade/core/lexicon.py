@@ -6,6 +6,7 @@ engine, which follows it, mean the same. Knows nothing of schemas, requests or r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,6 +37,16 @@ def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> L
 def begin_match(lexicon: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher before its first token. `is_error()` where the grammar is wrong or too large."""
     return LLMatcher(lexicon, grammar, log_level=0, limits=_LIMITS)
+
+
+def tag_term(lexicon: LLTokenizer, tag: str) -> str:
+    """What stands for `tag` in a Lark grammar. llguidance takes every added token that looks like a
+    tag for special, so that neither its letters nor free text ever stand for it.
+    """
+    tokens = lexicon.tokenize_str(tag, parse_special=True)
+    if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
+        return f"<[{tokens[0]}]>"
+    return json.dumps(tag)
 
 
 def mask_words(vocab_size: int) -> int:

@@ -96,7 +96,7 @@ class XmlCall:
         self._key, self._phase, self._fresh = name, "value", True
         self._ready.append(f"{', ' if self._keys else '{'}{_dump(name)}: ")
         self._keys.add(name)
-        self._streams = _types(self._schema(), self._root()) == {"string"}
+        self._streams = allowed_types(self._schema(), self._root()) == {"string"}
         if self._streams:
             self._ready.append('"')
         return True
@@ -158,7 +158,7 @@ def typed(text: str, schema: Any, root: Any) -> Any:
 
     `root`: the schema that references lead into.
     """
-    kinds = _types(schema, root)
+    kinds = allowed_types(schema, root)
     word = text.strip()
     if "boolean" in kinds and word in ("True", "False"):
         return word == "True"
@@ -173,7 +173,7 @@ def typed(text: str, schema: Any, root: Any) -> Any:
     return text if isinstance(value, str) or not _kind(value) & kinds else value
 
 
-def _types(schema: Any, root: Any) -> set[str]:
+def allowed_types(schema: Any, root: Any) -> set[str]:
     """The types that `schema` allows; without a word on it: string."""
     kinds: set[str] = set()
     pending, seen = [schema], set[int]()

@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.lexicon import begin_match, fill_mask, mask_words
+from saccade.core.lexicon import begin_match, fill_mask, mask_words, tag_term
 from saccade.text.schema import place_name, prepare_schema, subschemas
 
 MAX_GRAMMAR_BYTES = 65_536
@@ -72,13 +72,15 @@ class Wish:
     """What an answer must be. `param`: the field that said so, as the client wrote it.
 
     json: `value` is a schema. regex, lark: their text. choice: the texts of which the answer is
-    one. parts: grammars that are ready, the first of which is the whole (our own, not a client's).
+    one. parts: grammars that are ready, the first of which is the whole (our own, not a client's),
+    made of the schemas of `inner`.
     """
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]
     value: Any
     param: str
     spacing: Spacing = AS_DUMPED
+    inner: tuple[Wish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Grammars:
         if known is None:
             parts = self._parts(wish)
             if thinks_until is not None:
-                parts = [_after_reasoning(thinks_until, parts[0]["name"]), *parts]
+                parts = [self._after_reasoning(thinks_until, parts[0]["name"]), *parts]
             if error := self._fault(parts):
                 raise self._explain(wish, error)
             known = self._known[key] = Grammar(json.dumps({"grammars": parts}), key)
@@ -265,6 +267,14 @@ class Grammars:
             )
         return [lark_part("answer", text)]
 
+    def _after_reasoning(self, ends: str, name: str) -> Part:
+        """Free text up to the first `ends`, then the grammar `name`."""
+        tag, quoted = tag_term(self._lexicon, ends), json.dumps(ends)
+        thought = (
+            f"thought[suffix={quoted}]: /(?s:.*)/" if tag == quoted else f"thought: /(?s:.*)/ {tag}"
+        )
+        return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
+
     def _fault(self, parts: list[Part]) -> str:
         """Why these do not compile, or their first mask cannot be made; empty: they do."""
         matcher = begin_match(self._lexicon, json.dumps({"grammars": parts}))
@@ -274,6 +284,9 @@ class Grammars:
 
     def _explain(self, wish: Wish, error: str) -> InvalidRequest:
         """The library's words; for a schema, of the innermost place that has a fault by itself."""
+        for inner in wish.inner:
+            if fault := self._fault(self._parts(inner)):
+                return self._explain(inner, fault)
         param = wish.param
         if wish.kind == "json":
             for place, alone in subschemas(prepare_schema(wish.value, param)):
@@ -282,14 +295,6 @@ class Grammars:
                     break
         said = " ".join(_OUR_WORDS.sub("", error).split())
         return InvalidRequest(f"{param}: no grammar can be made of it: {said[:300]}", param)
-
-
-def _after_reasoning(ends: str, name: str) -> Part:
-    """Free text up to the first `ends`, then the grammar `name`."""
-    stop = json.dumps(ends, ensure_ascii=False)
-    return lark_part(
-        "thinking", f'start: thought "\\n\\n" @{name}\nthought[suffix={stop}]: /(?s:.*)/\n'
-    )
 
 
 def _bounded(text: str, param: str) -> str:

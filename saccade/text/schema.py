@@ -394,10 +394,8 @@ def _is_type(value: Any) -> bool:
     return bool(kinds) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
 
 
-def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
-    """Every schema within `schema`, the inner ones first, as a schema of its own; those that only
-    refer to another come last. `schema` is as `prepare_schema` returns it.
-    """
+def as_root(schema: Any, place: Place) -> Any:
+    """The schema at `place` within `schema` as a schema of its own, its references and all."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):
@@ -409,13 +407,19 @@ def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
             }
         return [moved(each) for each in node] if isinstance(node, list) else node
 
+    steps = (str(key).replace("~", "~0").replace("/", "~1") for key in place)
+    pointer = "".join(f"/{quote(step)}" for step in steps)
+    return {"$defs": {"whole": moved(schema)}, "$ref": f"#/$defs/whole{pointer}"}
+
+
+def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
+    """Every schema within `schema`, the inner ones first, as a schema of its own; those that only
+    refer to another come last. `schema` is as `prepare_schema` returns it.
+    """
     checked = _Checked(schema, "")
-    whole = moved(schema)
     places = sorted(
         checked.nodes,
         key=lambda place: (checked.target(place) is not None, -len(place)),
     )
     for place in places[:_MAX_TRIED]:
-        steps = (str(key).replace("~", "~0").replace("/", "~1") for key in place)
-        pointer = "".join(f"/{quote(step)}" for step in steps)
-        yield place, {"$defs": {"whole": whole}, "$ref": f"#/$defs/whole{pointer}"}
+        yield place, as_root(schema, place)
