@@ -64,7 +64,8 @@ def test_tools_stand_in_the_system_message() -> None:
         "<|im_start|>system\nBe short.\n\n# Tools\n\nYou may call one or more functions to assist "
         "with the user query.\n\nYou are provided with function signatures within <tools></tools> "
         f"XML tags:\n<tools>\n{signature}\n</tools>\n\nFor each function call, return a json "
-        "object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        "object with function name and arguments within <tool_call></tool_call> XML "
+        "tags:\n<tool_call>\n"
         '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n"
         "<|im_start|>assistant\n"
