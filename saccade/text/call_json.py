@@ -16,6 +16,7 @@ _MAX_DEPTH = 128
 _MAX_NUMBER = 400
 """Characters of one number."""
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = frozenset("0123456789+-.eE")
 _LITERALS = ("true", "false", "null")
 
@@ -44,6 +45,11 @@ class JsonScanner:
         if character in _SPACE:
             return character
         return character if self._feed_mark(character) else None
+
+    def skip(self, data: str, at: int) -> int:
+        """Where the characters of `data` from `at` on end that only lengthen a string."""
+        plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
+        return at if plain is None else plain.end()
 
     def _feed_string(self, character: str) -> str | None:
         if self._escape > 0:
@@ -181,6 +187,15 @@ class JsonCall:
                 return character == "," or (character == "}" and self._finish())
         self._matched += 1
         return character == self._close[self._matched - 1]
+
+    def skip(self, data: str, at: int) -> int:
+        """Take what of `data` from `at` on only lengthens a string; the index of what is left."""
+        end = at if self._scanner is None else self._scanner.skip(data, at)
+        if end > at:
+            self._text.append(data[at:end])
+            if self._streams and self._text[0] == "{":
+                self._ready.append(data[at:end])
+        return end
 
     @property
     def _streams(self) -> bool:

@@ -11,12 +11,14 @@ nothing of the text around a call.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _SPACE = " \t\r\n"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_PLAIN = re.compile(r"[^\n<]+")
 _MAX_GAP = 64
 """White space between two parameters, in characters; with more, it is part of a value."""
 _MAX_NAME = 256
@@ -66,6 +68,16 @@ class XmlCall:
                 return True
         return self._feed_tag(character, {self._close: "done"})
 
+    def skip(self, data: str, at: int) -> int:
+        """Take what of `data` from `at` on only lengthens a value; the index of what is left."""
+        plain = None
+        if self._phase == "value" and not self._fresh and not self._tail:
+            plain = _PLAIN.match(data, at)
+        if plain is None:
+            return at
+        self._add(plain.group())
+        return plain.end()
+
     def _feed_tag(self, character: str, tags: Mapping[str, str]) -> bool:
         """White space, then one of `tags`, which says what comes next."""
         if character in _SPACE and not self._word:
@@ -113,11 +125,11 @@ class XmlCall:
         if end:
             self._end_value(end)
 
-    def _add(self, character: str) -> None:
+    def _add(self, text: str) -> None:
         if self._streams:
-            self._ready.append(_dump(character)[1:-1])
+            self._ready.append(_dump(text)[1:-1])
         else:
-            self._value.append(character)
+            self._value.append(text)
 
     def _end_value(self, tag: str) -> None:
         if self._streams:

@@ -30,6 +30,7 @@ _MODES = ("json", "regex", "choice", "grammar", "json_object")
 _OUR_WORDS = re.compile(
     r"<non-verbose/>|while processing json-schema:\S*|Enable 'coerce_one_of' option.*"
 )
+_NOTHING_FITS = "Unsatisfiable"
 _ANY_OBJECT = {"type": "object"}
 _BREAKS = r"[ \t\n\r]{0,40}"
 """White space between the parts of a document: bounded, or a model may write it until the end."""
@@ -289,8 +290,11 @@ class Grammars:
                 return self._explain(inner, fault)
         param = wish.param
         if wish.kind == "json":
+            # A branch that nothing satisfies is a fault only where the whole has the same.
+            empty = error.startswith(_NOTHING_FITS)
             for place, alone in subschemas(prepare_schema(wish.value, param)):
-                if fault := self._fault([schema_part("answer", alone, wish.spacing)]):
+                fault = self._fault([schema_part("answer", alone, wish.spacing)])
+                if fault and fault.startswith(_NOTHING_FITS) == empty:
                     param, error = place_name(param, place), fault
                     break
         said = " ".join(_OUR_WORDS.sub("", error).split())

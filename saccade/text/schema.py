@@ -30,9 +30,9 @@ MAX_MULTIPLE = 1_000
 `multipleOf` decides: 1,000,003 of them take 6 s to compile.
 """
 
-_MAX_TRIED = 200
+_MAX_TRIED = 64
 """Schemas within one that are tried alone, to name the one at fault."""
-_MAX_BRANCHES = 128
+_MAX_BRANCHES = 64
 """Branches of a `oneOf` that are compared, each with each."""
 
 Place = tuple[str | int, ...]
@@ -418,7 +418,7 @@ def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
     """
     checked = _Checked(schema, "")
     places = sorted(
-        checked.nodes,
+        (place for place, node in checked.nodes.items() if isinstance(node, dict)),
         key=lambda place: (checked.target(place) is not None, -len(place)),
     )
     for place in places[:_MAX_TRIED]:

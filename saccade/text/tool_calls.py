@@ -20,7 +20,7 @@ Form = Literal["hermes", "xml"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _SPACE = " \t\r\n"
-_MAX_RESCANS = 16
+_MAX_RESCANS = 4
 """Broken calls of one answer in which calls are looked for again: each costs their length."""
 
 
@@ -80,6 +80,12 @@ class _Reader(Protocol):
 
     def feed(self, character: str) -> bool:
         """False: this is no call, and `character` is not part of it."""
+        ...
+
+    def skip(self, data: str, at: int) -> int:
+        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
+        index of the first that does more.
+        """
         ...
 
     def take(self) -> str:
@@ -178,8 +184,9 @@ class ToolCalls:
         """Read on in a call; the rest of `data`."""
         call = self._call
         assert call is not None
-        for at, character in enumerate(data):
-            if not call.feed(character):
+        at = -1
+        while (at := call.skip(data, at + 1)) < len(data):
+            if not call.feed(data[at]):
                 self._raw.append(data[:at])
                 return self._break(events, data[at:])
             if call.certain and self._eager and not self._started:
