@@ -414,7 +414,8 @@ def as_root(schema: Any, place: Place) -> Any:
 
 def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
     """Every schema within `schema`, the inner ones first, as a schema of its own; those that only
-    refer to another come last. `schema` is as `prepare_schema` returns it.
+    refer to another come last, and true and false are left out. `schema` is as `prepare_schema`
+    returns it.
     """
     checked = _Checked(schema, "")
     places = sorted(
