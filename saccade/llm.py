@@ -26,7 +26,6 @@ from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask, Chat, Message, Part
-from saccade.media.content import probe
 from saccade.media.media import ImageSource, source_from_object
 
 T = TypeVar("T")
@@ -218,6 +217,9 @@ def check_picture(path: Path) -> None:
 
     Raises ImageError that names the file.
     """
+    # here, not above: servers, which import this module too, leave headers to image workers
+    from saccade.media.header import probe
+
     try:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:

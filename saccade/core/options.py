@@ -182,6 +182,10 @@ class MediaOptions:
     """Seconds to fetch one picture by URL, in all."""
     decode_timeout: float = 20.0
     """Seconds to decode one picture."""
+    decode_memory_mb: int = 2048
+    """Memory that all image workers together may take to decode. It bounds a picture, too: one that
+    would take more by itself is refused before decoding. 100 Mpx need 860 to 1,910 MiB, by format.
+    """
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch pictures from this host only; repeat the option for several.
 
@@ -204,7 +208,12 @@ class MediaOptions:
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
-        above(0, self, "fetch_timeout", "decode_timeout")
+        above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
+
+    @property
+    def decode_memory(self) -> int:
+        """Bytes that all image workers together may take to decode."""
+        return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:

@@ -6,6 +6,7 @@ the bytes may be hostile. Knows nothing of where the bytes came from.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -127,5 +128,45 @@ def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def encode_image(image: PIL.Image.Image) -> bytes:
-    """A Pillow image, upright and in RGB, as bytes of our own format."""
-    return encode_array(np.asarray(PIL.ImageOps.exif_transpose(image).convert("RGB")))
+    """A Pillow image, upright and in RGB, transparency laid over white, as bytes of our own
+    format.
+    """
+    return encode_array(to_rgb(PIL.ImageOps.exif_transpose(image)))
+
+
+def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
+    """RGB pixels [height, width, 3], transparency laid over white, as transformers'
+    `convert_to_rgb` does it.
+
+    Raises ValueError for a mode that Pillow cannot convert.
+    """
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = PIL.Image.alpha_composite(white, image)
+    return np.asarray(image.convert("RGB"))
+
+
+def read_raw(data: bytes | mmap.mmap) -> Probe:
+    """What the header of our own format says. Raises ImageError when it is cut short."""
+    if len(data) >= RAW_HEADER.size:
+        _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
+        if len(data) == RAW_HEADER.size + 3 * height * width:
+            return Probe("RAW", height, width, "RGB", 1, 1)
+    raise ImageError("the picture is an array, and it is cut short")
+
+
+def check_pixels(found: Probe, max_pixels: int) -> None:
+    """Raises ImageError for an image of no pixels, or of more than `max_pixels`."""
+    pixels = found.height * found.width
+    if pixels < 1:
+        raise ImageError(
+            f"the picture is {found.width} x {found.height} px: there is nothing to see"
+        )
+    if pixels > max_pixels:
+        raise ImageError(
+            f"the picture is {found.width} x {found.height} px ({pixels / 1e6:.0f} Mpx); the "
+            f"limit is {max_pixels / 1e6:.0f} Mpx: "
+            "resize it, or start the server with a larger --max-image-pixels",
+            code="image_too_large",
+        )

@@ -28,8 +28,8 @@ import PIL.Image
 import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
-from saccade.media.content import RAW_HEADER, RAW_MAGIC
-from saccade.media.header import MAX_PARTS, PNG_SIGNATURE
+from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
+from saccade.media.header import MAX_PARTS, PNG_SIGNATURE, jpeg_segments
 
 Pixels = npt.NDArray[np.uint8]
 Strips = Callable[[int, int], Pixels]
@@ -41,7 +41,9 @@ PNG_PLAIN = {bytes([8, colours, 0, 0, 0]) for colours in (2, 6)}
 """Ends of headers of 8-bit RGB and RGBA pictures that are not interlaced."""
 PNG_END = bytes.fromhex("00000000 49454e44 ae426082")
 
-JPEG_SCAN = re.compile(rb"\xff\xda")
+JPEG_END = b"\xff\xd9"
+JPEG_MARK = re.compile(rb"\xff[\xd9\xda]")
+"""The end of a JPEG, or the begin of a scan."""
 MAX_SCANS = 100
 """Most scans of a progressive JPEG; encoders write about ten. Each costs a pass over the image."""
 
@@ -63,9 +65,9 @@ def decode_into(
     `upright` is the (height, width) that the header promised after orientation. Raises ValueError,
     saying why, when the bytes do not hold that image.
     """
-    if len(targets) == 1 and upright == targets[0].shape[:2] and orientation == 1:
-        if _decode_jpeg(data, targets[0]) is not None:
-            return
+    as_stored = len(targets) == 1 and upright == targets[0].shape[:2] and orientation == 1
+    if as_stored and _decode_jpeg(data, targets[0]) is not None:
+        return
     size, strips = decode(data, orientation)
     if size != upright:
         raise ValueError(
@@ -101,7 +103,8 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
         raise ValueError("it is damaged or cut short") from None
     except Exception as error:  # Pillow's plugins raise what they please on malformed bytes
         raise ValueError(str(error) or type(error).__name__) from error
-    return _strips_of_image(image, orientation)
+    # Pillow turns TIFFs itself, as it loads them.
+    return _strips_of_image(image, 1 if image.format == "TIFF" else orientation)
 
 
 def _strips_of_array(pixels: Pixels) -> Strips:
@@ -129,19 +132,6 @@ def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[in
     return ((width, height) if sideways else (height, width)), strip
 
 
-def to_rgb(image: PIL.Image.Image) -> Pixels:
-    """RGB pixels [height, width, 3], transparency laid over white, as transformers'
-    `convert_to_rgb` does it.
-
-    Raises ValueError for a mode that Pillow cannot convert.
-    """
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = PIL.Image.alpha_composite(white, image)
-    return np.asarray(image.convert("RGB"))
-
-
 def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
     """RGB pixels of a YCbCr or grey JPEG, written to `target` if given; None for all else, damaged
     files included: those are Pillow's.
@@ -165,14 +155,22 @@ def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
 
 def check_scans(data: memoryview) -> None:
     """Raises ValueError for a JPEG of more scans than any encoder writes."""
-    # Between scans' coded bytes 0xFF is followed by 0 or a restart marker: no scan is found in them.
-    for number, _ in enumerate(JPEG_SCAN.finditer(data), 1):
+    try:
+        *_, (_, _, begin) = jpeg_segments(data)
+    except (ValueError, IndexError):
+        return  # damaged: Pillow's to say
+    # In a scan's coded bytes 0xFF is followed by 0 or a restart marker.
+    for number, mark in enumerate(JPEG_MARK.finditer(data, begin), 2):
+        if mark.group() == JPEG_END:
+            return
         if number > MAX_SCANS:
             raise ValueError(f"it has more than {MAX_SCANS} scans: save it again")
 
 
 def _decode_png(data: memoryview) -> Pixels | None:
-    """RGB or RGBA pixels of a plain PNG; None for all else, damaged files included: those are Pillow's."""
+    """RGB or RGBA pixels of a plain PNG; None for all else, damaged files included: those are
+    Pillow's.
+    """
     plain = _plain_png(data)
     if plain is None:
         return None
@@ -236,25 +234,23 @@ def resize_into(targets: Sequence[Pixels], upright: tuple[int, int], strips: Str
     if step >= height:
         pixels = strips(0, height)
         for target in targets:
-            _resize(target, pixels)
+            resize(target, pixels)
         return
     narrow = [
-        target
-        if target.shape[0] == height
-        else np.empty((height, target.shape[1], 3), np.uint8)
+        target if target.shape[0] == height else np.empty((height, target.shape[1], 3), np.uint8)
         for target in targets
     ]
     for top in range(0, height, step):
         bottom = min(height, top + step)
         pixels = strips(top, bottom)
         for rows in narrow:
-            _resize(rows[top:bottom], pixels)
+            resize(rows[top:bottom], pixels)
     for target, rows in zip(targets, narrow, strict=True):
         if rows is not target:
-            _resize(target, rows)
+            resize(target, rows)
 
 
-def _resize(target: Pixels, pixels: Pixels) -> None:
+def resize(target: Pixels, pixels: Pixels) -> None:
     # here, not above: every module of this room imports without it; the worker has loaded it before
     # its first job
     import torch

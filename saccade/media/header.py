@@ -12,7 +12,7 @@ import io
 import mmap
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import PIL.Image
 from PIL import (
@@ -26,7 +26,7 @@ from PIL import (
 )
 
 from saccade.core.errors import ImageError
-from saccade.media.content import RAW_HEADER, RAW_MAGIC, Probe
+from saccade.media.content import RAW_MAGIC, Probe, check_pixels, read_raw
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
@@ -96,29 +96,22 @@ def probe(data: Encoded, max_pixels: int) -> Probe:
     """
     if not data:
         raise ImageError("the picture is empty (0 bytes)")
+    found = read_raw(data) if data[: len(RAW_MAGIC)] == RAW_MAGIC else _read(data)
+    check_pixels(found, max_pixels)
+    return found
+
+
+def _read(data: Encoded) -> Probe:
     kind = sniff(data)
     if kind is None:
         raise ImageError(f"the picture is {_what_else(data)}; pictures must be {READABLE}")
     try:
-        found = _read_header(kind, data)
+        return _read_header(kind, data)
     except Exception as error:  # a parser's way to say "malformed" is any exception at all
         raise ImageError(
             f"the picture starts like a {kind} but its header cannot be read: it is damaged or "
             "cut short"
         ) from error
-    pixels = found.height * found.width
-    if pixels < 1:
-        raise ImageError(
-            f"the picture is {found.width} x {found.height} px: there is nothing to see"
-        )
-    if pixels > max_pixels:
-        raise ImageError(
-            f"the picture is {found.width} x {found.height} px ({pixels / 1e6:.0f} Mpx); the "
-            f"limit is {max_pixels / 1e6:.0f} Mpx: "
-            "resize it, or start the server with a larger --max-image-pixels",
-            code="image_too_large",
-        )
-    return found
 
 
 def sniff(data: Encoded) -> str | None:
@@ -136,8 +129,6 @@ def sniff(data: Encoded) -> str | None:
         return "TIFF"
     if head[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
-    if head.startswith(RAW_MAGIC):
-        return "RAW"
     if head[:2] == b"BM":
         return "BMP"
     return None
@@ -204,10 +195,12 @@ def _frames(image: ImageFile.ImageFile) -> int | None:
     return None if isinstance(image, GifImagePlugin.GifImageFile) else 1
 
 
-def _jpeg_header(data: Encoded) -> bytes:
-    """The segments up to the first scan that say anything about size, mode and orientation."""
-    kept = [data[:2]]
-    at, room = 2, MAX_NOTES
+def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of a JPEG's segments, up to its first scan.
+
+    Raises ValueError when there is none, or IndexError.
+    """
+    at = 2
     for _ in range(MAX_PARTS):
         if data[at] != 0xFF or data[at + 1] in (
             0x00,
@@ -216,15 +209,24 @@ def _jpeg_header(data: Encoded) -> bytes:
             at += 1
             continue
         marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        yield marker, at, end
+        if marker == JPEG_SCAN:
+            return
+        at = end
+    raise ValueError("too many segments before the first scan")
+
+
+def _jpeg_header(data: Encoded) -> bytes:
+    """The segments up to the first scan that say anything about size, mode and orientation."""
+    kept = [data[:2]]
+    room = MAX_NOTES
+    for marker, at, end in jpeg_segments(data):
         if marker == JPEG_SCAN or (
             marker in JPEG_SEGMENTS and len(kept) < MAX_KEPT and end - at <= room
         ):
             kept.append(data[at:end])
             room -= end - at
-        if marker == JPEG_SCAN:
-            return b"".join(kept)
-        at = end
-    raise ValueError("too many segments before the first scan")
+    return b"".join(kept)
 
 
 def _png_header(data: Encoded) -> bytes:
@@ -320,15 +322,6 @@ def _read_webp_header(data: Encoded) -> Probe:
     )
 
 
-def _read_raw_header(data: Encoded) -> Probe:
-    if len(data) < RAW_HEADER.size:
-        raise ValueError("cut short")
-    _, height, width = RAW_HEADER.unpack_from(data)
-    if len(data) != RAW_HEADER.size + 3 * height * width:
-        raise ValueError("cut short")
-    return Probe("RAW", height, width, "RGB", 1, 1)
-
-
 REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "JPEG": _jpeg_header,
     "PNG": _png_header,
@@ -342,6 +335,5 @@ headers. libavif is left to the worker's limits: it gives up early on bytes that
 READERS: dict[str, Callable[[Encoded], Probe]] = {
     "TIFF": _read_tiff_header,
     "WEBP": _read_webp_header,
-    "RAW": _read_raw_header,
 }
 """Formats whose headers are read here, without Pillow."""

@@ -16,6 +16,7 @@ Knows nothing of prompts, HTTP or the engine's messages.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+from cachetools import LRUCache
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
@@ -33,13 +35,23 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
-from saccade.media.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
+from saccade.media.content import (
+    RAW_MAGIC,
+    Budget,
+    Probe,
+    check_pixels,
+    digest,
+    encode_array,
+    encode_image,
+    identify,
+    read_raw,
+)
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
-from saccade.media.lru import LRU
 from saccade.media.pixels import Decoders
-from saccade.media.pool import DecodePool, Job
+from saccade.media.pool import DecodePool
 from saccade.media.slots import Slots
+from saccade.media.turns import Job, check_memory
 
 REMEMBERED_HEADERS = 1 << 16
 REMEMBERED_CONFIRMED = 1 << 16
@@ -49,6 +61,20 @@ INLINE_BYTES = 1 << 20
 
 
 DEFAULT_BUDGET = Budget()
+
+_requests = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn an image takes among what waits for image workers."""
+
+    client: str
+    request: str
+
+    @classmethod
+    def of_next_request(cls, client: str) -> Turn:
+        return cls(client, str(next(_requests)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +107,7 @@ class Picture:
     probe: Probe
     size: tuple[int, int]
     data: bytes
+    turn: Turn
     fetch_ms: float
     digest_ms: float
 
@@ -114,11 +141,11 @@ class Media:
         self._metrics = metrics
         self.files = FileStore(options.files_folder, options.files_mb * MIB)
         self._fetcher = Fetcher(options, metrics)
-        self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
+        self._pool = DecodePool(arena, options, metrics)
         self._slots = Slots(arena, metrics)
         self._decoders = Decoders(self._pool, self._slots, metrics)
-        self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
-        self._confirmed: LRU[ImageKey, None] = LRU(REMEMBERED_CONFIRMED)
+        self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
+        self._confirmed: LRUCache[ImageKey, None] = LRUCache(REMEMBERED_CONFIRMED)
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -130,10 +157,13 @@ class Media:
         await self._decoders.close()
         await self._fetcher.close()
 
-    async def open_all(self, sources: Sequence[ImageSource], salt: str) -> tuple[Picture, ...]:
+    async def open_all(
+        self, sources: Sequence[ImageSource], salt: str, client: str = ""
+    ) -> tuple[Picture, ...]:
         """Open a request's pictures beside each other.
 
-        The first that fails ends the others. Raises as `open` does.
+        The first that fails ends the others. `client` is who takes turns with others; by default
+        the salt. Raises as `open` does.
         """
         limit = self._options.max_images_per_request
         if len(sources) > limit:
@@ -144,7 +174,8 @@ class Media:
                 param=sources[limit].param,
                 code="too_many_images",
             )
-        tasks = [asyncio.create_task(self.open(source, salt)) for source in sources]
+        turn = Turn.of_next_request(client or salt)
+        tasks = [asyncio.create_task(self.open(source, salt, turn)) for source in sources]
         try:
             return tuple(await asyncio.gather(*tasks))
         except BaseException:
@@ -153,12 +184,13 @@ class Media:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def open(self, source: ImageSource, salt: str) -> Picture:
+    async def open(self, source: ImageSource, salt: str, turn: Turn | None = None) -> Picture:
         """Name a picture and say what it costs, without decoding it.
 
         Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is no
         picture, or is beyond a limit.
         """
+        turn = turn or Turn.of_next_request(salt)
         try:
             begun = time.perf_counter()
             data = await self._bytes(source.url, salt)
@@ -166,12 +198,10 @@ class Media:
             name = (
                 digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
             )
-            found = self._probes.get(name)
-            if found is None:
-                found = probe(data, self._options.max_image_pixels)
-                self._probes.put(name, found)
+            found = await self._header(name, data, turn.request)
             content = identify(name, found, source.budget, salt, self._spec)
             self._check_fits(content.size)
+            check_memory(found, len(data), content.size, self._options.decode_memory)
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
         done = time.perf_counter()
@@ -180,9 +210,23 @@ class Media:
             found,
             content.size,
             data,
+            turn,
             (fetched - begun) * 1e3,
             (done - fetched) * 1e3,
         )
+
+    async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
+        """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
+        if not data:
+            raise ImageError("the picture is empty (0 bytes)")
+        found = self._probes.get(name)
+        if found is None:
+            # Our own format, without a parser; its bytes may be many.
+            raw = data.startswith(RAW_MAGIC)
+            found = read_raw(data) if raw else await self._pool.read_header(name, data, request)
+            check_pixels(found, self._options.max_image_pixels)
+            self._probes[name] = found
+        return found
 
     async def _bytes(self, url: str | bytes | FileId, salt: str) -> bytes:
         match url:
@@ -193,14 +237,15 @@ class Media:
             case _:
                 return await self._fetcher.fetch(url, salt)
 
-    def check(self, data: bytes, param: str) -> None:
+    async def check(self, data: bytes, param: str) -> None:
         """Whether a request could name these bytes as a picture.
 
         Raises ImageError or TooLarge with the reason why not.
         """
         try:
             self._fetcher.check_size(len(data))
-            probe(data, self._options.max_image_pixels)
+            name = await asyncio.to_thread(digest, data)
+            await self._header(name, data, Turn.of_next_request("").request)
         except (ImageError, TooLarge) as error:
             raise _at(error, param) from error
 
@@ -290,7 +335,7 @@ class Media:
         It asks if it lost one.
         """
         for key in keys:
-            self._confirmed.put(key, None)
+            self._confirmed[key] = None
 
 
 def source_from_object(picture: object, param: str) -> ImageSource:
@@ -321,7 +366,9 @@ def source_from_object(picture: object, param: str) -> ImageSource:
 
 
 def _job(picture: Picture, urgent: bool) -> Job:
-    return Job(picture.data, picture.probe, picture.size, urgent)
+    turn = picture.turn
+    digest = picture.image.key.digest
+    return Job(digest, picture.data, picture.probe, picture.size, turn.client, turn.request, urgent)
 
 
 def _at(error: RequestError, param: str) -> RequestError:

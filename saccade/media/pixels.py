@@ -14,8 +14,9 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
 from saccade.media.lru import LRU
-from saccade.media.pool import DecodePool, Job
+from saccade.media.pool import DecodePool
 from saccade.media.slots import Slots
+from saccade.media.turns import Job
 
 REMEMBERED_TIMES = 1 << 12
 

@@ -19,7 +19,7 @@ from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.media.pool import Job
+from saccade.media.turns import Job
 
 
 @dataclass(slots=True)

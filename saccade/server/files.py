@@ -111,14 +111,12 @@ class _Files:
                 name, data = file.filename or "upload", await file.read()
             finally:
                 await form.close()
+            if purpose not in DATA:
+                await self.media.check(data, "file")
+            save = self.media.files.save
             return _json(
-                FileObject.of(await asyncio.to_thread(self._keep, data, name, purpose, lifetime))
+                FileObject.of(await asyncio.to_thread(save, data, name, purpose, lifetime))
             )
-
-    def _keep(self, data: bytes, name: str, purpose: str, lifetime: int | None) -> Stored:
-        if purpose not in DATA:
-            self.media.check(data, "file")
-        return self.media.files.save(data, name, purpose, lifetime)
 
     async def list(self, request: Request) -> Response:
         query = request.query_params

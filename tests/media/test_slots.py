@@ -12,8 +12,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.types import ImageKey
 from saccade.media.content import Probe
 from saccade.media.pixels import Decoders
-from saccade.media.pool import Job
 from saccade.media.slots import Slots
+from saccade.media.turns import Job
 
 PAGES = 16
 
@@ -21,7 +21,7 @@ PAGES = 16
 def job(pages: int, urgent: bool = False) -> Job:
     """Pixels that fill `pages` pages of the arena."""
     size = (ALIGNMENT // 64, 64 * pages // 3 if pages % 3 == 0 else 21 * pages)
-    made = Job(b"", Probe("PNG", 1, 1, "RGB", 1, 1), size, urgent)
+    made = Job(b"", b"", Probe("PNG", 1, 1, "RGB", 1, 1), size, urgent=urgent)
     assert -(-made.nbytes // ALIGNMENT) == pages
     return made
 
