@@ -39,6 +39,8 @@ PNG_START = len(PNG_SIGNATURE) + 25
 """Bytes up to the end of a PNG's first chunk, its header."""
 PNG_PLAIN = {bytes([8, colours, 0, 0, 0]) for colours in (2, 6)}
 """Ends of headers of 8-bit RGB and RGBA pictures that are not interlaced."""
+PNG_NOT_PLAIN = (b"", b"acTL", b"tRNS")
+"""Chunks of pictures that are animated, or have a transparent colour; and the end of the file."""
 PNG_END = bytes.fromhex("00000000 49454e44 ae426082")
 
 JPEG_END = b"\xff\xd9"
@@ -195,7 +197,7 @@ def _plain_png(data: memoryview) -> bytes | None:
         kind, end = bytes(data[at + 4 : at + 8]), at + 12 + int.from_bytes(data[at : at + 4], "big")
         if kind == b"IEND":
             return b"".join((data[:PNG_START], data[first:last], PNG_END)) if last else None
-        if (kind == b"IHDR") != (end == PNG_START) or kind in (b"", b"acTL"):
+        if (kind == b"IHDR") != (end == PNG_START) or kind in PNG_NOT_PLAIN:
             return None
         if kind == b"IDAT":
             if last not in (0, at):  # something stands between the pixels
