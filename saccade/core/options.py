@@ -182,9 +182,9 @@ class MediaOptions:
     """Seconds to fetch one picture by URL, in all."""
     decode_timeout: float = 20.0
     """Seconds to decode one picture."""
-    decode_memory_mb: int = 2048
-    """Memory that all image workers together may take to decode. It bounds a picture, too: one that
-    would take more by itself is refused before decoding. 100 Mpx need 860 to 1,910 MiB, by format.
+    decode_memory_mb: int = 2560
+    """Memory that all image workers together may take to decode. A picture that would take more by
+    itself is refused: 100 Mpx are 1.1 (JPEG, PNG) to 2.2 GiB (WebP, AVIF).
     """
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch pictures from this host only; repeat the option for several.

@@ -1,8 +1,8 @@
 """Image workers as processes: a lane for each, which takes one order at a time and hears of its
 end, whatever becomes of the process behind it.
 
-Owns the nursery's process (`media/worker.py`) and starts another when it has ended. Knows nothing
-of what orders are for.
+Owns the process of one nursery (`media/worker.py`) and starts another when it has ended. Knows
+nothing of what orders are for.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Lane:
 
 
 class Lanes:
-    """The nursery, and a lane for each of its workers.
+    """A nursery for workers that `decode`, or read headers, and a lane for each of them.
 
     `changed` is called when lanes can be used; `unusable`, with the reason, when they cannot.
     """
@@ -111,32 +111,25 @@ class Lanes:
         self,
         arena: Arena,
         workers: int,
+        decode: bool,
         metrics: Metrics,
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
         self._arena = arena
+        self._decode = decode
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
-        self._lanes = tuple(Lane(number) for number in range(workers + 1))
+        self._lanes = tuple(Lane(number) for number in range(workers))
         self._channel: AsyncChannel[Order, Answer] | None = None
         self._life = 0
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether workers take orders."""
-        return self._channel is not None
-
-    @property
-    def headers(self) -> Lane:
-        """The lane that reads headers."""
-        return self._lanes[worker.HEADERS]
-
-    def idle_decoder(self) -> Lane | None:
-        """A lane that decodes and has nothing to do."""
-        return next((lane for lane in self._lanes[1:] if not lane.busy), None)
+    def idle(self) -> Lane | None:
+        """A lane that has nothing to do; none while workers take no orders."""
+        lanes = self._lanes if self._channel is not None else ()
+        return next((lane for lane in lanes if not lane.busy), None)
 
     def start(self) -> None:
         """Start the nursery in the background, on the running loop."""
@@ -194,37 +187,16 @@ class Lanes:
         """One nursery's life, from its start to the end of its last worker: its exit status."""
         ended, lifeline = os.pipe()
         try:
-            inboxes = tuple(lane.inbox for lane in self._lanes)
-            boot = worker.Boot(self._arena.fd, self._arena.size, inboxes, lifeline)
-            # One thread each: they are many, and more would not live through a fork.
-            single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            child = Child.spawn(
-                worker.__name__,
-                boot,
-                inherit=(self._arena.fd, *inboxes, lifeline),
-                environment={**os.environ, **single},
-            )
-        finally:
-            os.close(lifeline)
-        in_time = True
-        try:
-            channel = await AsyncChannel.open(child.socket, FRONT)
             try:
-                async with asyncio.timeout(START_SECONDS):
-                    await channel.receive()
-                self._channel = channel
-                self._life += 1
-                self._changed()
-                while True:
-                    self._hear(await channel.receive())
-            except Disconnected:
-                pass
-            except TimeoutError:
-                in_time = False
+                child = self._spawn(lifeline)
             finally:
+                os.close(lifeline)
+            try:
+                in_time = await self._talk(child)
+            finally:
+                patience = END_SECONDS if self._channel is not None else 0.0
                 self._channel = None
-                channel.close()
-                await asyncio.shield(child.end(END_SECONDS))
+                await asyncio.shield(child.end(patience))
             await _end_of(ended)
             for lane in self._lanes:
                 if lane.busy:
@@ -233,6 +205,32 @@ class Lanes:
             return child.status if in_time else 1
         finally:
             os.close(ended)
+
+    def _spawn(self, lifeline: int) -> Child:
+        inboxes = tuple(lane.inbox for lane in self._lanes)
+        boot = worker.Boot(self._decode, self._arena.fd, self._arena.size, inboxes, lifeline)
+        # One thread each: they are many, and more would not live through a fork.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherit = (self._arena.fd, *inboxes, lifeline)
+        return Child.spawn(worker.__name__, boot, inherit, {**os.environ, **single})
+
+    async def _talk(self, child: Child) -> bool:
+        """Until the nursery has gone; whether it was ready in time."""
+        channel = await AsyncChannel.open(child.socket, FRONT)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await channel.receive()
+            self._channel = channel
+            self._life += 1
+            self._changed()
+            while True:
+                self._hear(await channel.receive())
+        except Disconnected:
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            channel.close()
 
     def _hear(self, answer: Answer) -> None:
         assert not isinstance(answer, Ready)

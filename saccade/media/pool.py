@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from signal import SIGKILL
@@ -141,7 +141,12 @@ class DecodePool:
     def __init__(self, arena: Arena, options: MediaOptions, metrics: Metrics) -> None:
         self._options = options
         self._metrics = metrics
-        self._lanes = Lanes(arena, options.workers, metrics, self._dispatch, self._fail_waiting)
+        self._readers = Lanes(
+            arena, 1, False, metrics, self._dispatch_readings, self._fail_readings
+        )
+        self._decoders = Lanes(
+            arena, options.workers, True, metrics, self._dispatch_jobs, self._fail_jobs
+        )
         self._headers = HeaderQueue()
         self._readings: dict[bytes, Reading] = {}
         self._turns = Turns(options.decode_memory)
@@ -154,7 +159,8 @@ class DecodePool:
         """Start the workers in the background, on the running loop; work waits until they are
         ready.
         """
-        self._lanes.start()
+        self._readers.start()
+        self._decoders.start()
 
     async def close(self) -> None:
         """End the workers, and cancel what waits for them."""
@@ -163,7 +169,7 @@ class DecodePool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._lanes.close()
+        await asyncio.gather(self._readers.close(), self._decoders.close())
         for reading in self._readings.values():
             reading.done.cancel()
         for work in (*running, *self._waiting.values()):
@@ -185,7 +191,7 @@ class DecodePool:
             self._readings[digest] = reading
             self._headers.add(reading, request)
             # Soon, not now: the other images of the request go with it.
-            asyncio.get_running_loop().call_soon(self._dispatch)
+            asyncio.get_running_loop().call_soon(self._dispatch_readings)
         reading.waiters += 1
         try:
             found = await asyncio.shield(reading.done)
@@ -208,7 +214,7 @@ class DecodePool:
         work = Decoding(job, offset, asyncio.get_running_loop().create_future())
         self._wait(work)
         # Soon, not now: other sizes of the same bytes go with it.
-        asyncio.get_running_loop().call_soon(self._dispatch)
+        asyncio.get_running_loop().call_soon(self._dispatch_jobs)
         try:
             await work.done
         except asyncio.CancelledError:
@@ -245,20 +251,23 @@ class DecodePool:
         del self._waiting[work.job]
         self._turns.remove(work.job)
 
-    def _dispatch(self) -> None:
-        """Give work to workers that have none."""
-        if not self._lanes.ready:
-            return
-        if not self._lanes.headers.busy and (readings := self._headers.take()):
-            self._run(self._lanes.headers, self._read(readings))
-        while self._waiting and (lane := self._lanes.idle_decoder()):
+    def _dispatch_readings(self) -> None:
+        """Give headers to a worker that has none."""
+        if (lane := self._readers.idle()) and (readings := self._headers.take()):
+            self._run(lane, self._read(lane, readings), self._dispatch_readings)
+
+    def _dispatch_jobs(self) -> None:
+        """Give jobs to workers that have none."""
+        while self._waiting and (lane := self._decoders.idle()):
             in_use = sum(batch.memory for batch in self._batches.values())
             jobs = self._turns.take(in_use, self._batches.keys())
             if not jobs:
                 return
-            self._run(lane, self._decode(lane, [self._waiting.pop(job) for job in jobs]))
+            works = [self._waiting.pop(job) for job in jobs]
+            self._run(lane, self._decode(lane, works), self._dispatch_jobs)
 
-    def _run(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
+    def _run(self, lane: Lane, work: Coroutine[None, None, None], then: Callable[[], None]) -> None:
+        """Have a lane do some work, and `then` look for more."""
         lane.busy = True
 
         def over(task: asyncio.Task[None]) -> None:
@@ -267,29 +276,30 @@ class DecodePool:
             if not task.cancelled():
                 task.result()
                 lane.empty()
-                self._dispatch()
+                then()
 
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(over)
 
-    def _fail_waiting(self, why: str) -> None:
+    def _fail_readings(self, why: str) -> None:
         for reading in self._readings.values():
             _fail(reading.done, EngineUnavailable(why))
+
+    def _fail_jobs(self, why: str) -> None:
         for work in [*self._waiting.values()]:
             self._leave(work)
             _fail(work.done, EngineUnavailable(why))
 
     # ---- headers
 
-    async def _read(self, readings: list[Reading]) -> None:
+    async def _read(self, lane: Lane, readings: list[Reading]) -> None:
         """Have one worker read some headers. What it does not come to waits again."""
-        lane = self._lanes.headers
-        places = await self._lanes.prepare(lane, [reading.data for reading in readings])
+        places = await self._readers.prepare(lane, [reading.data for reading in readings])
         pixels = self._options.max_image_pixels
         read = 0
         try:
-            self._lanes.send(lane, ReadHeaders(lane.number, lane.serial, places, pixels))
+            self._readers.send(lane, ReadHeaders(lane.number, lane.serial, places, pixels))
             for reading in readings:
                 async with asyncio.timeout(HEADER_SECONDS):
                     header = await lane.answer()
@@ -297,7 +307,7 @@ class DecodePool:
                 self._read_one(reading, header)
                 read += 1
         except TimeoutError:
-            await self._lanes.kill(lane)
+            await self._readers.kill(lane)
             self._refuse_header(readings[read], "reading the picture's header takes too long")
             read += 1
         except WorkerLost as lost:
@@ -335,7 +345,7 @@ class DecodePool:
             work.batch = batch
             work.job.running = True
         try:
-            await self._lanes.prepare(lane, [job.data])
+            await self._decoders.prepare(lane, [job.data])
             if batch.wanted:
                 async with limit:
                     seconds = self._options.decode_timeout
@@ -345,7 +355,7 @@ class DecodePool:
                 for work in works:
                     work.job.ms = answer.ms
         except TimeoutError:
-            await self._lanes.kill(lane)
+            await self._decoders.kill(lane)
             if batch.wanted:
                 error = f"decoding it takes longer than {self._options.decode_timeout:g} s"
                 self._refused[job.digest] = f"the picture cannot be decoded: {error}"
@@ -369,7 +379,7 @@ class DecodePool:
             tuple((work.offset, *work.job.size) for work in batch.works),
             batch.memory + SLACK_BYTES,
         )
-        self._lanes.send(lane, order)
+        self._decoders.send(lane, order)
         answer = await lane.answer()
         assert isinstance(answer, Decoded)
         return answer

@@ -16,9 +16,19 @@ from saccade.core.config import MIB
 from saccade.core.errors import ImageError
 from saccade.media.content import Probe
 
-BYTES_PER_PIXEL = {"JPEG": 10, "PNG": 9, "WEBP": 20, "GIF": 9, "BMP": 9, "TIFF": 13, "AVIF": 20}
-"""Most memory that decoding takes per pixel of the source: the decoder's own and the pixels, once;
-a little more than was measured. JPEG's is that of a progressive one in 4:4:4.
+BYTES_PER_PIXEL = {
+    "JPEG": 10,
+    "JPEG CMYK": 13,
+    "PNG": 9,
+    "GIF": 9,
+    "BMP": 9,
+    "TIFF": 13,
+    "WEBP": 20,
+    "AVIF": 20,
+}
+"""Most memory that decoding takes per pixel of the source, by format or format and mode: a little
+more than was measured. A JPEG's is that of a progressive one in 4:4:4; libwebp and Pillow hold a
+WebP five times.
 """
 RESIZE_BYTES = 12
 """Memory per pixel of a target: the result of the second pass, before it is copied."""
@@ -71,7 +81,8 @@ class Job:
 def decoding_bytes(probe: Probe, nbytes: int, sizes: Iterable[tuple[int, int]]) -> int:
     """Memory that decoding an image of `nbytes` to some (height, width) may take."""
     height, width = probe.upright
-    per_pixel = BYTES_PER_PIXEL.get(probe.format, 0)
+    usual = BYTES_PER_PIXEL.get(probe.format, 0)
+    per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
     resized = sum(3 * height * columns + RESIZE_BYTES * rows * columns for rows, columns in sizes)
     return STRIP_BYTES + 2 * nbytes + per_pixel * height * width + resized
 

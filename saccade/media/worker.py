@@ -1,18 +1,20 @@
 """Image workers: processes that read headers and decode images, one image at a time each, and may
 die of them.
 
-Started by `media/pool.py` as `python -m saccade.media.worker`. That process, the nursery, loads
-torch once and forks the workers: number 0 reads headers, the others decode into the arena. It
-passes orders and answers on, ends a worker when told, and forks another in the place of one that
-has ended, in milliseconds. It never looks at an image. Encoded bytes lie in memory files, one per
-worker, that the front fills. A worker keeps nothing between orders; whatever hostile bytes do to it
-(crash, hang, blow up) ends with that process.
+Started by `media/lanes.py` as `python -m saccade.media.worker`. That process, a nursery, loads what
+its workers need and forks them. There are two: one for workers that read headers, which has no
+torch and starts in a moment, and one for those that decode into the arena. A nursery passes orders
+and answers on, ends a worker when told, and forks another in the place of one that has ended, in
+milliseconds. It never looks at an image. Encoded bytes lie in memory files, one per worker, that
+the front fills. A worker keeps nothing between orders; whatever hostile bytes do to it (crash,
+hang, blow up) ends with that process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 import os
 import resource
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import PIL.Image
 
 from saccade.core.arena import Arena
@@ -33,9 +36,6 @@ from saccade.core.child import Channel, Codec, Disconnected, ParentLink, enter
 from saccade.core.errors import ImageError
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Probe
-
-HEADERS = 0
-"""The number of the worker that reads headers."""
 
 HEADER_BYTES = 512 << 20
 """Memory that reading a header may take."""
@@ -53,11 +53,13 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What the nursery is told at its start: the arena, and a memory file for each worker.
+    """What a nursery is told at its start: whether its workers decode or read headers, the arena,
+    and a memory file for each worker.
 
     `lifeline` is the write end of a pipe. It is closed when the last of these processes has gone.
     """
 
+    decode: bool
     arena: int
     arena_bytes: int
     inboxes: tuple[int, ...]
@@ -221,7 +223,7 @@ class Nursery:
         """Work as a worker in this process, which was forked, to its end."""
         status = 1
         try:
-            name = b"saccade-header" if number == HEADERS else b"saccade-decode"
+            name = b"saccade-decode" if self._boot.decode else b"saccade-header"
             libc = ctypes.CDLL(None)
             libc.prctl(PR_SET_NAME, name)
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -342,21 +344,22 @@ def main() -> None:
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     nursery = Nursery(boot, link, Arena.attach(boot.arena, boot.arena_bytes))
-    warm_up()
+    warm_up(boot.decode)
     for number in range(len(boot.inboxes)):
         nursery.fork(number)
     nursery.run()
 
 
-def warm_up() -> None:
-    """Load what reading and decoding need, once for all workers. It takes a second or two."""
+def warm_up(decode: bool) -> None:
+    """Load what the workers need, once for all. For decoding it takes a second or two."""
+    if not decode:
+        importlib.import_module("saccade.media.header")
+        return
     import torch
 
     from saccade.media.decode import resize
 
     torch.set_num_threads(1)  # more would not live through a fork
-    import numpy as np
-
     resize(np.empty((32, 32, 3), np.uint8), np.zeros((64, 64, 3), np.uint8))
 
 

@@ -49,6 +49,7 @@ def prepare(
             media,
             defaults or SamplingParams(temperature=1.0),
         )
+        media.start()
         try:
             return await intake.prepare(ask, context)
         finally:

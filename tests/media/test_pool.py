@@ -125,7 +125,7 @@ def test_a_picture_that_ends_every_worker_fails_alone(
             waiting = asyncio.create_task(pool.decode(deadly, 0))
             for lost in range(1, 3):
                 await until(lambda: deadly.running)
-                workers()[0].send_signal(cause)
+                (await worker_process()).send_signal(cause)
                 await until(lambda lost=lost: metrics.value(RESTARTS) == lost)  # type: ignore[misc]
             with pytest.raises(ImageError, match="crashed"):
                 await waiting
@@ -356,10 +356,10 @@ def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
             twice = [*pictures, *pictures]
             first = await pool.read_header(digest(twice[0]), twice[0])
             assert first == probe(twice[0], 10**9)
-            before = pool._lanes.headers.serial
+            before = pool._readers.idle().serial
             found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
             assert found == [probe(data, 10**9) for data in twice]
-            assert pool._lanes.headers.serial == before + 1
+            assert pool._readers.idle().serial == before + 1
 
     asyncio.run(scenario())
 
@@ -465,7 +465,7 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
     ) as parent:
         assert parent.stdout is not None
         processes = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(processes) == 4, "the nursery, one for headers, two that decode"
+        assert len(processes) == 5, "two nurseries, one for headers, two that decode"
         time.sleep(0.3)  # into the long jobs
         os.kill(parent.pid, fate)
         parent.wait()
@@ -473,7 +473,7 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
         [psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=10
     )
     assert not alive, f"orphans: {alive}"
-    assert set(Path("/dev/shm").iterdir()) == shared_before
+    assert set(Path("/dev/shm").iterdir()) <= shared_before
 
 
 def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePath) -> None:
