@@ -31,7 +31,7 @@ from rich.table import Table
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig, ParallelConfig
 from saccade.core.options import engine_environment
-from saccade.core.plan import Open, Plan, Row, Sampled
+from saccade.core.plan import Open, Plan, Row, StepResult
 from saccade.core.types import SamplingParams
 from saccade.engine.engine import Workers
 from saccade.engine.ranks import Ranks
@@ -154,7 +154,7 @@ class Timed:
         self.workers, self.threads = workers, threads
         self.times: dict[str, list[float]] = {}
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         torch.set_num_threads(self.threads)
         kind = (
             "encode and prefill"
@@ -166,9 +166,9 @@ class Timed:
         if not plan.rows:
             return self.workers.execute(plan)
         begun = time.perf_counter()
-        sampled = self.workers.execute(plan)
+        result = self.workers.execute(plan)
         self.times.setdefault(kind, []).append(time.perf_counter() - begun)
-        return sampled
+        return result
 
 
 class Several:

@@ -219,7 +219,7 @@ class Ours:
         """Once the decode worker is ready."""
         picture = await media.open(ImageSource(encode(Picture("blank", 64, 64, 0)), "warm-up"), "")
         media.hold(picture)
-        media.free(await media.pixels(picture.image.key))
+        await media.decode(picture.image.key, PixelSlot(0, *picture.size))
         media.release(picture)
         return cls(media, arena, spec)
 
@@ -228,11 +228,9 @@ class Ours:
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
         self._media.hold(picture)
-        self._media.decode_ahead(picture)
-        slot = await self._media.pixels(picture.image.key)
+        slot = PixelSlot(0, *picture.size)
+        await self._media.decode(picture.image.key, slot)
         self._patches(self._arena.view(slot))
-        self._media.confirm([picture.image.key])
-        self._media.free(slot)
         self._media.release(picture)
         return Sample(self._clock.ms() - begun, slot.nbytes)
 
@@ -242,7 +240,6 @@ class Ours:
         for _ in range(SEEN_AT_ONCE):
             picture = await self._media.open(ImageSource(url, "picture"), "")
             self._media.hold(picture)
-            self._media.decode_ahead(picture)
             self._media.release(picture)
         return Sample((self._clock.ms() - begun) / SEEN_AT_ONCE, 0)
 

@@ -33,28 +33,21 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The picture's pixels lie in the arena.
-
-    The engine owns the slot until it names it in `PixelsDone`.
+    """The image's pixels lie in the slot that `News.want` named, and nothing writes there any
+    more.
     """
 
     key: ImageKey
-    slot: PixelSlot
 
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The picture cannot be decoded: every request that waits for it ends with this error."""
+    """The image cannot be decoded, or its decode was called off; nothing writes to its slot any
+    more. Every request that waits for an image that was wanted ends with this error.
+    """
 
     key: ImageKey
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaFull:
-    """A picture that the engine wants finds no room, and all room is the engine's: only what it
-    names in `News.done` can help.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +86,19 @@ class Failed:
 class News:
     """What one turn of the engine loop has for the front; empty parts are usual.
 
-    want: pictures to be encoded soon whose pixels the engine has not seen: decode them first.
-    done: arena slots the engine has finished with, to be freed.
-    confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
-    encoded: pictures that were run through the vision tower, the ms that took, and when it was
-    done, as in `plan.Sampled`.
+    want: images to decode, each into its slot of the arena; answered by `PixelsReady` or
+    `PixelsFailed`. unwanted: images, wanted before, that nobody needs any more: stop decoding them.
+    encoded: images that were run through the vision tower, the ms that took, and when it was
+    done, as in `plan.StepResult`.
     metrics: absolute values of the engine's metrics that changed: (name, label values, value).
     """
 
     deltas: tuple[Delta, ...] = ()
-    want: tuple[ImageKey, ...] = ()
-    done: tuple[PixelSlot, ...] = ()
-    confirmed: tuple[ImageKey, ...] = ()
+    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
+    unwanted: tuple[ImageKey, ...] = ()
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
     metrics: tuple[tuple[str, tuple[str, ...], float], ...] = ()
 
 
-ToEngine = Submit | Abort | PixelsReady | PixelsFailed | ArenaFull | Stop
+ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Stop
 ToFront = Ready | Failed | News

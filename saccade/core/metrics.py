@@ -73,6 +73,7 @@ DECLARED: tuple[Metric, ...] = (
         ("level",),
     ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
+    Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
     Metric(
         "saccade_decodes_total",
         "counter",

@@ -153,7 +153,8 @@ class Request:
     hashes or sentinels).
 
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
-    `time.monotonic()` seconds.
+    `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
+    an address). `group`: the answers of one HTTP request share it; "": a group of its own.
     """
 
     id: str
@@ -163,6 +164,8 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     arrival: float = 0.0
+    client: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +207,15 @@ Tier = Literal["device", "host", "disk"]
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
     """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
-    or `none` (it was encoded).
+    `pixels` (it was encoded from pixels that were still in the arena), or `none` (it was decoded
+    and encoded).
 
     `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
     `tier`: where the embedding was.
     """
 
     image: int
-    level: Literal["kv", "embedding", "none"]
+    level: Literal["kv", "embedding", "pixels", "none"]
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
     tier: Tier | None = None

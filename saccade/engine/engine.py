@@ -10,7 +10,6 @@ from typing import Protocol
 
 from saccade.core.messages import (
     Abort,
-    ArenaFull,
     News,
     PixelsFailed,
     PixelsReady,
@@ -19,7 +18,7 @@ from saccade.core.messages import (
     ToEngine,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, ImageKey
 from saccade.engine.link import EngineLink
 from saccade.sched.scheduler import Scheduler
@@ -28,7 +27,7 @@ from saccade.sched.scheduler import Scheduler
 class Workers(Protocol):
     """All ranks together."""
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         """Run one step on every rank; the tokens are the same on each."""
         ...
 
@@ -44,10 +43,8 @@ class Engine:
         self._link = link
         self._metrics = metrics
         self._deltas: list[Delta] = []
-        self._returned: list[PixelSlot] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
-        self._arena_full = False
         self._unadapted = False  # pictures were encoded since the graphs were last fitted to them
 
     def run(self) -> None:
@@ -58,12 +55,10 @@ class Engine:
                 self._handle(message)
             plan = self._scheduler.plan()
             stuck = plan.empty
-            if self._arena_full and not plan.encode and all(row.length == 1 for row in plan.rows):
-                stuck = not self._scheduler.yield_pixels() and stuck
             if not plan.empty:
-                sampled = self._workers.execute(plan)
-                self._deltas += self._scheduler.apply(plan, sampled)
-                self._encoded += sampled.encoded
+                result = self._workers.execute(plan)
+                self._deltas += self._scheduler.apply(result)
+                self._encoded += result.encoded
                 if plan.encode:
                     self._unadapted = True
                     most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
@@ -96,30 +91,25 @@ class Engine:
                 )
             case Abort(id):
                 self._deltas += scheduler.abort(id)
-            case PixelsReady(key, slot):
-                self._returned += scheduler.pixels_ready(key, slot)
+            case PixelsReady(key):
+                self._deltas += scheduler.pixels_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
-            case ArenaFull():
-                self._arena_full = True
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
 
     def _report(self) -> None:
         """Send what has come together since the last report, if anything has."""
         notices = self._scheduler.take_notices()
-        done = (*self._returned, *notices.done)
         measure(self._scheduler, self._metrics)
         news = News(
             tuple(self._deltas),
             notices.want,
-            done,
-            notices.confirmed,
+            notices.unwanted,
             tuple(self._encoded),
             self._metrics.changed(),
         )
-        self._deltas, self._returned, self._encoded = [], [], []
-        self._arena_full = self._arena_full and not done  # else the front says so again
+        self._deltas, self._encoded = [], []
         if news != News():
             self._link.send(news)
 
@@ -141,6 +131,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set(name, value)
     metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
+    metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
+    metrics.set("saccade_arena_bytes_in_use", scheduler.gallery.slots.bytes_in_use)
     for tier, shelf in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)

@@ -161,7 +161,10 @@ def build_scheduler(
         chunk_tokens=config.chunk_tokens,
         context_length=config.context_length,
         encode_patches=config.encode_patches,
-        arena_patches=arena_bytes // (3 * spec.image_rules.patch**2),
+        arena_bytes=arena_bytes,
+        patch_size=spec.image_rules.patch,
+        tower_budget=config.tower_budget,
+        tower_blocks=spec.encoder_blocks,
     )
     embeddings = EmbeddingCache(
         config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved

@@ -24,7 +24,7 @@ import msgspec
 
 from saccade.core.arena import Arena
 from saccade.core.config import EngineConfig, Hardware
-from saccade.core.plan import Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.parallel import PeerLost, leave
 from saccade.runtime.rank import HEARTBEAT_SECONDS, PEER_LOST, Load, RankBoot, Report
 
@@ -43,7 +43,7 @@ _REPORTS = msgspec.msgpack.Decoder(Report)
 class Executor(Protocol):
     """The first rank, in this process."""
 
-    def execute(self, plan: Plan) -> Sampled: ...
+    def execute(self, plan: Plan) -> StepResult: ...
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Ranks:
         """From now on `execute` may be called. `first` is the rank of this process."""
         self._first = first
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         """One step on every rank. Ends the process, or raises PeerLost, when a rank fails."""
         assert self._first is not None
         self._step_began = time.monotonic()

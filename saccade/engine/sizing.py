@@ -48,6 +48,10 @@ graph.
 """
 
 
+LARGE_IMAGE_PIXELS = 2560 * 1440
+LARGE_IMAGE_STEPS = 8
+"""On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
+
 LARGEST_PICTURES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
 
@@ -152,8 +156,17 @@ def resolve(
         prefix_cache=not engine.disable_radix_cache,
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
     )
+
+
+def tower_budget(spec: FamilySpec) -> int:
+    """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
+    a part of a large image, so that no step is much longer than others.
+    """
+    patches = min(LARGE_IMAGE_PIXELS, spec.image_rules.max_pixels) // spec.image_rules.patch**2
+    return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
 def resolve_encoder(engine: EngineOptions, spec: FamilySpec, *, flash: bool) -> EncoderConfig:

@@ -25,7 +25,6 @@ from saccade.core.errors import (
 )
 from saccade.core.messages import (
     Abort,
-    ArenaFull,
     Failed,
     News,
     PixelsFailed,
@@ -36,6 +35,7 @@ from saccade.core.messages import (
     ToFront,
 )
 from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
@@ -191,7 +191,6 @@ class Front:
             self._fail(str(error))
             raise
         self._spawn(self._listen())
-        self._spawn(self._watch_arena())
         if self.state == "starting":
             self.state, self.reason = "ready", ""
         return self._ready
@@ -273,8 +272,6 @@ class Front:
         for picture in pictures:
             media.hold(picture)
         try:
-            for picture in pictures:
-                media.decode_ahead(picture)
             for answer in answers:
                 self._answers[answer.request.id] = answer
                 self._tell(Submit(answer.request))
@@ -338,13 +335,12 @@ class Front:
 
     def _take(self, news: News) -> None:
         self.metrics.absorb(news.metrics)
-        self.intake.media.confirm(news.confirmed)
         for encoded in news.encoded:
             self.intake.media.encoded(*encoded)
-        for slot in news.done:
-            self.intake.media.free(slot)
-        for key in news.want:
-            self._spawn(self._bring(key))
+        for key, slot in news.want:
+            self._spawn(self._decode(key, slot))
+        for key in news.unwanted:  # after the first step of a decode that has just been spawned
+            asyncio.get_running_loop().call_soon(self.intake.media.call_off, key)
         for delta in news.deltas:
             if answer := self._answers.get(delta.id):
                 try:
@@ -377,15 +373,12 @@ class Front:
         found = Found(
             outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
         )
-        if outcome.level != "none":
+        if outcome.level not in ("none", "pixels"):
             return found
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
-        level: Level = "pixels" if spent.reused else "none"
-        return replace(
-            found, level=level, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms
-        )
+        return replace(found, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms)
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:
@@ -398,22 +391,20 @@ class Front:
                 self.metrics.observe("saccade_itl_seconds", (now - answer.last_news) / num_tokens)
         answer.last_news = now
 
-    async def _bring(self, key: ImageKey) -> None:
+    async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
         """Pixels for the engine, or the reason why there are none, which ends every request that
-        names the picture.
+        names the image.
         """
         try:
-            self._tell(PixelsReady(key, await self.intake.media.pixels(key)))
+            await self.intake.media.decode(key, slot)
+            self._tell(PixelsReady(key))
+        except asyncio.CancelledError:
+            self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:
             self._lack(key, error)
         except Exception:  # the request must end all the same
             log.exception("a picture could not be brought to the engine")
             self._lack(key, InternalError())
-
-    async def _watch_arena(self) -> None:
-        while True:
-            await self.intake.media.wait_full()
-            self._tell(ArenaFull())
 
     def _lack(self, key: ImageKey, error: RequestError) -> None:
         for answer in self._answers.values():

@@ -3,11 +3,8 @@ needed, decode.
 
     open:          URL -> bytes -> digest -> header -> key, size, tokens.       No decoding.
     hold:          a request that names the picture is in flight: keep its bytes.
-    decode_ahead:  the engine has never confirmed its embedding: start decoding now.
-    pixels:        the engine asked for it: its slot in the arena, decoded if that has not happened
-    yet.
-    free, confirm: what the engine says when it is done with a slot, and when an embedding is
-    resident.
+    decode:        the engine asked for its pixels: into the slot that it named.
+    call_off:      the engine needs them no more.
     release:       the request has ended.
 
 Knows nothing of prompts, HTTP or the engine's messages.
@@ -19,7 +16,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +47,9 @@ from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
 from saccade.media.pixels import Decoders
 from saccade.media.pool import DecodePool
-from saccade.media.slots import Slots
 from saccade.media.turns import Job, check_memory
 
 REMEMBERED_HEADERS = 1 << 16
-REMEMBERED_CONFIRMED = 1 << 16
 
 INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
@@ -116,12 +111,11 @@ class Picture:
 class Spent:
     """What the pixels and the embedding of a picture in flight have cost so far.
 
-    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the vision
+    `encoded` is `time.monotonic()` when the vision
     tower was done with it.
     """
 
     decode_ms: float = 0.0
-    reused: bool = False
     encode_ms: float = 0.0
     encoded: float = 0.0
 
@@ -142,10 +136,8 @@ class Media:
         self.files = FileStore(options.files_folder, options.files_mb * MIB)
         self._fetcher = Fetcher(options, metrics)
         self._pool = DecodePool(arena, options, metrics)
-        self._slots = Slots(arena, metrics)
-        self._decoders = Decoders(self._pool, self._slots, metrics)
+        self._decoders = Decoders(self._pool, metrics)
         self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
-        self._confirmed: LRUCache[ImageKey, None] = LRUCache(REMEMBERED_CONFIRMED)
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -274,46 +266,33 @@ class Media:
         self._spent.setdefault(picture.image.key, Spent())
 
     def release(self, picture: Picture) -> None:
-        """The request has ended.
-
-        The last one to go ends a decode that nobody asked for and no worker has begun.
-        """
+        """The request has ended: one `hold` less."""
         key = picture.image.key
         self._held[key].remove(picture)
         if not self._held[key]:
             del self._held[key], self._spent[key]
-            self._decoders.drop(key)
-
-    def decode_ahead(self, picture: Picture) -> None:
-        """Start decoding a picture that the engine will probably ask for: one whose embedding it
-        has never confirmed.
-        """
-        if picture.image.key not in self._confirmed:
-            self._decoders.ahead(picture.image.key, _job(picture, urgent=False))
 
     # ---- the engine's side
 
-    async def pixels(self, key: ImageKey) -> PixelSlot:
-        """Where the pixels of a held picture lie. The slot is the engine's until `free`.
+    async def decode(self, key: ImageKey, slot: PixelSlot) -> None:
+        """Decode a held image into its slot. When this ends, nothing writes there any more.
 
         Raises ImageError when the bytes cannot be decoded or no request in flight holds them,
-        EngineUnavailable without decode workers.
+        EngineUnavailable without image workers, CancelledError after `call_off`.
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        spent = self._spent[key]
-        spent.reused = self._slots.reusable(key)
-        slot = await self._decoders.pixels(key, _job(self._held[key][0], urgent=True))
-        spent.decode_ms = 0.0 if spent.reused else self._decoders.decode_ms.get(key) or 0.0
-        return slot
+        picture = self._held[key][0]
+        assert (slot.height, slot.width) == picture.size
+        turn = picture.turn
+        job = Job(key.digest, picture.data, picture.probe, picture.size, turn.client, turn.request)
+        await self._decoders.decode(key, job, slot)
+        if spent := self._spent.get(key):
+            spent.decode_ms = job.ms
 
-    async def wait_full(self) -> None:
-        """Until the engine holds so much of the arena that a picture it asked for finds no room."""
-        await self._slots.wait_full()
-
-    def free(self, slot: PixelSlot) -> None:
-        """The engine has finished with a slot."""
-        self._slots.done(slot)
+    def call_off(self, key: ImageKey) -> None:
+        """Nobody needs an image that is being decoded: `decode` ends."""
+        self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
         """The engine has encoded a picture, which took `ms` and ended `at`."""
@@ -328,14 +307,6 @@ class Media:
     def spent(self, key: ImageKey) -> Spent:
         """What a held picture has cost."""
         return self._spent[key]
-
-    def confirm(self, keys: Iterable[ImageKey]) -> None:
-        """The engine holds these pictures' embeddings: no need to decode them ahead again.
-
-        It asks if it lost one.
-        """
-        for key in keys:
-            self._confirmed[key] = None
 
 
 def source_from_object(picture: object, param: str) -> ImageSource:
@@ -363,12 +334,6 @@ def source_from_object(picture: object, param: str) -> ImageSource:
         f"{type(picture).__name__}",
         param,
     )
-
-
-def _job(picture: Picture, urgent: bool) -> Job:
-    turn = picture.turn
-    digest = picture.image.key.digest
-    return Job(digest, picture.data, picture.probe, picture.size, turn.client, turn.request, urgent)
 
 
 def _at(error: RequestError, param: str) -> RequestError:

@@ -320,6 +320,7 @@ class DecodePool:
         self._headers.put_back(readings[read:])
 
     def _read_one(self, reading: Reading, header: Header) -> None:
+        self._metrics.inc("saccade_headers_read_total")
         if header.slow:
             self._refuse_header(reading, header.error)
         elif header.probe is None:

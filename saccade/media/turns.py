@@ -57,25 +57,15 @@ class Job:
     size: tuple[int, int]
     client: str = ""
     request: str = ""
-    urgent: bool = True
     number: int = field(default_factory=lambda: next(_numbers))
     running: bool = False
     overtaken: int = 0
     ms: float = 0.0
 
     @property
-    def nbytes(self) -> int:
-        return self.size[0] * self.size[1] * 3
-
-    @property
     def pixels(self) -> int:
         """Pixels to decode, the price of the job."""
         return self.probe.height * self.probe.width
-
-    @property
-    def turn(self) -> tuple[bool, int]:
-        """Sorts jobs into the order in which they get room in the arena."""
-        return not self.urgent, self.number
 
 
 def decoding_bytes(probe: Probe, nbytes: int, sizes: Iterable[tuple[int, int]]) -> int:
@@ -190,13 +180,12 @@ class Turns:
         return batch
 
     def _order(self, busy: Collection[bytes]) -> list[Job]:
-        """What may be served, the next first: urgent jobs, the client's turn, its request's turn,
-        small images, old ones.
+        """What may be served, the next first: the client's turn, its request's turn, small images,
+        old ones.
         """
 
-        def turn(job: Job) -> tuple[bool, float, float, int]:
+        def turn(job: Job) -> tuple[float, float, int]:
             return (
-                not job.urgent,
                 self._clients.end(job.client, least[job.client]),
                 self._requests.end((job.client, job.request), job.pixels),
                 job.number,

@@ -15,7 +15,7 @@ from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
@@ -83,10 +83,10 @@ class Worker:
             self._disk.close()
 
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         """Do one step: close, open, moves, encode, forward, sample, save."""
         if plan.adapt:
-            return Sampled(unfinished=self._vision.adapt())
+            return StepResult(plan.step, unfinished=self._vision.adapt())
         for index in plan.close:
             self._slots[index] = None
         for opened in plan.open:
@@ -99,28 +99,28 @@ class Worker:
         if plan.encode:
             for encoded in self._vision.encode(plan.encode):
                 self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
-        sampled = self._forward(plan) if plan.rows else Sampled()
+        result = self._forward(plan) if plan.rows else StepResult(plan.step)
         for key in plan.save:
             self._embeddings.save(key)
         disk = self._disk.collect(plan.wait) if self._disk else ()
-        return replace(sampled, encoded=self._vision.finish(), disk=disk)
+        return replace(result, encoded=self._vision.finish(), disk=disk)
 
-    def _forward(self, plan: Plan) -> Sampled:
+    def _forward(self, plan: Plan) -> StepResult:
         batch = build_batch(plan, self._slots, self._embeddings, self._device)
         return self._sample(
             plan, self._net.forward(batch, self._kv.layers)
         )  # logits: [R, V] float32
 
-    def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
+    def _sample(self, plan: Plan, logits: torch.Tensor) -> StepResult:
         slots = [
             slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None
         ]
         if not slots:
-            return Sampled()
+            return StepResult(plan.step)
         tokens, logprobs = sample(logits, [slot.sampler for slot in slots], self._stop_ids)
         for slot, token in zip(slots, tokens):
             slot.append(token)
-        return Sampled(tokens, logprobs)
+        return StepResult(plan.step, tokens, logprobs)
 
 
 def open_disk(

@@ -15,7 +15,7 @@ import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig
-from saccade.core.plan import PixelSlot, Plan
+from saccade.core.plan import Plan
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
 from saccade.engine.engine import Workers
 from saccade.engine.process import build_scheduler
@@ -74,9 +74,10 @@ class Harness:
             crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         )
         saved = self.worker.saved if isinstance(self.worker, Worker) else ()
-        self.scheduler = build_scheduler(self.config, net.spec, saved)
+        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
+        self.decoded: list[ImageKey] = []
         self.preemptions = 0
         self.steps = 0
 
@@ -120,7 +121,7 @@ class Harness:
             self.steps += 1
             assert plan.num_tokens <= self.config.chunk_tokens + self.config.max_running
             self.encoded += [encode.key for encode in plan.encode]
-            for delta in self.scheduler.apply(plan, self.worker.execute(plan)):
+            for delta in self.scheduler.apply(self.worker.execute(plan)):
                 self._note(outcomes[delta.id], delta)
             self.scheduler.audit()
             if between is not None:
@@ -129,17 +130,11 @@ class Harness:
         return outcomes
 
     def _answer_notices(self) -> None:
-        notices = self.scheduler.take_notices()
-        for slot in notices.done:
-            self.arena.free(slot.offset)
-        for key in notices.want:
-            pixels = self.pixels[key]
-            offset = self.arena.allocate(pixels.nbytes)
-            assert offset is not None
-            slot = PixelSlot(offset, *pixels.shape[:2])
-            self.arena.view(slot)[:] = pixels
-            for returned in self.scheduler.pixels_ready(key, slot):
-                self.arena.free(returned.offset)
+        for key, slot in self.scheduler.take_notices().want:
+            self.arena.view(slot)[:] = self.pixels[key]
+            self.decoded.append(key)
+            for delta in self.scheduler.pixels_ready(key):
+                raise AssertionError(delta)
 
     def _note(self, outcome: Outcome, delta: Delta) -> None:
         if not outcome.tokens:

@@ -13,7 +13,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import News, PixelsReady, Stop, Submit, ToEngine
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.engine.engine import Engine, Workers
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
@@ -48,15 +48,9 @@ class Front:
 
     def send(self, news: News) -> None:
         self.running -= sum(delta.finish is not None for delta in news.deltas)
-        for slot in news.done:
-            self.harness.arena.free(slot.offset)
-        for key in news.want:
-            pixels = self.harness.pixels[key]
-            offset = self.harness.arena.allocate(pixels.nbytes)
-            assert offset is not None
-            slot = PixelSlot(offset, *pixels.shape[:2])
-            self.harness.arena.view(slot)[:] = pixels
-            self.inbox.append(PixelsReady(key, slot))
+        for key, slot in news.want:
+            self.harness.arena.view(slot)[:] = self.harness.pixels[key]
+            self.inbox.append(PixelsReady(key))
 
 
 class Watched:
@@ -66,7 +60,7 @@ class Watched:
         self.workers = workers
         self.plans: list[Plan] = []
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
         return self.workers.execute(plan)
 

@@ -132,12 +132,10 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
     reported = []
     for number in range(20):
         pictures = pixels(net, SIZES[: 1 + number % 3], seed=number)
-        encodes, offsets = [], []
+        encodes, offset = [], 0
         for index, picture in enumerate(pictures):
-            offset = arena.allocate(picture.nbytes)
-            assert offset is not None
-            offsets.append(offset)
             slot = PixelSlot(offset, *picture.shape[:2])
+            offset += picture.nbytes
             arena.view(slot)[:] = picture
             encodes.append(
                 Encode(
@@ -152,8 +150,6 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
             [(encode.key, 0, net.spec.num_tokens(encode.grid)) for encode in encodes]
         )
         reported += vision.finish()
-        for offset in offsets:
-            arena.free(offset)
         arena.whole()[:] = 0
         assert torch.equal(shown, torch.cat(plain.encode(on(cuda, pictures))))
     torch.cuda.synchronize()

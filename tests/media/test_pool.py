@@ -262,14 +262,6 @@ def order_of(jobs: dict[str, Job], arena: Arena) -> str:
     return asyncio.run(scenario())
 
 
-def test_urgent_jobs_go_first(arena: Arena) -> None:
-    def some(seed: int, urgent: bool) -> Job:
-        return job(encode(noise(32, 32, seed)), urgent=urgent)
-
-    jobs = {"a": some(1, False), "b": some(2, False), "c": some(3, True), "d": some(4, True)}
-    assert order_of(jobs, arena) == "cdab"
-
-
 def test_small_pictures_go_first_and_clients_take_turns(arena: Arena) -> None:
     """`a` to `d` are one client's, in two requests; `x` is another's, who came last."""
 
@@ -478,7 +470,7 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
 
 def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePath) -> None:
     """The same through the whole path: five good pictures and a hostile one between them."""
-    from tests.media.test_media import ready
+    from tests.media.test_media import into_slot, ready
 
     async def scenario() -> None:
         bad = encode(noise(300, 300))[:20_000]
@@ -488,7 +480,10 @@ def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePa
                 for data in [*(encode(noise(100, 100, seed)) for seed in range(5)), bad]
             ]
             results = await asyncio.gather(
-                *(path.media.pixels(picture.image.key) for picture in pictures),
+                *(
+                    into_slot(path.media, picture, place << 20)
+                    for place, picture in enumerate(pictures)
+                ),
                 return_exceptions=True,
             )
             assert [isinstance(result, ImageError) for result in results] == [False] * 5 + [True]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
-from saccade.core.plan import Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.engine.engine import Workers
 from saccade.families.registry import load_spec
 from saccade.parallel import Distributed, Shard, SharedMemory, meeting_place
@@ -86,10 +86,10 @@ class ThreadWorkers:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = workers
 
-    def execute(self, plan: Plan) -> Sampled:
-        sampled = together(lambda worker: worker.execute(plan), self.workers)
-        first = sampled[0]
+    def execute(self, plan: Plan) -> StepResult:
+        results = together(lambda worker: worker.execute(plan), self.workers)
+        first = results[0]
         assert all(
-            (other.tokens, other.logprobs) == (first.tokens, first.logprobs) for other in sampled
+            (other.tokens, other.logprobs) == (first.tokens, first.logprobs) for other in results
         ), "ranks drew different tokens"
         return first

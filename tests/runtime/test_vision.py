@@ -34,8 +34,7 @@ def test_the_end_it_tells_is_that_of_encoding_whatever_the_step_goes_on_to_do(
     )
     vision = VisionEncoder(net.spec, encoder, arena, like, WHOLE, "weights")
     side = 4 * net.spec.image_rules.factor
-    offset = arena.allocate(side * side * 3)
-    assert offset is not None
+    offset = 0
     key = ImageKey(bytes(32), bytes(16))
     begun = time.monotonic()
     (encoded,) = vision.encode(

@@ -1,9 +1,9 @@
 """A test double of the engine: it speaks the front's message protocol in-process and answers with
 tokens that a test chooses.
 
-It is honest about the protocol (one final delta per request, pixels asked for before they are used,
-slots given back) and about
-nothing else: no model runs. What needs one is tested through the real engine.
+It is honest about the protocol (one final delta per request, pixels asked for before they are
+used, each into a slot of its own) and about nothing else: no model runs. What needs one is tested
+through the real engine.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from saccade.core.types import Delta, ImageKey, ImageOutcome, Request, TokenLogp
 
 CONTEXT = 512
 CACHED = 5
+PATCH = 16
+"""Pixels along a side of the demo model's patches."""
 
 Reply = Callable[[Request], Iterable[int]]
 
@@ -44,7 +46,8 @@ class EchoEngine:
         self._dead = False
         self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._pixels: dict[ImageKey, asyncio.Future[PixelSlot | str]] = {}
+        self._offset = 0
+        self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:
         return Ready(kv_tokens=4 * CONTEXT, context_length=CONTEXT, decided=(("engine", "echo"),))
@@ -60,8 +63,8 @@ class EchoEngine:
                 if task := self._tasks.pop(id, None):
                     task.cancel()
                     self._say(Delta(id, finish="abort"))
-            case PixelsReady(key, slot):
-                self._pixels[key].set_result(slot)
+            case PixelsReady(key):
+                self._pixels[key].set_result(None)
             case PixelsFailed(key, error):
                 self._pixels.pop(key).set_result(error)
 
@@ -83,8 +86,8 @@ class EchoEngine:
         self._out.put_nowait(None)
 
     def say_nonsense(self) -> None:
-        """Break the protocol: give back a slot that was never handed over."""
-        self._out.put_nowait(News(done=(PixelSlot(12345, 1, 1),)))
+        """Break the protocol: an encoded image without its times."""
+        self._out.put_nowait(News(encoded=((),)))  # type: ignore[arg-type]
 
     @property
     def aborted(self) -> list[str]:
@@ -126,14 +129,15 @@ class EchoEngine:
 
     async def _see(self, request: Request) -> str | None:
         """Ask for the pixels of every picture not seen yet; the reason when there are none."""
-        for key in {image.key for image in request.images}:
-            if key not in self._pixels:
-                self._pixels[key] = asyncio.get_running_loop().create_future()
-                self._out.put_nowait(News(want=(key,)))
-            pixels = await asyncio.shield(self._pixels[key])
-            if isinstance(pixels, str):
-                return pixels
-            self._out.put_nowait(News(done=(pixels,), confirmed=(key,)))
+        for image in {image.key: image for image in request.images}.values():
+            if image.key not in self._pixels:
+                self._pixels[image.key] = asyncio.get_running_loop().create_future()
+                _, rows, columns = image.grid
+                slot = PixelSlot(self._offset, rows * PATCH, columns * PATCH)
+                self._offset += slot.nbytes
+                self._out.put_nowait(News(want=((image.key, slot),)))
+            if error := await asyncio.shield(self._pixels[image.key]):
+                return error
         return None
 
 
