@@ -48,8 +48,9 @@ from saccade.core.plan import PixelSlot
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.kernels.patchify import patchify
-from saccade.media.content import Budget, digest, identify, probe
+from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, resize_into
+from saccade.media.header import probe
 from saccade.media.media import ImageSource, Media
 from saccade.tools.bench.pictures import DrawnImage, data_url, encode, parse_size
 from saccade.tools.options import Format, ImageContent
@@ -204,8 +205,8 @@ class Ours:
         self._spec = spec
         workers = [
             child.pid
-            for child in psutil.Process().children()
-            if "saccade.media.decode_worker" in child.cmdline()
+            for child in psutil.Process().children(recursive=True)
+            if child.name() == "saccade-decode"
         ]
         assert len(workers) == 1
         self._clock = CpuClock(*workers)
@@ -256,10 +257,11 @@ class Ours:
         target = self._bench.view(slot)
         encoded = memoryview(data)
         if found.upright == content.size and found.orientation == 1:
-            lap("decode", len(data), lambda: decode_into(target, encoded, found.upright, 1))
+            lap("decode", len(data), lambda: decode_into([target], encoded, found.upright, 1))
         else:
-            pixels = lap("decode", len(data), lambda: decode(encoded, found.orientation))
-            lap("resize", pixels.nbytes, lambda: resize_into(target, pixels))
+            upright, strips = lap("decode", len(data), lambda: decode(encoded, found.orientation))
+            pixel_bytes = 3 * upright[0] * upright[1]
+            lap("resize", pixel_bytes, lambda: resize_into([target], upright, strips))
         lap("patches", slot.nbytes, lambda: self._patches(target))
         return lap.done
 

@@ -27,7 +27,6 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
-from saccade.media.content import probe
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -218,6 +217,9 @@ def check_picture(path: Path) -> None:
 
     Raises ImageError that names the file.
     """
+    # here, not above: servers, which import this module too, leave headers to image workers
+    from saccade.media.header import probe
+
     try:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:

@@ -73,10 +73,16 @@ DECLARED: tuple[Metric, ...] = (
         ("level",),
     ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
+    Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
+    Metric(
+        "saccade_decodes_total",
+        "counter",
+        "Runs of an image decoder; one serves all sizes asked of the same bytes at the time",
+    ),
     Metric(
         "saccade_decode_worker_restarts_total",
         "counter",
-        "Decode workers replaced after a crash, a hang or a memory blow-up",
+        "Image workers replaced after a crash, a hang or a memory blow-up",
     ),
     Metric(
         "saccade_embedding_hits_total",

@@ -182,6 +182,10 @@ class MediaOptions:
     """Seconds that fetching one image by URL may take in all."""
     decode_timeout: float = 20.0
     """Seconds that decoding one image may take."""
+    decode_memory_mb: int = 2560
+    """Memory that all image workers together may take to decode. An image that would take more by
+    itself is refused: 100 Mpx are 1.1 (JPEG, PNG) to 2.2 GiB (WebP, AVIF).
+    """
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch images from this host only; repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
@@ -200,13 +204,18 @@ class MediaOptions:
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
-        above(0, self, "fetch_timeout", "decode_timeout")
+        above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
         named(self, "allowed_media_domains")
         allowed = self.allowed_local_media_path
         if allowed is not None and not (allowed and Path(allowed).is_dir()):
             raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
         if self.files_dir is not None:
             check_folder("--files-dir", self.files_dir)
+
+    @property
+    def decode_memory(self) -> int:
+        """Bytes that all image workers together may take to decode."""
+        return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import PIL.Image
+from cachetools import LRUCache
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
@@ -31,13 +32,23 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
-from saccade.media.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
+from saccade.media.content import (
+    RAW_MAGIC,
+    Budget,
+    Probe,
+    check_pixels,
+    digest,
+    encode_array,
+    encode_image,
+    identify,
+    read_raw,
+)
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
 from saccade.media.flights import Flight, Flights
-from saccade.media.lru import LRU
+from saccade.media.jobs import Job, check_memory
 from saccade.media.pixels import Decoders
-from saccade.media.pool import DecodePool, Job
+from saccade.media.pool import DecodePool
 from saccade.media.turns import Asker
 from saccade.media.uploads import Uploads
 
@@ -101,6 +112,7 @@ class Picture:
     probe: Probe
     size: tuple[int, int]
     encoded: Encoded
+    asker: Asker
     fetch_ms: float
     digest_ms: float
 
@@ -137,11 +149,11 @@ class Media:
         self._metrics = metrics
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
-        self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
+        self._pool = DecodePool(arena, options, metrics)
         self._decoders = Decoders(self._pool, metrics)
         self._reads = Flights()
         self._encoded: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()  # by digest
-        self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
+        self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -160,7 +172,8 @@ class Media:
     ) -> tuple[Picture, ...]:
         """Open a request's pictures beside each other; what several of them name is read once.
 
-        The first that fails ends the others. Raises as `open` does.
+        The first that fails ends the others. `client` is who takes turns with others; by default
+        the salt. Raises as `open` does.
         """
         limit = self._options.max_images_per_request
         if len(sources) > limit:
@@ -171,12 +184,12 @@ class Media:
                 param=sources[limit].param,
                 code="too_many_images",
             )
-        asker, reads = asker or Asker(), dict[Hashable, asyncio.Task[_Read]]()
+        asker, reads = asker or Asker(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             if (name := _name(source.url)) not in reads:
                 reads[name] = asyncio.create_task(self._read(source.url, salt, asker))
         opening = [
-            asyncio.create_task(self._identify(source, salt, reads[_name(source.url)]))
+            asyncio.create_task(self._identify(source, salt, asker, reads[_name(source.url)]))
             for source in sources
         ]
         try:
@@ -197,16 +210,25 @@ class Media:
         return (await self.open_all((source,), salt, asker))[0]
 
     async def _identify(
-        self, source: ImageSource, salt: str, reading: asyncio.Task[_Read]
+        self, source: ImageSource, salt: str, asker: Asker, reading: asyncio.Task[_Read]
     ) -> Picture:
         try:
             read = await reading
             content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
             self._check_fits(content.size)
+            check_memory(
+                read.probe, len(read.encoded.data), content.size, self._options.decode_memory
+            )
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
         return Picture(
-            content.image, read.probe, content.size, read.encoded, read.fetch_ms, read.digest_ms
+            content.image,
+            read.probe,
+            content.size,
+            read.encoded,
+            asker,
+            read.fetch_ms,
+            read.digest_ms,
         )
 
     async def _read(self, url: str | bytes | FileId, salt: str, asker: Asker) -> _Read:
@@ -216,12 +238,22 @@ class Media:
         fetched = time.perf_counter()
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         encoded = self._encoded.setdefault(name, Encoded(data, name))
-        found = self._probes.get(name)
-        if found is None:
-            found = probe(data, self._options.max_image_pixels)
-            self._probes.put(name, found)
+        found = await self._header(name, data, asker.request)
         done = time.perf_counter()
         return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+
+    async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
+        """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
+        if not data:
+            raise ImageError("the picture is empty (0 bytes)")
+        found = self._probes.get(name)
+        if found is None:
+            # Our own format, without a parser; its bytes may be many.
+            raw = data.startswith(RAW_MAGIC)
+            found = read_raw(data) if raw else await self._pool.read_header(name, data, request)
+            check_pixels(found, self._options.max_image_pixels)
+            self._probes[name] = found
+        return found
 
     async def _bytes(self, url: str | bytes | FileId, salt: str, asker: Asker) -> bytes:
         match url:
@@ -247,14 +279,15 @@ class Media:
 
         return await self._reads.join(stored.digest, asker, read)
 
-    def check(self, data: bytes, param: str) -> None:
+    async def check(self, data: bytes, param: str) -> None:
         """Whether a request could name these bytes as a picture.
 
         Raises ImageError or TooLarge with the reason why not.
         """
         try:
             self._fetcher.check_size(len(data))
-            probe(data, self._options.max_image_pixels)
+            name = await asyncio.to_thread(digest, data)
+            await self._header(name, data, Asker().request)
         except (ImageError, TooLarge) as error:
             raise _at(error, param) from error
 
@@ -301,7 +334,10 @@ class Media:
             raise ImageError("the request that named this picture has ended")
         picture = self._held[key][0]
         assert (slot.height, slot.width) == picture.size
-        job = Job(picture.data, picture.probe, picture.size, urgent=True)
+        asker = picture.asker
+        job = Job(
+            key.digest, picture.data, picture.probe, picture.size, asker.client, asker.request
+        )
         await self._decoders.decode(key, job, slot)
         if spent := self._spent.get(key):
             spent.decode_ms = job.ms

@@ -11,7 +11,8 @@ import asyncio
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
-from saccade.media.pool import DecodePool, Job
+from saccade.media.jobs import Job
+from saccade.media.pool import DecodePool
 
 
 class Decoders:

@@ -8,6 +8,7 @@ event loop; no locks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,17 +35,19 @@ class Boundless:
 
 
 BOUNDLESS = Boundless()
+_requests = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker:
     """One request. `client` is who sent it, as far as fairness goes; `owner` has the files that it
-    may read.
+    may read. `request` tells it from others of its client.
     """
 
     client: str = ""
     owner: str = ""
     room: Room = BOUNDLESS
+    request: str = field(default_factory=lambda: str(next(_requests)))
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,6 @@ business.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from contextlib import AbstractContextManager, aclosing
@@ -124,7 +123,7 @@ class _Files:
             finally:
                 await form.close()
             if purpose not in DATA:
-                await asyncio.to_thread(self.media.check, data, "file")
+                await self.media.check(data, "file")
             stored = await self.media.files.save(data, name, purpose, lifetime, owner)
             return _json(FileObject.of(stored))
 

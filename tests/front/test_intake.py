@@ -53,6 +53,7 @@ def prepare(
             defaults or SamplingParams(temperature=1.0),
             special,
         )
+        media.start()
         try:
             return await intake.prepare(ask, context)
         finally:

@@ -193,3 +193,87 @@ def test_objects_behind_the_front_become_pictures(media_path: MakePath, tmp_path
                 source_from_object(thing, "messages[0].content[0]")
 
     asyncio.run(scenario())
+
+
+def test_a_picture_beyond_the_memory_of_image_workers_is_refused_before_decoding(
+    media_path: MakePath,
+) -> None:
+    """A few kB that decoding would swell to gigabytes: told at once, with the option to change."""
+
+    async def scenario() -> None:
+        swollen = encode(PIL.Image.new("RGB", (4000, 4000)), "WEBP", lossless=True)
+        assert len(swollen) < 10_000
+        async with media_path(decode_memory_mb=256) as path:
+            with pytest.raises(
+                ImageError, match=r"WEBP of 4000 x 4000 px.*take 256 MiB.*--decode-memory-mb"
+            ) as raised:
+                await path.media.open(source(swollen, "messages[0].content[1]"), "")
+            assert raised.value.param == "messages[0].content[1]"
+            fits = encode(PIL.Image.new("RGB", (4000, 4000)), "PNG")
+            await into_slot(path.media, await ready(path.media, fits))
+            assert path.metrics.value("saccade_decodes_total") == 1
+
+    asyncio.run(scenario())
+
+
+LARGE: dict[str, dict[str, object]] = {
+    "JPEG RGB": {"quality": 60, "progressive": True, "subsampling": 0},
+    "JPEG CMYK": {"quality": 60, "progressive": True, "subsampling": 0},
+    "PNG RGBA": {"compress_level": 1},
+    "GIF L": {},
+    "BMP RGB": {},
+    "TIFF RGB": {"compression": "tiff_lzw"},
+    "WEBP RGBA": {"lossless": True, "quality": 0, "method": 0},
+    "AVIF RGBA": {"speed": 10, "quality": 30},
+}
+
+
+def test_large_pictures_are_decoded_in_the_memory_they_are_priced_at(
+    media_path: MakePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's address space is limited to that price, so one that takes more fails."""
+    monkeypatch.setattr("saccade.media.pool.SLACK_BYTES", 16 << 20)
+    image = PIL.Image.fromarray(photo(2700, 3600))
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            for kind, saved in LARGE.items():
+                format, mode = kind.split()
+                data = encode(image.convert(mode), format, **saved)
+                await into_slot(path.media, await ready(path.media, data))
+            assert path.metrics.value("saccade_decodes_total") == len(LARGE)
+
+    asyncio.run(scenario())
+
+
+def test_a_header_is_read_once_for_the_same_bytes(media_path: MakePath) -> None:
+    async def scenario() -> None:
+        async with media_path() as path:
+            data = encode(noise(50, 50))
+            await path.media.open_all([source(data)] * 20, "")
+            await path.media.open(source(data, budget=Budget(max_pixels=64 * 64)), "salt")
+            assert path.metrics.value("saccade_headers_read_total") == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("orient", ["landscape", "portrait"])
+def test_transparent_pictures_are_white_below_whatever_way_they_come(
+    media_path: MakePath, orient: str
+) -> None:
+    async def scenario() -> None:
+        size = (96, 64) if orient == "landscape" else (64, 96)
+        image = PIL.Image.new("RGBA", size)
+        image.paste((0, 0, 0, 255), (16, 16, 48, 48))
+        async with media_path() as path:
+            slots = []
+            for place, thing in enumerate((image, encode(image), encode(image, "WEBP"))):
+                picture = await path.media.open(source_from_object(thing, "part"), "")
+                path.media.hold(picture)
+                slots.append(await into_slot(path.media, picture, place << 20))
+            first, *others = (path.arena.view(slot) for slot in slots)
+            assert (first[0, 0].tolist(), first[32, 32].tolist()) == ([255] * 3, [0] * 3)
+            for other in others[:1]:
+                np.testing.assert_array_equal(first, other)
+
+    asyncio.run(scenario())
