@@ -285,6 +285,7 @@ class Gallery:
                 here = self._under_way.get(key)
                 if encoding and here is not None and here.stage == "arrived" and start < horizon:
                     if sequence.run is None and match(sequence) >= sequence.last_use[key]:
+                        builder.again |= sequence.blocked is not None
                         sequence.blocked = None  # meanwhile another has computed it
                         continue
                     encoding = self._encode(sequence, start, here, first, builder, seen)
@@ -385,6 +386,7 @@ class Gallery:
             stuck = run is not None and start <= run.planned == run.computed
             if not embeddings.fits(image.num_tokens):
                 if not (first and stuck) or builder.exceeded:
+                    builder.again |= not sequence.cramped
                     sequence.cramped = True
                     return False
                 builder.exceeded = True

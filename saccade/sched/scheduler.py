@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from saccade.cache.content import overlapping
@@ -34,7 +34,7 @@ from saccade.sched.gallery import Gallery, Notices
 from saccade.sched.limits import GROWTH_TOKENS, Counts, SchedulerLimits, too_long
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
-from saccade.sched.turns import TurnQueue, crowding
+from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 PLANS_IN_FLIGHT = 2
 
@@ -150,6 +150,16 @@ class Scheduler:
         comes in, or a plan in flight is applied.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
+        builder = self._draft()
+        while builder.again and not (builder.works or self._closing):
+            builder = self._draft()
+        plan = self._build(builder)
+        if not plan.empty:
+            self.counts.steps += 1
+            self._flights.append(Flight(plan, builder.rows))
+        return plan
+
+    def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)
         builder = PlanBuilder(max(0, self.limits.chunk_tokens - decoding))
         self.gallery.begin_plan(builder)
@@ -158,13 +168,9 @@ class Scheduler:
         self._continue_running(builder)
         if len(self.waiting):
             self._admit_waiting(builder)
-        self.gallery.provide(chain(self.running, self.waiting), self._match, builder)
+        self.gallery.provide(chain(self.running, self._in_turn()), self._match, builder)
         self.gallery.end_plan()
-        plan = self._build(builder)
-        if not plan.empty:
-            self.counts.steps += 1
-            self._flights.append(Flight(plan, builder.rows))
-        return plan
+        return builder
 
     def _build(self, builder: PlanBuilder) -> Plan:
         """A plan that only goes on encoding, or waits for something, is not made while another is
@@ -181,16 +187,20 @@ class Scheduler:
         """Where the next in turn finds no slot, or no pages, and its client or group has none, one
         sequence of those that hold more than their share goes back into the queue.
         """
-        ready = (s for s in self.waiting if s.blocked is None and not self.gallery.lacks(s))
+        if not self.running or (self._slots and self._refused is None):
+            return
+        ready = (s for s in self._in_turn() if s.blocked is None and not self.gallery.lacks(s))
         newcomer = next(ready, None)
         refused = self._refused is not None and self._refused[0] is newcomer
-        if newcomer is None or not self.running or (self._slots and not refused):
+        if newcomer is None or (self._slots and not refused):
             return
-        clients = self.waiting.clients
-        rival = crowding(newcomer, self.running, clients, self.limits.max_running)
+        rival = find_crowding(newcomer, self.waiting, self.running, self.limits.max_running)
         if rival is not None:
             self._preempt(rival)
             self.waiting.add(rival)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        return in_turn(self.waiting, tuple(self.running), self.limits.max_running)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
         """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
@@ -217,7 +227,7 @@ class Scheduler:
         """By turns for slots and pages; who only waits for images, or for an older twin's prefix,
         is passed over.
         """
-        for sequence in self.waiting:
+        for sequence in self._in_turn():
             if not self._slots or builder.tokens == 0:
                 return
             blocked = sequence.blocked is not None and not self.gallery.showable(sequence.blocked)
@@ -236,6 +246,7 @@ class Scheduler:
             if missing is not None and self._enough_lack_images():
                 continue
             if not self._fits(sequence, path):
+                builder.again |= self._refused is None or self._refused[0] is not sequence
                 self._refused = (sequence, self._available())
                 return
             self._prefill(sequence, self._admit(sequence, path, builder), builder)
@@ -249,7 +260,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         node = self.prefix.hold(sequence.content, path) if self.prefix else None
-        first = sequence.cached is None
+        first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._refused = None
@@ -259,7 +270,7 @@ class Scheduler:
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
-            self.counts.images_kv += len(sequence.found)
+        self.counts.images_kv += len(sequence.found) - found
         for key, end in sequence.last_use.items():
             if end <= computed:
                 self.gallery.settle(key)
