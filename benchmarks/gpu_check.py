@@ -225,7 +225,7 @@ def run_kernels(check: Check) -> None:
         "--threads",
         "1",
     )
-    sizes = (
+    sizes: tuple[str, ...] = (
         small
         if check.args.quick
         else ("--models", "qwen2.5-vl-7b", "qwen3-vl-8b", "--repeats", "20")
@@ -276,7 +276,7 @@ def run_encoder(check: Check) -> None:
         "--threads",
         "1",
     )
-    sizes = (
+    sizes: tuple[str, ...] = (
         small
         if check.args.quick
         else ("--models", "qwen3-vl-8b", "--dtypes", "bfloat16", "--repeats", "10")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lab.costs import Costs, Machine
 from lab.stepwise import Stepwise
-from lab.trace import Trace
+from lab.trace import RequestTrace
 
 FITTED = (
     "request",
@@ -45,7 +45,7 @@ FURTHEST = 1.0  # of one turn, in logarithms
 Vector = npt.NDArray[np.float64]
 
 
-def calibrate(trace: Trace, machine: Machine, costs: Costs) -> Costs:
+def calibrate(trace: RequestTrace, machine: Machine, costs: Costs) -> Costs:
     """Costs by which the simulation comes nearest to what was measured."""
     names = [name for name in FITTED if getattr(costs, name) > 0]
     origin = np.log([getattr(costs, name) for name in names])
@@ -73,7 +73,7 @@ def _with(costs: Costs, names: list[str], logs: Vector) -> Costs:
     return replace(costs, **values)
 
 
-def _errors(trace: Trace, machine: Machine, costs: Costs) -> Vector:
+def _errors(trace: RequestTrace, machine: Machine, costs: Costs) -> Vector:
     """log(simulated / measured) of every call's TTFT and TPOT, in the order of chats and rounds."""
     found = []
     for served in sorted(

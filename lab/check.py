@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.outcome import Outcome, Served
-from lab.trace import Measured, Trace
+from lab.trace import MeasuredTrace, RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Check:
         return sum(abs(line.ttft_error) for line in self.rounds) / len(self.rounds)
 
 
-def compare(trace: Trace, outcome: Outcome) -> Check:
+def compare(trace: RequestTrace, outcome: Outcome) -> Check:
     """`outcome` is of level "steps", of a trace whose calls were measured."""
     pairs = [
         (served, measured)
@@ -77,7 +77,7 @@ def compare(trace: Trace, outcome: Outcome) -> Check:
     )
 
 
-def _round(number: int, pairs: list[tuple[Served, Measured]]) -> RoundCheck:
+def _round(number: int, pairs: list[tuple[Served, MeasuredTrace]]) -> RoundCheck:
     cached = [measured.cached_tokens for _, measured in pairs if measured.cached_tokens is not None]
     return RoundCheck(
         round=number + 1,

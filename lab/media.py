@@ -51,8 +51,8 @@ from saccade.kernels.patchify import patchify
 from saccade.media.content import Budget, digest, identify, probe
 from saccade.media.decode import Pixels, decode, decode_into, resize_into
 from saccade.media.media import ImageSource, Media
-from saccade.tools.bench.pictures import Picture, data_url, encode, parse_size
-from saccade.tools.options import Content, Format
+from saccade.tools.bench.pictures import DrawnImage, data_url, encode, parse_size
+from saccade.tools.options import Format, ImageContent
 
 OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
 USUAL_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
@@ -72,7 +72,7 @@ class Case:
     width: int
     height: int
     format: Format
-    content: Content
+    content: ImageContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MediaFigure:
     """One case.
 
     `stages` of ours are those of a new picture; "hand-over" is the rest that makes them the whole.
@@ -120,7 +120,7 @@ class Runs:
     usual: list[Sample] = field(default_factory=list)
 
 
-def bench_media(options: MediaBenchOptions) -> list[Result]:
+def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
     """Measure, print tables, write files.
 
     Raises ConfigError where an option is wrong or a package is missing, before that.
@@ -156,14 +156,14 @@ def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
         for content in options.image_contents
     ]
     return {
-        case: encode(Picture(case.content, case.width, case.height, options.seed, case.format))
+        case: encode(DrawnImage(case.content, case.width, case.height, options.seed, case.format))
         for case in track(cases, "drawing", disable=options.quiet, transient=True)
     }
 
 
 async def measure(
     options: MediaBenchOptions, spec: FamilySpec, usual: Usual, pictures: dict[Case, bytes]
-) -> list[Result]:
+) -> list[MediaFigure]:
     """All cases in turns, one round that does not count first."""
     largest = max(
         math.prod(spec.image_size(case.height, case.width, spec.image_rules)) for case in pictures
@@ -216,7 +216,9 @@ class Ours:
     @classmethod
     async def start(cls, media: Media, arena: Arena, spec: FamilySpec) -> Ours:
         """Once the decode worker is ready."""
-        picture = await media.open(ImageSource(encode(Picture("blank", 64, 64, 0)), "warm-up"), "")
+        picture = await media.open(
+            ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
+        )
         media.hold(picture)
         media.free(await media.pixels(picture.image.key))
         media.release(picture)
@@ -394,7 +396,7 @@ def _read_header(name: bytes, data: bytes, spec: FamilySpec) -> Any:
     return found, identify(name, found, Budget(), "", spec)
 
 
-def summarise(case: Case, runs: Runs) -> Result:
+def summarise(case: Case, runs: Runs) -> MediaFigure:
     """Medians, stage by stage.
 
     What the whole path takes beyond its stages is the hand-over to the worker and back.
@@ -407,14 +409,14 @@ def summarise(case: Case, runs: Runs) -> Result:
     rest = max(0.0, new.ms - sum(stage.ms for stage in stages.values()))
     stages["hand-over"] = Sample(rest, stages["digest"].nbytes)
     ordered = {name: stages[name] for name in OUR_STAGES if name in stages}
-    return Result(case, ordered, new, _median(runs.seen), usual_stages, _median(runs.usual))
+    return MediaFigure(case, ordered, new, _median(runs.seen), usual_stages, _median(runs.usual))
 
 
 def _median(samples: list[Sample]) -> Sample:
     return Sample(median(sample.ms for sample in samples), samples[0].nbytes)
 
 
-def as_json(results: list[Result]) -> dict[str, Any]:
+def as_json(results: list[MediaFigure]) -> dict[str, Any]:
     gains = [
         {"gain_new": round(result.gain_new, 2), "gain_seen": round(result.gain_seen, 1)}
         for result in results

@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from lab.media import OUR_STAGES, USUAL_STAGES, Case, Result, Sample
+from lab.media import OUR_STAGES, USUAL_STAGES, Case, MediaFigure, Sample
 from saccade.tools import style
 from saccade.tools.style import COLOURS, GRID, INK
 
 NAMES = {"random": "noise"}
 
 
-def tables(results: Sequence[Result]) -> Group:
+def tables(results: Sequence[MediaFigure]) -> Group:
     """The whole path, and the stages of both."""
     return Group(
         _whole(results),
@@ -34,7 +34,7 @@ def tables(results: Sequence[Result]) -> Group:
     )
 
 
-def _whole(results: Sequence[Result]) -> Table:
+def _whole(results: Sequence[MediaFigure]) -> Table:
     table = Table(
         title="CPU of all processes, from a data URL to float32 patches (medians)",
         title_justify="left",
@@ -107,7 +107,7 @@ SEEN = ("seen before", COLOURS[1])
 BAR = 0.27
 
 
-def chart(results: Sequence[Result]) -> bytes:
+def chart(results: Sequence[MediaFigure]) -> bytes:
     """A PNG: a panel per size, three bars per kind of picture, one linear scale for all.
 
     Raises ConfigError without matplotlib.
@@ -139,7 +139,7 @@ def chart(results: Sequence[Result]) -> bytes:
     return style.png(made)
 
 
-def _panel(axis: Any, shown: Sequence[Result], longest: float) -> None:
+def _panel(axis: Any, shown: Sequence[MediaFigure], longest: float) -> None:
     axis.grid(False)
     axis.grid(axis="x", color=GRID, linewidth=1)
     for row, r in enumerate(shown):

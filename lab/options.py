@@ -9,7 +9,7 @@ from typing import Literal
 from saccade.core.bounds import above, at_least, at_most, filled
 from saccade.core.config import Dtype, PatchEmbedding
 from saccade.core.errors import ConfigError
-from saccade.tools.options import Content, Format
+from saccade.tools.options import Format, ImageContent
 
 PresetName = Literal[
     "qwen2.5-vl-3b",
@@ -33,7 +33,7 @@ class MediaBenchOptions:
     """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
     image_formats: tuple[Format, ...] = ("jpeg", "png")
     """File formats (jpeg and webp at quality 85)."""
-    image_contents: tuple[Content, ...] = ("photo", "random")
+    image_contents: tuple[ImageContent, ...] = ("photo", "random")
     """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank:
     one flat colour.
     """
@@ -96,7 +96,7 @@ class EncoderBenchOptions:
 ProfileName = Literal["cpu", "h200"]
 TraceName = Literal["zipf", "chat", "agent"]
 Routing = Literal["random", "round-robin", "affinity", "bounded"]
-Level = Literal["steps", "caches"]
+SimulationDetail = Literal["steps", "caches"]
 Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
 
@@ -167,7 +167,7 @@ class MachineOptions:
     the same, but not to one that has much more to do than others. Derived: all four for several
     replicas.
     """
-    level: Level | None = None
+    level: SimulationDetail | None = None
     """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
     the time. Derived: steps up to 5000 requests.
     """

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.options import Level, Routing
+from lab.options import Routing, SimulationDetail
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.tools.bench.measure import Distribution
 
 
 @dataclass(slots=True)
-class Counts:
+class StepCounts:
     """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
     encoded again, but not decoded.
 
@@ -36,7 +36,7 @@ class Counts:
     preemptions: int = 0
     moved: dict[str, int] = field(default_factory=dict)
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: StepCounts) -> None:
         for name in self.__slots__:
             if name != "moved":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -75,12 +75,12 @@ class Outcome:
     here.
     """
 
-    level: Level
+    level: SimulationDetail
     routing: Routing | None
     page_tokens: int
     duration: float
     busy: tuple[float, ...]
-    counts: Counts
+    counts: StepCounts
     tiers: dict[str, Tier]
     ttft: Distribution
     served: tuple[Served, ...] = ()

@@ -55,7 +55,7 @@ class LFU(GDSF):
         return 1.0
 
 
-class Size(GDSF):
+class SizePolicy(GDSF):
     """Uses per byte: as many hits as possible, whatever they save (GDSF with equal costs)."""
 
     def cost(self, num_tokens: int, /) -> float:
@@ -70,7 +70,7 @@ class GDS(EmbeddingCache):
         return encode_cost(num_tokens) / num_tokens
 
 
-class LRU(EmbeddingCache):
+class LRUPolicy(EmbeddingCache):
     """The least recently used goes first."""
 
     def worth(self, _key: ImageKey, /) -> float:
@@ -81,7 +81,7 @@ POLICIES: dict[Policy, type[EmbeddingCache]] = {
     "saccade": EmbeddingCache,
     "gdsf": GDSF,
     "gds": GDS,
-    "lru": LRU,
+    "lru": LRUPolicy,
     "lfu": LFU,
-    "size": Size,
+    "size": SizePolicy,
 }

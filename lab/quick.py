@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from lab.costs import Costs, Machine
 from lab.options import Routing
-from lab.outcome import Counts, Outcome, tiers
+from lab.outcome import Outcome, StepCounts, tiers
 from lab.router import Router
-from lab.trace import Call, Shown, Trace, page_names
+from lab.trace import Call, RequestTrace, Shown, page_names
 from saccade.cache.content import Content
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
@@ -27,7 +27,7 @@ from saccade.core.types import ImageKey
 from saccade.tools.bench.measure import Distribution
 
 
-class Server:
+class QueuedServer:
     """One replica: its caches, and when it will have done what has come in so far (ms)."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Server:
         self.pool = PagePool(max(2, 1 + machine.kv_tokens // grain), 1)
         self.prefix = PrefixCache(self.pool) if machine.prefix_cache else None
         self.embeddings = cache(machine.budgets, machine.embedding_bytes)
-        self.counts = Counts()
+        self.counts = StepCounts()
         self.free = 0.0
         self.busy = 0.0
         self._machine = machine
@@ -81,7 +81,7 @@ class Server:
         counts.images += len(pictures)
         return first, first + (call.answer.length - 1) * (costs.step + pace)
 
-    def end(self) -> Counts:
+    def end(self) -> StepCounts:
         self.counts.pages_evicted = (
             self.prefix.evictions * self._grain // self._machine.page_size if self.prefix else 0
         )
@@ -178,7 +178,7 @@ class Server:
 
 
 def run(
-    trace: Trace,
+    trace: RequestTrace,
     machine: Machine,
     costs: Costs,
     grain: int,
@@ -191,7 +191,7 @@ def run(
 
     `told` is called for every request.
     """
-    servers = [Server(machine, costs, grain, cache) for _ in range(replicas)]
+    servers = [QueuedServer(machine, costs, grain, cache) for _ in range(replicas)]
     router = Router(routing, replicas, seed=0)
     later: list[tuple[float, int, int]] = []  # when, chat, round: of chats that have begun
     waits: list[float] = []
@@ -218,7 +218,7 @@ def run(
         last = max(last, served[1])
         if round + 1 < trace.rounds(chat):
             heapq.heappush(later, (served[1] + trace.pause(chat, round + 1), chat, round + 1))
-    counts = Counts()
+    counts = StepCounts()
     for server in servers:
         counts.add(server.end())
     return Outcome(

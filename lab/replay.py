@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.costs import Machine
-from lab.trace import STRIDE, Call, Measured, Piece, Shown, show
+from lab.trace import STRIDE, Call, MeasuredTrace, Piece, Shown, show
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.types import ImageKey, Span
@@ -169,12 +169,12 @@ def _without_pictures(messages: Sequence[Json]) -> list[Json]:
     return found
 
 
-def _measured(line: Json) -> Measured:
+def _measured(line: Json) -> MeasuredTrace:
     encoded = decoded = None
     if "saccade" in line:
         images = line["saccade"]["images"]
         encoded = sum(image["found"] in ("none", "pixels") for image in images)
         decoded = sum(image["ms"]["decode"] > 0 for image in images)
-    return Measured(
+    return MeasuredTrace(
         line["ttft"], line["tpot"], line["prompt_tokens"], line["cached_tokens"], encoded, decoded
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lab.costs import Costs, Machine
-from lab.outcome import Counts
+from lab.outcome import StepCounts
 from lab.trace import Shown
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
@@ -38,7 +38,7 @@ class _Pixels:
     used: bool = False
 
 
-class Pixels:
+class PixelStage:
     """The front's half of a picture's path: decode workers, and decoded pictures that are kept
     while there is room.
     """
@@ -119,7 +119,7 @@ class Replica:
         self.scheduler = Scheduler(
             limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ()
         )
-        self.pixels = Pixels(costs, machine.arena_bytes)
+        self.pixels = PixelStage(costs, machine.arena_bytes)
         self.busy = 0.0
         self.stepping = False
         self.moved: Counter[str] = Counter()
@@ -170,11 +170,11 @@ class Replica:
         self.pixels.confirm(notices.confirmed)
         return [(self.pixels.lease(key, now), key) for key in notices.want]
 
-    def counts(self) -> Counts:
+    def counts(self) -> StepCounts:
         """What has happened here; pictures and requests are counted by who sends them."""
         counts, prefix = self.scheduler.counts, self.scheduler.prefix
         moved = {**self.moved, "pixels to engine": self.pixels.shipped}
-        return Counts(
+        return StepCounts(
             prompt_tokens=counts.prompt_tokens,
             cached_tokens=counts.cached_tokens,
             images_kv=counts.images_kv,

@@ -24,13 +24,13 @@ from lab import quick
 from lab.calibrate import calibrate
 from lab.check import Check, compare
 from lab.costs import Profile, load_profile, write_costs
-from lab.options import Level, MachineOptions, Routing, SimulateOutput, TraceOptions
+from lab.options import MachineOptions, Routing, SimulateOutput, SimulationDetail, TraceOptions
 from lab.outcome import Outcome
 from lab.policies import POLICIES
 from lab.replay import Replay
 from lab.results import make_room
 from lab.stepwise import Stepwise
-from lab.trace import Synthetic, Trace
+from lab.trace import RequestTrace, Synthetic
 from saccade.core.errors import ConfigError
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
@@ -87,7 +87,7 @@ def run(
     """
     model = options.model or ("demo" if result else None)
     profile = load_profile(options, None if model is None else load_spec(resolve_model(model)))
-    trace: Trace
+    trace: RequestTrace
     if result is not None:
         trace = Replay(result, model or "demo", profile.machine)
         if output.calibrate is not None:
@@ -113,8 +113,8 @@ def run(
 
 
 def _one(
-    trace: Trace,
-    level: Level,
+    trace: RequestTrace,
+    level: SimulationDetail,
     profile: Profile,
     options: MachineOptions,
     routing: Routing,

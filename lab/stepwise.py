@@ -15,10 +15,10 @@ from typing import Literal
 
 from lab.costs import Costs, Machine
 from lab.options import Routing
-from lab.outcome import Counts, Outcome, Served, tiers
+from lab.outcome import Outcome, Served, StepCounts, tiers
 from lab.replica import Replica
 from lab.router import Router
-from lab.trace import Call, Trace, text_tokens, tokens_of
+from lab.trace import Call, RequestTrace, text_tokens, tokens_of
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.types import Delta, ImageKey, Request, SamplingParams
 from saccade.tools.bench.measure import Distribution
@@ -51,7 +51,7 @@ class Stepwise:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: RequestTrace,
         machine: Machine,
         costs: Costs,
         replicas: int = 1,
@@ -72,7 +72,7 @@ class Stepwise:
         self._waiting: deque[int] = deque()  # chats that may not begin yet
         self._open = 0
         self._served: list[Served] = []
-        self._counts = Counts()
+        self._counts = StepCounts()
 
     def run(self, told: Callable[[], None] | None = None) -> Outcome:
         """`told` is called whenever a request has ended."""

@@ -57,7 +57,7 @@ class Call:
     pieces: tuple[Piece, ...]
     answer: Piece
     tenant: str = ""
-    measured: Measured | None = None
+    measured: MeasuredTrace | None = None
 
     @property
     def length(self) -> int:
@@ -70,7 +70,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTrace:
     """A request of a measured run.
 
     `tpot`: None for answers of one token. `encoded`, `decoded`: None where no trace was asked for.
@@ -84,7 +84,7 @@ class Measured:
     decoded: int | None = None
 
 
-class Trace(Protocol):
+class RequestTrace(Protocol):
     """`sessions` chats, numbered by their time.
 
     `limit`: chats that are open at a time, if that is limited.
@@ -156,7 +156,10 @@ def page_names(pieces: Sequence[Piece], size: int) -> list[int]:
 
 
 class Synthetic:
-    """A seeded trace; implements `Trace`. Piece numbers: even ones are pictures, odd ones texts."""
+    """A seeded trace; implements `RequestTrace`.
+
+    Piece numbers: even ones are images, odd ones texts.
+    """
 
     def __init__(self, options: TraceOptions, machine: Machine) -> None:
         self.limit: int | None = None

@@ -182,7 +182,8 @@ def _write_weights(
     folder: Path, family: FamilyName, model: torch.nn.Module, layout: str, sharded: bool
 ) -> None:
     tensors = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
+    config: Any = model.config
+    if config.tie_word_embeddings:
         tensors.pop("lm_head.weight")
     if layout == "old" and family != "qwen3_vl":
         tensors = {

@@ -36,7 +36,16 @@ from saccade.demo.draw import (
     render,
     training_fonts,
 )
-from saccade.demo.tasks import LETTERS, SCENES, Draw, Level, Task, Turn, conversation, small_talk
+from saccade.demo.tasks import (
+    LETTERS,
+    SCENES,
+    Difficulty,
+    Draw,
+    Exchange,
+    Task,
+    conversation,
+    small_talk,
+)
 from train.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
 from train.pointing import Pointer, pointers
 from train.tokenizer import SPECIAL, build_tokenizer
@@ -191,7 +200,7 @@ def _encode(text: str) -> tuple[int, ...]:
     return tuple(_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
-def render_prompt(turn: Turn, first_picture: int, text_first: bool = False) -> str:
+def render_prompt(turn: Exchange, first_picture: int, text_first: bool = False) -> str:
     """A turn as the chat template renders it, up to where the answer begins; pictures count from
     `first_picture`.
     """
@@ -265,7 +274,9 @@ def tokenise(
     return row
 
 
-def _place_pointers(turn: Turn, shown: Sequence[Scene], start: int) -> list[tuple[int, Pointer]]:
+def _place_pointers(
+    turn: Exchange, shown: Sequence[Scene], start: int
+) -> list[tuple[int, Pointer]]:
     """Each pointer of an answer whose first token stands at `start`, with the place of the token
     before its word's.
     """
@@ -282,7 +293,7 @@ def _place_pointers(turn: Turn, shown: Sequence[Scene], start: int) -> list[tupl
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Conversations and their pictures as tensors; B conversations, P pictures each."""
 
     pixels: tuple[Tensor, ...]  # P x uint8 [B, H, W, 3]
@@ -305,7 +316,7 @@ class Batch:
 class Mix:
     """How batches are drawn."""
 
-    level: Level
+    level: Difficulty
     largest: int  # px, the longest side
     patches: int  # about so many patches in a batch
     rows: int  # at most so many conversations in a batch
@@ -379,7 +390,7 @@ def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
     return pixels[0], labels[0]
 
 
-def draw_batch(seed: str, mix: Mix) -> Batch:
+def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
     """A batch of conversations, the same for the same seed and mix."""
     rng = random.Random(seed)
     draw = Draw(rng, mix.level, training_fonts())
@@ -412,7 +423,7 @@ def _assemble(
     grids: Sequence[tuple[int, int]],
     pixels: list[Tensor],
     labels: list[CellLabels],
-) -> Batch:
+) -> TrainingBatch:
     length = math.ceil(max(len(row.tokens) for row in rows) / 16) * 16
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)
     positions = torch.zeros(3, len(rows), length, dtype=torch.int64)
@@ -434,7 +445,7 @@ def _assemble(
     )
     where, what, turn_of = torch.tensor(answers).unbind(1)
     looks = _look(rows, labels, edges, length)
-    return Batch(
+    return TrainingBatch(
         tuple(pixels),
         tuple(labels),
         tokens,

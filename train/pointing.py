@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saccade.demo.draw import Scene, Shape
-from saccade.demo.tasks import Turn, is_number
+from saccade.demo.tasks import Exchange, is_number
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Pointer:
     rank: int
 
 
-def pointers(turn: Turn, seen: Sequence[Scene]) -> list[Pointer]:
+def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
     """The pointers of an answer; `seen` are all pictures of the chat so far, the turn's own
     included.
     """

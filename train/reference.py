@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from saccade.demo.evaluate import Ask, Message, as_json, evaluate, print_scores
+from saccade.demo.evaluate import Ask, ChatMessage, as_json, evaluate, print_scores
 from saccade.demo.tasks import SKILLS
 from train.batches import IMAGE, preprocess
 from train.net import patchify
@@ -29,7 +29,7 @@ def library_asker(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Ask:
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
 
     @torch.inference_mode()
-    def ask(messages: list[Message]) -> str:
+    def ask(messages: list[ChatMessage]) -> str:
         patches, grids = [], []
         for message in messages:
             for part in message["content"] if isinstance(message["content"], list) else []:

@@ -40,14 +40,14 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from saccade.demo.draw import SHAPES
-from saccade.demo.tasks import Level
+from saccade.demo.tasks import Difficulty
 from train.architecture import WIDTH, build_model, write_settings, write_weights
 from train.batches import (
     CHARACTERS,
     COLOUR_NAMES,
-    Batch,
     CellLabels,
     Mix,
+    TrainingBatch,
     draw_batch,
     draw_pictures,
 )
@@ -308,9 +308,9 @@ def mix_at(stage: Stage, progress: float) -> Mix:
         return round(easy + (full - easy) * hard)
 
     if not stage.pictures:
-        level = Level(random_words=0.6, text=between(24, 240))
+        level = Difficulty(random_words=0.6, text=between(24, 240))
         return Mix(level, between(128, 288), stage.patches, stage.rows, page_share=stage.page_share)
-    level = Level(
+    level = Difficulty(
         between(2, 6), between(3, 7), between(1, 3), between(3, 6), between(2, 4), random_words=0.25
     )
     if stage.name in FOCUS:
@@ -329,7 +329,9 @@ def mix_at(stage: Stage, progress: float) -> Mix:
 
 def page_mix(stage: Stage) -> Mix:
     """The pictures for the dense loss alone, beside the conversations."""
-    return Mix(Level(random_words=0.6), 256, stage.pages, stage.rows, page_share=stage.page_share)
+    return Mix(
+        Difficulty(random_words=0.6), 256, stage.pages, stage.rows, page_share=stage.page_share
+    )
 
 
 class Trainer:
@@ -376,7 +378,7 @@ class Trainer:
         weight = stage.dense[0] + (stage.dense[1] - stage.dense[0]) * progress
         if not stage.pictures:
             return self._see(drawn, stage.name != "see")
-        batch: Batch = drawn[0]
+        batch: TrainingBatch = drawn[0]
         seen = self._see(drawn[1], True)
         encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
         dense = torch.stack(
@@ -452,7 +454,7 @@ class Trainer:
             self.right[kind][0] += int((scores.argmax(-1) == label)[full].sum())
             self.right[kind][1] += int(full.sum())
 
-    def _count(self, batch: Batch, hit: Tensor) -> None:
+    def _count(self, batch: TrainingBatch, hit: Tensor) -> None:
         """Count whole answers whose every token was the most likely one."""
         whole = torch.ones(len(batch.kinds), dtype=torch.bool)
         whole[batch.answer_turns[~hit]] = False

@@ -30,18 +30,18 @@ from rich.console import Console
 
 from saccade.tools.ab import Side, running
 from saccade.tools.bench.journal import write_eval
-from saccade.tools.bench.pictures import Picture, data_url, encode
+from saccade.tools.bench.pictures import DrawnImage, data_url, encode
 from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.run import evaluate
 from saccade.tools.options import (
     AbOptions,
     DatasetOptions,
     EvalOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     ReportOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from saccade.tools.report.report import report
@@ -63,32 +63,35 @@ def sides(folder: Path, name: str, dtype: str, threads: int | None) -> tuple[Sid
     )
 
 
-def workloads(seed: int, output: OutputOptions, target: Target, again: Path) -> Iterator[Bench]:
+def workloads(
+    seed: int, output: OutputOptions, target: TargetOptions, again: Path
+) -> Iterator[Bench]:
     """The four, for one server."""
     pictures = PictureOptions(image_resolution=SIZE, image_content="photo")
     text = TextOptions(random_input_len=64, random_output_len=64)
 
-    def bench(load: Load, data: DatasetOptions) -> Bench:
+    def bench(load: LoadOptions, data: DatasetOptions) -> Bench:
         return Bench(target, load, data, pictures, text, output=output)
 
-    yield bench(Load(4, 1, warmup_requests=2, seed=seed), DatasetOptions())
+    yield bench(LoadOptions(4, 1, warmup_requests=2, seed=seed), DatasetOptions())
     yield bench(
-        Load(6, 1, warmup_requests=1, seed=seed),
+        LoadOptions(6, 1, warmup_requests=1, seed=seed),
         DatasetOptions(dataset_name="custom", dataset_path=str(again)),
     )
     # Seeds of their own: no workload may find pictures that another has sent.
     yield bench(
-        Load(2, 1, warmup_requests=0, seed=seed + 500),
+        LoadOptions(2, 1, warmup_requests=0, seed=seed + 500),
         DatasetOptions(dataset_name="multiturn-image", rounds=8),
     )
     yield bench(
-        Load(16, 4, warmup_requests=0, seed=seed + 1000), DatasetOptions(dataset_name="image")
+        LoadOptions(16, 4, warmup_requests=0, seed=seed + 1000),
+        DatasetOptions(dataset_name="image"),
     )
 
 
 def write_request(path: Path) -> None:
     """The request that is sent again and again."""
-    url = data_url(encode(Picture("photo", 1280, 720, 77)), "jpeg")
+    url = data_url(encode(DrawnImage("photo", 1280, 720, 77)), "jpeg")
     content = [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "What does the picture show? " * 8},
@@ -133,7 +136,7 @@ def main() -> None:
             for side in sides(folder, Path(args.checkpoint).name, args.dtype, args.threads):
                 console.print(f"repeat {repeat + 1} of {args.repeats}: {side.label}")
                 with running(side, Path(scratch), AbOptions("", "")) as url:
-                    target = Target(base_url=url)
+                    target = TargetOptions(base_url=url)
                     for bench in workloads(
                         repeat + 1, OutputOptions(runs, side.label), target, again
                     ):

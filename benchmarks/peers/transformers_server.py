@@ -228,7 +228,7 @@ class Peer:
                     if isinstance(token, Exception):
                         raise token
                     ids.append(token)
-                    text = self.tokenizer.decode(ids, skip_special_tokens=True)
+                    text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
                     new, said = ("", said) if text.endswith("\ufffd") else (text[len(said) :], text)
                     yield Piece(new, prompt, len(ids))
                 limit = body.get("max_completion_tokens") or body.get("max_tokens") or 256

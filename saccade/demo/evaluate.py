@@ -32,10 +32,10 @@ from saccade.demo.draw import (
     render,
     training_fonts,
 )
-from saccade.demo.tasks import SKILLS, Task, Turn, held_out
+from saccade.demo.tasks import SKILLS, Exchange, Task, held_out
 
-Message = dict[str, Any]
-Ask = Callable[[list[Message]], str]
+ChatMessage = dict[str, Any]
+Ask = Callable[[list[ChatMessage]], str]
 """The whole contract of a model: OpenAI chat messages in, text out."""
 READING = ("number", "word")
 LARGE, ANY_SIZE = 28, 10_000
@@ -79,7 +79,7 @@ def data_url(scene: Scene) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def user_message(turn: Turn) -> Message:
+def user_message(turn: Exchange) -> ChatMessage:
     """A turn as an OpenAI message: its pictures, then the question; plain text where there is no
     picture.
     """
@@ -95,7 +95,7 @@ def ask_task(ask: Ask, task: Task) -> list[str]:
     """The answers to all turns; each turn sees the whole chat so far with the model's own
     answers.
     """
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     answers = []
     for turn in task.turns:
         messages.append(user_message(turn))
@@ -212,7 +212,7 @@ def http_asker(base_url: str, model: str | None, key: str | None) -> Ask:
     if model is None:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
-    def ask(messages: list[Message]) -> str:
+    def ask(messages: list[ChatMessage]) -> str:
         body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
         reply = client.post("/v1/chat/completions", json=body)
         if reply.is_error:

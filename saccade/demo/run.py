@@ -27,11 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.demo.draw import DEFAULT_FONT, Scene, render
-from saccade.demo.evaluate import LARGE, Message, user_message
+from saccade.demo.evaluate import LARGE, ChatMessage, user_message
 from saccade.demo.tasks import (
     HARDEST,
     Draw,
-    Turn,
+    Exchange,
     ask_colour,
     ask_describe,
     ask_number,
@@ -45,7 +45,7 @@ COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_h
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoAnswer:
     """What came back for one question, and what it cost. `ttft` and `total` are seconds."""
 
     text: str
@@ -57,7 +57,7 @@ class Answer:
     reused: int
 
 
-def script(seed: int) -> list[Turn]:
+def script(seed: int) -> list[Exchange]:
     """A chat of six turns over three pictures; the later questions go back to earlier pictures.
 
     It asks for what the model does well (see its card): text is large, and nothing is counted.
@@ -77,7 +77,7 @@ def script(seed: int) -> list[Turn]:
         ((), ask_describe(draw, more, " in picture 3")),
     ]
     return [
-        Turn(question[0], pictures, question[1], question[2])
+        Exchange(question[0], pictures, question[1], question[2])
         for pictures, question in asked
         if question is not None
     ]
@@ -114,14 +114,14 @@ pictures stands in its card.
 """
 
 
-def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out: Path) -> bool:
+def converse(client: httpx.Client, console: Console, turns: Sequence[Exchange], out: Path) -> bool:
     """Ask all turns as one chat, print each, then the table.
 
     True if every answer was the expected one.
     """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-    messages: list[Message] = []
-    rows: list[tuple[Turn, Answer]] = []
+    messages: list[ChatMessage] = []
+    rows: list[tuple[Exchange, DemoAnswer]] = []
     pictures = 0
     for turn in turns:
         for scene in turn.pictures:
@@ -144,7 +144,7 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Turn], out:
     return all(answer.text == turn.answer for turn, answer in rows)
 
 
-def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer:
+def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> DemoAnswer:
     """One streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
     before = picture_counts(client)
     body = {
@@ -172,7 +172,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[Message]) -> Answer
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     after = picture_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
-    return Answer(
+    return DemoAnswer(
         text.strip(),
         first,
         total,
@@ -200,7 +200,7 @@ def picture_counts(client: httpx.Client) -> dict[str, int]:
     return totals
 
 
-def print_table(console: Console, answers: Sequence[Answer]) -> None:
+def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
     """What each turn took; it fits a terminal of 80 columns, so questions and answers, which stand
     above, are not repeated.
     """

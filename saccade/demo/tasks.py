@@ -32,7 +32,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class Turn:
+class Exchange:
     """One question with the pictures that come with it, and its answer.
 
     `kind` names the skill that it asks for.
@@ -49,11 +49,11 @@ class Task:
     """A conversation. `kind` is the skill, or "chat" where turns are mixed."""
 
     kind: str
-    turns: tuple[Turn, ...]
+    turns: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True)
-class Level:
+class Difficulty:
     """How hard a drawn conversation may be."""
 
     digits: int = 6
@@ -78,12 +78,12 @@ class Draw:
     """What the drawing functions share: the source of randomness, the level, and the fonts."""
 
     rng: random.Random
-    level: Level
+    level: Difficulty
     fonts: tuple[str, ...]
 
 
-EASIEST = Level(digits=2, letters=3, objects=2, count=3, pictures=2, random_words=0.3)
-HARDEST = Level(small=18)
+EASIEST = Difficulty(digits=2, letters=3, objects=2, count=3, pictures=2, random_words=0.3)
+HARDEST = Difficulty(small=18)
 
 SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
     (question, answer)
@@ -372,7 +372,9 @@ ASKERS: dict[str, Asker] = {
 
 def _single(draw: Draw, kind: str, scene: Scene, ask: Asker) -> Task | None:
     asked = ask(draw, scene, "")
-    return None if asked is None else Task(kind, (Turn(asked[0], (scene,), asked[1], asked[2]),))
+    return (
+        None if asked is None else Task(kind, (Exchange(asked[0], (scene,), asked[1], asked[2]),))
+    )
 
 
 def _try_skill(kind: str, draw: Draw) -> Task | None:
@@ -400,7 +402,9 @@ def _try_skill(kind: str, draw: Draw) -> Task | None:
     else:
         raise ValueError(f"unknown skill {kind!r}; known: {', '.join(SKILLS)}")
     return (
-        None if asked is None else Task(kind, (Turn(asked[0], tuple(scenes), asked[1], asked[2]),))
+        None
+        if asked is None
+        else Task(kind, (Exchange(asked[0], tuple(scenes), asked[1], asked[2]),))
     )
 
 
@@ -437,7 +441,7 @@ def conversation(
     weights = weights or ((3, 2, 4, 3) if len(sizes) == 1 else (2, 1, 5, 1))
     waiting = [SCENES[rng.choices(tuple(SCENES), weights)[0]](draw, size) for size in sizes]
     seen: list[Scene] = []
-    done: list[Turn] = []
+    done: list[Exchange] = []
     asked: set[str] = set()
     single = True
     wanted = max(rng.randint(*turns), 1)
@@ -452,7 +456,7 @@ def conversation(
         if question[1] in asked and not new and not waiting:
             break
         asked.add(question[1])
-        done.append(Turn(question[0], tuple(new), question[1], question[2]))
+        done.append(Exchange(question[0], tuple(new), question[1], question[2]))
     return Task("chat", tuple(done))
 
 
@@ -485,4 +489,4 @@ def _ask_scene(draw: Draw, scene: Scene, where: str) -> Question | None:
 
 def small_talk(rng: random.Random) -> Task:
     question, answer = rng.choice(SMALL_TALK)
-    return Task("talk", (Turn("talk", (), question, answer),))
+    return Task("talk", (Exchange("talk", (), question, answer),))

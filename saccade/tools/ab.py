@@ -28,7 +28,7 @@ from saccade.tools.bench.client import TIMEOUT
 from saccade.tools.bench.journal import Saved, read_runs, write_eval
 from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval import ocr, shapes
-from saccade.tools.eval.contract import Answer, Item, Result, ask_all, summarise
+from saccade.tools.eval.contract import EvalResult, GradedAnswer, Item, ask_all, summarise
 from saccade.tools.eval.sampling import HttpSampler
 from saccade.tools.options import AbOptions
 from saccade.tools.report.page import phrase
@@ -47,13 +47,13 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class AccuracyPair:
     """Both results, how many answers are the same text, and the mean difference of paired scores
     (second - first) with its error.
     """
 
-    first: Result
-    second: Result
+    first: EvalResult
+    second: EvalResult
     same: int
     difference: float
     stderr: float
@@ -69,7 +69,7 @@ class Verdict:
     """What came of it. `accuracy` is None where no questions were asked."""
 
     speed: tuple[Comparison, ...]
-    accuracy: Accuracy | None
+    accuracy: AccuracyPair | None
 
     def lines(self, first: str, second: str) -> list[str]:
         """Two sentences."""
@@ -111,7 +111,7 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
             if options.keep_running
             else {}
         )
-        answers: dict[Side, list[Answer]] = {}
+        answers: dict[Side, list[GradedAnswer]] = {}
         for repeat in range(options.repeats):
             for side in sides:
                 console.print(f"run {repeat + 1} of {options.repeats}: {side.label}")
@@ -147,14 +147,17 @@ def _questions(options: AbOptions, seed: int) -> list[Item]:
     return items(options.eval_prompts, seed)
 
 
-def _ask(url: str, items: Sequence[Item]) -> list[Answer]:
+def _ask(url: str, items: Sequence[Item]) -> list[GradedAnswer]:
     sampler = HttpSampler.connect(url, None, {}, ANSWER_TOKENS, {}, TIMEOUT)
     with closing(sampler.client):
         return ask_all(items, sampler, concurrency=4)
 
 
 def judge(
-    sides: tuple[Side, Side], runs: Sequence[Saved], name: str, answers: dict[Side, list[Answer]]
+    sides: tuple[Side, Side],
+    runs: Sequence[Saved],
+    name: str,
+    answers: dict[Side, list[GradedAnswer]],
 ) -> Verdict:
     """Speed from the runs, accuracy from the answers to the same questions."""
     (workload,) = workloads(runs)
@@ -173,7 +176,7 @@ def judge(
     results = [summarise(name, answers[side]) for side in sides]
     return Verdict(
         speed,
-        Accuracy(
+        AccuracyPair(
             results[0], results[1], same, float(gaps.mean()), float(gaps.std() / np.sqrt(len(gaps)))
         ),
     )

@@ -18,13 +18,13 @@ from saccade.tools.options import (
     DatasetOptions,
     EvalName,
     EvalOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     ProbeOptions,
     RandomMM,
     ReportOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 
@@ -48,8 +48,8 @@ evaluation = App(
 @bench.command
 def serve(
     *,
-    target: Annotated[Target, Flat] = Target(),
-    load: Annotated[Load, Flat] = Load(),
+    target: Annotated[TargetOptions, Flat] = TargetOptions(),
+    load: Annotated[LoadOptions, Flat] = LoadOptions(),
     data: Annotated[DatasetOptions, Flat] = DatasetOptions(),
     pictures: Annotated[PictureOptions, Flat] = PictureOptions(),
     text: Annotated[TextOptions, Flat] = TextOptions(),
@@ -89,7 +89,7 @@ def report(*results: Path, options: Annotated[ReportOptions, Flat] = ReportOptio
 def ab(
     *,
     servers: Annotated[AbOptions, Flat],
-    load: Annotated[Load, Flat] = Load(),
+    load: Annotated[LoadOptions, Flat] = LoadOptions(),
     data: Annotated[DatasetOptions, Flat] = DatasetOptions(),
     pictures: Annotated[PictureOptions, Flat] = PictureOptions(),
     text: Annotated[TextOptions, Flat] = TextOptions(),
@@ -104,13 +104,13 @@ def ab(
     from saccade.tools.ab import ab as run
     from saccade.tools.bench.serve import Bench
 
-    run(servers, Bench(Target(), load, data, pictures, text, random_mm, output))
+    run(servers, Bench(TargetOptions(), load, data, pictures, text, random_mm, output))
 
 
 @probe.default
 def run_probe(
     *,
-    target: Annotated[Target, Flat] = Target(),
+    target: Annotated[TargetOptions, Flat] = TargetOptions(),
     options: Annotated[ProbeOptions, Flat] = ProbeOptions(),
 ) -> None:
     """Send requests of 1, 2, 3 ... new pictures, for each resolution, up to the first failure."""
@@ -124,7 +124,7 @@ def run_eval(
     name: EvalName,
     /,
     *,
-    target: Annotated[Target, Flat] = Target(),
+    target: Annotated[TargetOptions, Flat] = TargetOptions(),
     options: Annotated[EvalOptions, Flat] = EvalOptions(),
 ) -> None:
     """Ask known questions and score the answers.

@@ -12,17 +12,25 @@ from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most
 
-Content = Literal["random", "photo", "document", "blank"]
+ImageContent = Literal["random", "photo", "document", "blank"]
 Format = Literal["jpeg", "png", "webp"]
 
 EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency"]
 DatasetName = Literal[
-    "image", "random-mm", "multiturn-image", "repeat", "agent", "mmmu", "custom", "ocr"
+    "image",
+    "random-mm",
+    "multiturn-image",
+    "repeat",
+    "agent",
+    "text-beside-images",
+    "mmmu",
+    "custom",
+    "ocr",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetOptions:
     """Which server to ask, and how."""
 
     base_url: str = "http://127.0.0.1:8000"
@@ -43,7 +51,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """How many requests, and when."""
 
     num_prompts: int = 100
@@ -81,7 +89,7 @@ class PictureOptions:
     """WIDTHxHEIGHT, 360p, 480p, 720p, 1080p, 1440p, 4k, or random:AxB-CxD."""
     image_format: Format = "jpeg"
     """File format of the pictures (jpeg and webp at quality 85)."""
-    image_content: Content = "random"
+    image_content: ImageContent = "random"
     """random: noise; photo: real photographs, cropped and mixed; document: rendered text; blank:
     one flat colour each.
     """
@@ -119,7 +127,8 @@ class DatasetOptions:
     dataset_name: DatasetName = "image"
     """image: new pictures every time. random-mm: sizes and counts from buckets. multiturn-image:
     chats that resend their pictures. repeat: a known share of repeated pictures. agent: a growing
-    trail of screenshots. mmmu, custom: from a file. ocr: text to read.
+    trail of screenshots. text-beside-images: long answers to text while new images come in;
+    --random-output-len must outlast the images. mmmu, custom: from a file. ocr: text to read.
     """
     dataset_path: str | None = None
     """mmmu: a local file or folder, or a hub id (default MMMU/MMMU). custom: JSON lines, each with
@@ -139,9 +148,14 @@ class DatasetOptions:
     """repeat: deal the requests to so many growing chats. 0: each stands alone."""
     tenants: int = 1
     """repeat: deal the sessions to so many tenants (`cache_salt`), who share no picture."""
+    text_streams: int = 4
+    """text-beside-images: answers to text that are streamed side by side."""
+    image_every: float = 1.0
+    """text-beside-images: seconds from one new image to the next."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "rounds", "tenants")
+        at_least(1, self, "rounds", "tenants", "text_streams")
+        above(0, self, "image_every")
         at_least(0, self, "repeat_ratio")
         at_most(1, self, "repeat_ratio")
 
@@ -190,7 +204,7 @@ class ProbeOptions:
     """Most pictures in one request."""
     step: int = 1
     """Pictures added from one request to the next."""
-    image_content: Content = "photo"
+    image_content: ImageContent = "photo"
     """What the pictures show: random (noise), photo, document, blank."""
     image_format: Format = "jpeg"
     """File format of the pictures."""

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from saccade.tools import style
 from saccade.tools.bench.client import Client, Failure, Reply
-from saccade.tools.bench.pictures import Dice, Picture, Sizes, parse_resolution
+from saccade.tools.bench.pictures import Dice, DrawnImage, Sizes, parse_resolution
 from saccade.tools.bench.workload import Session, Template, Turn, parse_extra, prepare
-from saccade.tools.options import ProbeOptions, Target
+from saccade.tools.options import ProbeOptions, TargetOptions
 
 TIMEOUT = 120.0
 QUESTION = "How many pictures are there?"
@@ -46,7 +46,7 @@ class Step:
     failure: Failure | None
 
 
-def probe(target: Target, options: ProbeOptions) -> list[Step]:
+def probe(target: TargetOptions, options: ProbeOptions) -> list[Step]:
     """Climb for every resolution, print and keep. Raises ConfigError where it cannot begin."""
     steps: list[Step] = []
     console = Console(highlight=False, quiet=options.quiet)
@@ -69,7 +69,7 @@ def probe(target: Target, options: ProbeOptions) -> list[Step]:
 
 
 async def _climb_all(
-    target: Target, options: ProbeOptions, live: Live, told: Callable[[Step], None]
+    target: TargetOptions, options: ProbeOptions, live: Live, told: Callable[[Step], None]
 ) -> None:
     """Shows the table only once there is a server, and something to ask it."""
     extra = parse_extra(target.extra_request_body)
@@ -112,7 +112,7 @@ def _counts(options: ProbeOptions) -> Iterator[int]:
 
 def _session(dice: Dice, sizes: Sizes, count: int, options: ProbeOptions) -> Session:
     drawn = [
-        Picture(
+        DrawnImage(
             options.image_content, *sizes.draw(dice), dice.between(0, 1 << 60), options.image_format
         )
         for _ in range(count)

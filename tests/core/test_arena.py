@@ -57,7 +57,8 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
             offset = list(held)[number % len(held)]
             arena.free(offset)
             del held[offset]
-        elif (offset := arena.allocate(number)) is not None:
+        elif (found := arena.allocate(number)) is not None:
+            offset = found
             assert offset % ALIGNMENT == 0
             assert offset + number <= arena.size
             assert all(

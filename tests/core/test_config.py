@@ -217,7 +217,7 @@ def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
     derived = decide(spec, embedding_cache_dir=str(tmp_path))
     counted = count_saved(derived, EngineOptions(embedding_cache_dir=str(tmp_path)), 400)
     assert counted.embeddings.disk_bytes == derived.embeddings.disk_bytes + 100
-    fixed = {"embedding_cache_dir": str(tmp_path), "embedding_cache_disk_mb": 5}
+    fixed: dict[str, Any] = {"embedding_cache_dir": str(tmp_path), "embedding_cache_disk_mb": 5}
     assert (
         count_saved(decide(spec, **fixed), EngineOptions(**fixed), 400).embeddings.disk_bytes
         == 5 * MIB

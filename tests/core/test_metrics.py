@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from saccade.core.metrics import DECLARED, SECONDS, Metrics
@@ -32,7 +34,7 @@ def test_counting() -> None:
         ("saccade_image_hits_total", {"tier": "kv"}),
     ],
 )
-def test_an_undeclared_name_or_label_is_a_bug(name: str, labels: dict[str, str]) -> None:
+def test_an_undeclared_name_or_label_is_a_bug(name: str, labels: dict[str, Any]) -> None:
     with pytest.raises(KeyError):
         Metrics().inc(name, **labels)
 

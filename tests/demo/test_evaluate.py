@@ -18,7 +18,7 @@ from saccade.demo.draw import DEFAULT_FONT
 from saccade.demo.evaluate import (
     ANY_SIZE,
     LARGE,
-    Message,
+    ChatMessage,
     ask_task,
     evaluate,
     http_asker,
@@ -33,7 +33,7 @@ from saccade.demo.tasks import held_out
 def test_a_right_answer_counts_and_a_wrong_one_is_kept() -> None:
     expected = {held_out("number", seed, [DEFAULT_FONT]).turns[0].answer for seed in range(10)}
 
-    def ask(messages: list[Message]) -> str:
+    def ask(messages: list[ChatMessage]) -> str:
         del messages
         return min(expected)
 
@@ -47,7 +47,7 @@ def test_every_turn_of_a_chat_is_asked_with_the_models_own_answers_before_it() -
     task = held_out("chat", 0, [DEFAULT_FONT])
     lengths = []
 
-    def ask(messages: list[Message]) -> str:
+    def ask(messages: list[ChatMessage]) -> str:
         lengths.append(len(messages))
         assert all(message["content"] == "So." for message in messages[1::2])
         return "So. "
@@ -81,7 +81,7 @@ def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
     assert 0 < len(small) < 20
     answers = iter(turn.answer for turn in expected)
 
-    def ask(messages: list[Message]) -> str:
+    def ask(messages: list[ChatMessage]) -> str:
         answer = next(answers)
         return "no" if answer in small else answer
 

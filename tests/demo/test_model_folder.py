@@ -107,7 +107,7 @@ IMAGE_PART = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
 def test_the_template_renders_a_chat_with_numbered_pictures() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [IMAGE_PART, {"type": "text", "text": "What is this?"}]},
         {"role": "assistant", "content": "A red circle."},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from saccade.demo.evaluate import Message, user_message
+from saccade.demo.evaluate import ChatMessage, user_message
 from saccade.demo.run import SEED, ask, script
 from tests.e2e.server import serving
 
@@ -29,7 +29,7 @@ def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
 
 
 def test_a_turn_of_the_demo_encodes_its_new_picture_only(tmp_path: Path) -> None:
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     pictures = 0
     with (
         serving("demo", tmp_path) as server,

@@ -16,7 +16,7 @@ from saccade.demo.tasks import (
     SKILLS,
     SMALL_TALK,
     Draw,
-    Turn,
+    Exchange,
     conversation,
     describe,
     held_out,
@@ -27,7 +27,7 @@ from saccade.demo.words import KNOWN_WORDS
 from train.tokenizer import vocabulary
 
 
-def answer_from_scenes(turn: Turn, seen: list[Scene]) -> str:
+def answer_from_scenes(turn: Exchange, seen: list[Scene]) -> str:
     """Derive a turn's answer again, from the question's words and the scenes alone."""
     named = re.search(r"picture (\d)", turn.question)
     scene = seen[int(named[1]) - 1] if named else seen[-1]

@@ -129,7 +129,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
     memory = EmbeddingMemory(net.spec.embedding_width, torch.bfloat16, cuda, WHOLE, None)
     plain = encoder(net, cuda, eager)
     busy = torch.randn(2048, 2048, device=cuda)
-    reported = []
+    reported: list[tuple[ImageKey, float, float]] = []
     for number in range(20):
         pictures = pixels(net, SIZES[: 1 + number % 3], seed=number)
         encodes, offsets = [], []

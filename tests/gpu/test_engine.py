@@ -96,7 +96,7 @@ def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_
     )
     from tests.engine import test_parity as parity
 
-    model = parity.load(family, tmp_path)  # type: ignore[arg-type]
+    model = parity.load(family, tmp_path)
     there = replace(model, net=load(tmp_path, "cuda"))
     for chunk_tokens in (16, 2048):
         harness = Harness(there.net, device="cuda", chunk_tokens=chunk_tokens)

@@ -94,8 +94,8 @@ def test_variable_length_flash_attention(
     q, k, v = (fused[:, start : start + 3] for start in (0, 3, 6))
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
     there = fused.to(cuda)
-    parts = (there[:, start : start + 3] for start in (0, 3, 6))
-    ours = varlen_attention(*parts, Segments(bounds, max(lengths)), dim**-0.5, "flash")
+    a, b, c = (there[:, start : start + 3] for start in (0, 3, 6))
+    ours = varlen_attention(a, b, c, Segments(bounds, max(lengths)), dim**-0.5, "flash")
     close(ours, attended(q, k, v, lengths, dim**-0.5))
 
 
@@ -104,9 +104,8 @@ def test_segments_by_sdpa(cuda: torch.device, dtype: torch.dtype) -> None:
     lengths = [64, 64, 9, 20]
     q, k, v = (noise(sum(lengths), 3, 40, seed=seed).to(dtype) for seed in range(3))
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
-    ours = varlen_attention(
-        *(x.to(cuda) for x in (q, k, v)), Segments(bounds, max(lengths)), 0.2, "sdpa"
-    )
+    segments = Segments(bounds, max(lengths))
+    ours = varlen_attention(q.to(cuda), k.to(cuda), v.to(cuda), segments, 0.2, "sdpa")
     close(ours, attended(q, k, v, lengths, 0.2))
 
 

@@ -23,7 +23,7 @@ from lab.replay import Replay
 from lab.router import Router, ranking
 from lab.simulate import simulate
 from lab.stepwise import Stepwise
-from lab.trace import Measured, Piece, Synthetic, page_names, tokens_of
+from lab.trace import MeasuredTrace, Piece, Synthetic, page_names, tokens_of
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions
@@ -31,10 +31,10 @@ from saccade.tools.bench.serve import Bench
 from saccade.tools.bench.serve import serve as bench_serve
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from tests.e2e.server import Server, serving
@@ -86,8 +86,8 @@ def measure(server: Server, path: Path, sessions: int, together: int) -> Path:
     """An 8-round chat with a new picture a round, by `bench serve`."""
     bench_serve(
         Bench(
-            target=Target(base_url=server.url),
-            load=Load(
+            target=TargetOptions(base_url=server.url),
+            load=LoadOptions(
                 num_prompts=sessions,
                 max_concurrency=together,
                 warmup_requests=0,
@@ -314,7 +314,8 @@ def test_what_is_measured_can_be_fitted() -> None:
         def call(self, session: int, round: int):  # type: ignore[no-untyped-def]
             then = served[session]
             return replace(
-                super().call(session, round), measured=Measured(then.ttft, then.tpot, None, None)
+                super().call(session, round),
+                measured=MeasuredTrace(then.ttft, then.tpot, None, None),
             )
 
     known = Known(replace(SMALL, num_prompts=40, rate=0.2), at)

@@ -25,12 +25,12 @@ from saccade.tools.chat import ask_server
 from saccade.tools.options import (
     AbOptions,
     EvalOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     ProbeOptions,
     ReportOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from saccade.tools.server import refusal
@@ -54,8 +54,8 @@ def test_the_published_options_are_understood_as_published() -> None:
         "--goodput ttft:500 tpot:50 --output-file x.jsonl"
     )
     found = parsed(cli.bench, line)
-    assert found["target"] == Target(base_url="http://h:1", header=("A=b", "C=d"))
-    assert found["load"] == Load(500, 20, float("inf"), 0.5, 3, 7)
+    assert found["target"] == TargetOptions(base_url="http://h:1", header=("A=b", "C=d"))
+    assert found["load"] == LoadOptions(500, 20, float("inf"), 0.5, 3, 7)
     assert found["pictures"] == PictureOptions(1, "1120x700", "jpeg", "random")
     assert found["text"] == TextOptions(100, 1, 1.0)
     assert found["output"] == OutputOptions(
@@ -65,7 +65,7 @@ def test_the_published_options_are_understood_as_published() -> None:
 
 def test_the_other_commands_are_understood() -> None:
     assert parsed(cli.probe, "--max-images 64 --timeout 120 --resolutions 720p 1440p") == {
-        "target": Target(timeout=120.0),
+        "target": TargetOptions(timeout=120.0),
         "options": ProbeOptions(resolutions=("720p", "1440p")),
     }
     assert parsed(cli.evaluation, "ocr --num-prompts 5 --concurrency 2") == {

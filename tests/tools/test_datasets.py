@@ -6,17 +6,18 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration, Maker, Recipe, build, parse_buckets, warmup
-from saccade.tools.bench.pictures import Picture, encode
+from saccade.tools.bench.pictures import DrawnImage, encode
 from saccade.tools.bench.workload import File, Session, Template, answer_message, prepare
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
-    Load,
+    LoadOptions,
     PictureOptions,
     RandomMM,
     TextOptions,
@@ -30,11 +31,11 @@ def recipe(
     prompts: int = 10,
     pictures: PictureOptions = SMALL,
     seed: int = 1,
-    **text: float,
+    **text: Any,
 ) -> Recipe:
     return Recipe(
         data,
-        Load(num_prompts=prompts, seed=seed),
+        LoadOptions(num_prompts=prompts, seed=seed),
         pictures,
         TextOptions(**text),
         RandomMM(),
@@ -42,12 +43,13 @@ def recipe(
     )
 
 
-def pictures_of(session: Session) -> list[Picture]:
-    return [part for turn in session.turns for part in turn.parts if isinstance(part, Picture)]
+def pictures_of(session: Session) -> list[DrawnImage]:
+    return [part for turn in session.turns for part in turn.parts if isinstance(part, DrawnImage)]
 
 
 @pytest.mark.parametrize(
-    "name", ["image", "random-mm", "multiturn-image", "repeat", "agent", "ocr"]
+    "name",
+    ["image", "random-mm", "multiturn-image", "repeat", "agent", "ocr", "text-beside-images"],
 )
 def test_a_seed_decides_the_whole_workload(name: DatasetName) -> None:
     data = DatasetOptions(dataset_name=name, rounds=3)
@@ -209,7 +211,7 @@ def test_readings_carry_the_text_that_is_in_the_picture() -> None:
 
 
 def test_own_messages_become_chats_with_their_pictures(tmp_path: Path) -> None:
-    encoded = encode(Picture("blank", 32, 32, 1, "png"))
+    encoded = encode(DrawnImage("blank", 32, 32, 1, "png"))
     (tmp_path / "a.png").write_bytes(encoded)
     url = "data:image/png;base64," + base64.b64encode(encoded).decode()
     content = [

@@ -13,20 +13,20 @@ from PIL import Image
 
 from saccade.core.errors import ConfigError
 from saccade.demo.draw import Scene, Shape
-from saccade.demo.tasks import Turn, held_out
+from saccade.demo.tasks import Exchange, held_out
 from saccade.tools.eval import mmmu, ocr, ocrbench, shapes
 from saccade.tools.eval.consistency import mark_png
 from saccade.tools.eval.contract import (
-    Answer,
+    EvalMessage,
+    GradedAnswer,
     Item,
-    Message,
     SampleError,
     grade,
     read_journal,
     summarise,
 )
 from saccade.tools.eval.run import evaluate
-from saccade.tools.options import EvalName, EvalOptions, Target
+from saccade.tools.options import EvalName, EvalOptions, TargetOptions
 from tests.tools.server import Json, Script, ScriptedServer, pictures, texts
 
 
@@ -50,7 +50,7 @@ def png(colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
 
 
 def test_a_score_is_a_mean_with_its_standard_error() -> None:
-    answers = [Answer(str(i), "a" if i < 4 else "b", "", "", float(i % 2)) for i in range(10)]
+    answers = [GradedAnswer(str(i), "a" if i < 4 else "b", "", "", float(i % 2)) for i in range(10)]
     result = summarise("x", answers)
     assert (result.n, result.score, result.stderr) == (10, 0.5, pytest.approx(math.sqrt(0.25 / 10)))
     assert [(group.name, group.n, group.score) for group in result.groups] == [
@@ -62,7 +62,7 @@ def test_a_score_is_a_mean_with_its_standard_error() -> None:
 def test_a_run_taken_up_again_asks_only_what_has_no_answer(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def sampler(messages: list[Message]) -> str:
+    def sampler(messages: list[EvalMessage]) -> str:
         asked.append(messages[0]["content"])
         if messages[0]["content"] == "two" and len(asked) < 4:
             raise SampleError("HTTP 500")
@@ -134,7 +134,7 @@ def scene(*things: tuple[str, str]) -> Scene:
 def test_an_answer_about_shapes_is_judged_by_what_it_names(
     kind: str, answer: str, text: str, right: bool
 ) -> None:
-    turn = Turn(kind, (scene(("red", "star"), ("blue", "heart")),), "?", answer)
+    turn = Exchange(kind, (scene(("red", "star"), ("blue", "heart")),), "?", answer)
     assert shapes.is_right(kind, turn, text) is right
 
 
@@ -329,7 +329,7 @@ def knowing(body: Json) -> list[str]:
 
 
 def run(server: ScriptedServer, name: EvalName, **options: object) -> tuple[float, int, int]:
-    result = evaluate(name, Target(base_url=server.url), EvalOptions(quiet=True, **options))  # type: ignore[arg-type]
+    result = evaluate(name, TargetOptions(base_url=server.url), EvalOptions(quiet=True, **options))  # type: ignore[arg-type]
     return result.score, result.n, result.failed
 
 
@@ -423,7 +423,7 @@ def test_an_inconsistent_server_is_found_out(server: ScriptedServer) -> None:
     server.script = Script(answer=warm_answers_differ)
     result = evaluate(
         "consistency",
-        Target(base_url=server.url),
+        TargetOptions(base_url=server.url),
         replace(EvalOptions(quiet=True), num_prompts=4, concurrency=1),
     )
     assert {group.name: group.score for group in result.groups} == {

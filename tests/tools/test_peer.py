@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -27,10 +28,10 @@ from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.sampling import user_message
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from tests.checkpoints import make_checkpoint, picture
@@ -72,7 +73,10 @@ def test_its_pixels_are_the_librarys(peer: Peer, height: int, width: int, slack:
     torchvision differ.
     """
     sizes = {"shortest_edge": peer.pixels.smallest, "longest_edge": peer.pixels.largest}
-    settings = {"image_mean": peer.pixels.mean.tolist(), "image_std": peer.pixels.std.tolist()}
+    settings: dict[str, Any] = {
+        "image_mean": peer.pixels.mean.tolist(),
+        "image_std": peer.pixels.std.tolist(),
+    }
     processor = Qwen2VLImageProcessorPil(
         size=sizes, patch_size=peer.pixels.patch, merge_size=peer.pixels.merge, **settings
     )
@@ -111,8 +115,8 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
     with serving(peer) as url:
         summary = serve(
             Bench(
-                Target(base_url=url),
-                Load(num_prompts=2, max_concurrency=2, warmup_requests=0),
+                TargetOptions(base_url=url),
+                LoadOptions(num_prompts=2, max_concurrency=2, warmup_requests=0),
                 DatasetOptions(dataset_name="multiturn-image", rounds=2),
                 PictureOptions(image_resolution="64x64"),
                 TextOptions(random_input_len=16, random_output_len=6),

@@ -9,18 +9,18 @@ from PIL import Image
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.pictures import (
-    Content,
     Dice,
-    Picture,
+    DrawnImage,
     Sizes,
     draw,
     encode,
     parse_resolution,
     parse_size,
 )
+from saccade.tools.options import ImageContent
 
 PIXELS: dict[
-    tuple[Content, int], str
+    tuple[ImageContent, int], str
 ] = {  # first 16 hex digits of the SHA-256 of the RGB pixels of a 321 x 200 picture of seed 5
     ("random", 0): "049d6f318b7e0219",
     ("photo", 0): "d02ba9452da24e27",
@@ -31,20 +31,20 @@ PIXELS: dict[
 
 
 @pytest.mark.parametrize(("content", "step"), PIXELS)
-def test_a_seed_gives_the_same_pixels_on_every_machine(content: Content, step: int) -> None:
-    pixels = draw(Picture(content, 321, 200, 5, step=step))
+def test_a_seed_gives_the_same_pixels_on_every_machine(content: ImageContent, step: int) -> None:
+    pixels = draw(DrawnImage(content, 321, 200, 5, step=step))
     assert pixels.size == (321, 200)
     assert hashlib.sha256(pixels.tobytes()).hexdigest()[:16] == PIXELS[content, step]
 
 
 @pytest.mark.parametrize("content", ["random", "photo", "document", "blank"])
-def test_another_seed_gives_another_picture(content: Content) -> None:
-    assert len({draw(Picture(content, 160, 96, seed)).tobytes() for seed in range(8)}) == 8
+def test_another_seed_gives_another_picture(content: ImageContent) -> None:
+    assert len({draw(DrawnImage(content, 160, 96, seed)).tobytes() for seed in range(8)}) == 8
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_a_picture_is_encoded_in_the_format_asked_for(kind: str) -> None:
-    picture = Picture("photo", 120, 80, 1, kind)  # type: ignore[arg-type]
+    picture = DrawnImage("photo", 120, 80, 1, kind)  # type: ignore[arg-type]
     encoded = encode(picture)
     with Image.open(io.BytesIO(encoded)) as image:
         assert (image.format, image.size) == (kind.upper(), (120, 80))
@@ -55,7 +55,7 @@ def test_a_picture_is_encoded_in_the_format_asked_for(kind: str) -> None:
 
 def test_photographs_compress_like_photographs_and_noise_like_noise() -> None:
     size = {
-        content: len(encode(Picture(content, 1280, 720, 2))) / (1280 * 720)
+        content: len(encode(DrawnImage(content, 1280, 720, 2))) / (1280 * 720)
         for content in ("random", "photo", "document", "blank")
     }
     assert size["random"] > 0.7  # bytes per pixel
@@ -66,7 +66,7 @@ def test_photographs_compress_like_photographs_and_noise_like_noise() -> None:
 
 def test_the_next_screenshot_differs_in_a_few_places_only() -> None:
     first, second = (
-        np.asarray(draw(Picture("document", 640, 360, 9, step=step))) for step in (4, 5)
+        np.asarray(draw(DrawnImage("document", 640, 360, 9, step=step))) for step in (4, 5)
     )
     changed = (first != second).any(axis=2).mean()
     assert 0 < changed < 0.05

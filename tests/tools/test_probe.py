@@ -4,21 +4,22 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.options import ProbeOptions, Target
+from saccade.tools.options import ProbeOptions, TargetOptions
 from saccade.tools.probe import Step, plot, probe, verdicts
 from tests.tools.server import IMAGE_TOKENS, Json, Script, ScriptedServer, pictures
 
 
-def run(server: ScriptedServer, **options: object) -> list[Step]:
+def run(server: ScriptedServer, **options: Any) -> list[Step]:
     return probe(
-        Target(base_url=server.url, timeout=10),
+        TargetOptions(base_url=server.url, timeout=10),
         ProbeOptions(image_content="blank", quiet=True, **options),
-    )  # type: ignore[arg-type]
+    )
 
 
 def refuse_from(limit: int) -> Script:
@@ -91,9 +92,9 @@ def test_a_probe_that_cannot_begin_shows_no_table(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match="--resolutions 12"):
-        probe(Target(base_url=server.url), ProbeOptions(resolutions=("32x32", "12")))
+        probe(TargetOptions(base_url=server.url), ProbeOptions(resolutions=("32x32", "12")))
     with pytest.raises(ConfigError, match="is the server running"):
-        probe(Target(base_url="http://127.0.0.1:1"), ProbeOptions())
+        probe(TargetOptions(base_url="http://127.0.0.1:1"), ProbeOptions())
     assert capsys.readouterr().out == ""
     assert server.seen.bodies == []
 

@@ -13,15 +13,15 @@ from PIL import Image
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.journal import Saved, read_evals, read_runs, write_eval
 from saccade.tools.bench.serve import Bench, serve
-from saccade.tools.eval.contract import Result
+from saccade.tools.eval.contract import EvalResult
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     RandomMM,
     ReportOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from saccade.tools.report.page import phrase
@@ -30,7 +30,7 @@ from saccade.tools.report.stats import (
     Comparison,
     Group,
     Interval,
-    Level,
+    LoadLevel,
     compare,
     interval,
     rate_ratio,
@@ -77,7 +77,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 )
         fast.script = Script(between=0.002, refuse=lambda number, body: 500 if number % 2 else None)
         measure(fast, "fast", path, 10, DatasetOptions(dataset_name="random-mm"), 2)
-    write_eval(path, "fast", Result("ocr", 50, 0.9, 0.04))
+    write_eval(path, "fast", EvalResult("ocr", 50, 0.9, 0.04))
     return path
 
 
@@ -97,8 +97,8 @@ def measure(
 ) -> None:
     serve(
         Bench(
-            Target(base_url=server.url),
-            Load(num_prompts=4, max_concurrency=concurrency, warmup_requests=0, seed=seed),
+            TargetOptions(base_url=server.url),
+            LoadOptions(num_prompts=4, max_concurrency=concurrency, warmup_requests=0, seed=seed),
             data,
             PictureOptions(image_resolution="32x32", image_content="blank"),
             TextOptions(random_input_len=10, random_output_len=3),
@@ -298,7 +298,7 @@ def run_of(label: str, started: float) -> Saved:
 
 
 def test_turns_are_told_from_one_after_the_other() -> None:
-    level = Level(1, "inf")
+    level = LoadLevel(1, "inf")
     a = Group("a", level, tuple(run_of("a", at) for at in (0.0, 2.0, 4.0)))
     turns = Group("b", level, tuple(run_of("b", at) for at in (1.0, 3.0, 5.0)))
     after = Group("b", level, tuple(run_of("b", at) for at in (6.0, 7.0, 8.0)))

@@ -27,10 +27,10 @@ from saccade.tools.bench.table import notes, render
 from saccade.tools.eval.sampling import HttpSampler
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 from tests.tools.server import Json, Script, ScriptedServer, texts
@@ -46,8 +46,8 @@ def bench(
     **output: object,
 ) -> Bench:
     return Bench(
-        target=Target(base_url=server.url, timeout=20),
-        load=Load(num_prompts=prompts, max_concurrency=concurrency, warmup_requests=0),
+        target=TargetOptions(base_url=server.url, timeout=20),
+        load=LoadOptions(num_prompts=prompts, max_concurrency=concurrency, warmup_requests=0),
         data=data or DatasetOptions(),
         pictures=TINY,
         text=TextOptions(random_input_len=20, random_output_len=3),
@@ -172,11 +172,11 @@ def test_a_request_that_takes_too_long_is_a_failure(server: ScriptedServer) -> N
 
 
 def test_a_server_that_goes_away_is_a_failure_and_one_that_is_not_there_an_error() -> None:
-    nowhere = Target(base_url="http://127.0.0.1:1", model="m")
+    nowhere = TargetOptions(base_url="http://127.0.0.1:1", model="m")
     summary = serve(
         Bench(
             target=nowhere,
-            load=Load(num_prompts=2, warmup_requests=0),
+            load=LoadOptions(num_prompts=2, warmup_requests=0),
             pictures=TINY,
             output=OutputOptions(quiet=True),
         )
@@ -234,7 +234,7 @@ def test_headers_key_and_extra_fields_reach_the_server_and_the_key_no_file(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
-    target = Target(
+    target = TargetOptions(
         base_url=server.url + "/v1/",
         api_key="secret-key",
         header=("X-Team=blue",),
@@ -243,7 +243,7 @@ def test_headers_key_and_extra_fields_reach_the_server_and_the_key_no_file(
     serve(
         Bench(
             target=target,
-            load=Load(num_prompts=1),
+            load=LoadOptions(num_prompts=1),
             pictures=TINY,
             output=OutputOptions(quiet=True, output_file=path, trace=True),
         )
@@ -312,15 +312,15 @@ def test_percentiles_are_numpys() -> None:
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (1.0, 1.0), (100.0, 0.1)])
 def test_arrivals_have_the_asked_rate_and_burstiness(burstiness: float, variation: float) -> None:
-    times = arrival_times(Load(request_rate=5.0, burstiness=burstiness, seed=4), 20_001)
+    times = arrival_times(LoadOptions(request_rate=5.0, burstiness=burstiness, seed=4), 20_001)
     gaps = np.diff(times)
     assert times[0] == 0.0
     assert gaps.mean() == pytest.approx(0.2, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
     assert (
-        times == arrival_times(Load(request_rate=5.0, burstiness=burstiness, seed=4), 20_001)
+        times == arrival_times(LoadOptions(request_rate=5.0, burstiness=burstiness, seed=4), 20_001)
     ).all()
-    assert not arrival_times(Load(), 7).any()
+    assert not arrival_times(LoadOptions(), 7).any()
 
 
 def test_events_may_be_cut_anywhere() -> None:
@@ -361,7 +361,7 @@ def test_a_server_that_counts_nothing_leaves_the_usual_guess(server: ScriptedSer
     server.script = Script(refuse=lambda number, body: 400)
 
     async def measure() -> Calibration:
-        async with Client(Target(base_url=server.url)) as client:
+        async with Client(TargetOptions(base_url=server.url)) as client:
             return await calibrate(client, "m")
 
     assert asyncio.run(measure()) == Calibration(10.0, 0.25)
@@ -395,3 +395,17 @@ def test_the_table_shows_every_figure_of_the_run(server: ScriptedServer) -> None
     ]
     assert not [word for word in wanted if word not in text]
     assert Counter(text.split())["round"] == 1
+
+
+def test_gaps_of_text_beside_images_are_told_from_gaps_without(server: ScriptedServer) -> None:
+    server.script = Script(between=0.02)
+    data = DatasetOptions(dataset_name="text-beside-images", text_streams=2, image_every=0.2)
+    wanted = bench(server, 3, data=data)
+    wanted = replace(wanted, text=replace(wanted.text, random_output_len=60))
+    beside = run(wanted).summary.beside
+    assert beside is not None
+    assert beside.alone.n + beside.images.n == 2 * 59
+    assert 0 < beside.images.n < beside.alone.n
+    streamed = server.seen.streamed
+    assert sorted(body["max_tokens"] for body in streamed) == [8, 8, 8, 60, 60]
+    assert run(bench(server, 3)).summary.beside is None

@@ -20,8 +20,8 @@ from train.architecture import build_model
 from train.batches import (
     CHARACTERS,
     IMAGE,
-    Batch,
     Mix,
+    TrainingBatch,
     draw_batch,
     draw_pictures,
     label_cells,
@@ -76,7 +76,7 @@ def test_answers_are_what_is_learned() -> None:
     assert all(row.tokens[place + 1] == token for place, token, _ in row.answers)
 
 
-def library_logits(model: torch.nn.Module, batch: Batch, row: int) -> torch.Tensor:
+def library_logits(model: torch.nn.Module, batch: TrainingBatch, row: int) -> torch.Tensor:
     """The library's forward of one conversation, with its own positions."""
     patches, grids = [], []
     for pixels in batch.pixels:

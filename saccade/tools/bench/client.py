@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from saccade.core.errors import ConfigError
-from saccade.tools.options import Target
+from saccade.tools.options import TargetOptions
 from saccade.tools.server import cause, named_first, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
@@ -156,7 +156,7 @@ class Stream:
 class Client:
     """A server, asked side by side over as many connections as it takes. Use as `async with`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TargetOptions) -> None:
         self.root = root(target.base_url)
         self._timeout = target.timeout or TIMEOUT
         self._session = aiohttp.ClientSession(
@@ -243,7 +243,7 @@ class Client:
         )
 
 
-def headers(target: Target) -> dict[str, str]:
+def headers(target: TargetOptions) -> dict[str, str]:
     """Headers of --header and --api-key. Raises ConfigError."""
     found = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     for line in target.header:

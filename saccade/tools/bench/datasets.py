@@ -11,23 +11,28 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Dice, Picture, parse_resolution
+from saccade.tools.bench.pictures import Dice, DrawnImage, parse_resolution
 from saccade.tools.bench.words import WORDS
-from saccade.tools.bench.workload import File, Json, Part, Session, Turn
+from saccade.tools.bench.workload import File, Json, Session, Turn, TurnPart
 from saccade.tools.eval.mmmu import load_questions
 from saccade.tools.eval.ocr import Reading, draw_reading
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
-    Load,
+    LoadOptions,
     PictureOptions,
     RandomMM,
     TextOptions,
 )
+
+IMAGE_ANSWER_TOKENS = 8
+"""Tokens of an answer about an image where the text beside the images is what is measured."""
+QUIET_IMAGES = 3
+"""Intervals between images that pass before the first one of `text-beside-images`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Recipe:
     """Everything that decides a workload."""
 
     data: DatasetOptions
-    load: Load
+    load: LoadOptions
     pictures: PictureOptions
     text: TextOptions
     random_mm: RandomMM
@@ -65,19 +70,19 @@ class Maker:
         self._first = Dice(recipe.load.seed, stream, 1).between(0, 1 << 40)
         self._drawn = 0
 
-    def picture(self, size: tuple[int, int] | None = None) -> Picture:
+    def picture(self, size: tuple[int, int] | None = None) -> DrawnImage:
         options = self.recipe.pictures
         width, height = size or self._sizes.draw(self.dice)
-        return Picture(options.image_content, width, height, self.seed(), options.image_format)
+        return DrawnImage(options.image_content, width, height, self.seed(), options.image_format)
 
-    def screenshots(self) -> Callable[[int], Picture]:
+    def screenshots(self) -> Callable[[int], DrawnImage]:
         """The step-th screenshot of a new desktop, steps from 1."""
         (width, height), seed, kind = (
             self._sizes.draw(self.dice),
             self.seed(),
             self.recipe.pictures.image_format,
         )
-        return lambda step: Picture("document", width, height, seed, kind, step)
+        return lambda step: DrawnImage("document", width, height, seed, kind, step)
 
     def reading(self, number: int) -> Reading:
         width, height = self._sizes.draw(self.dice)
@@ -99,7 +104,7 @@ class Maker:
 
     def turn(
         self,
-        pictures: Sequence[Part],
+        pictures: Sequence[TurnPart],
         text: str | None = None,
         first: bool = True,
         expected: str | None = None,
@@ -135,7 +140,15 @@ def warmup(recipe: Recipe) -> tuple[Session, ...]:
     sessions = DATASETS[recipe.data.dataset_name](
         Maker(recipe, stream=7), recipe.load.warmup_requests
     )
-    return tuple(Session(session.turns[:1], session.tenant) for session in sessions)
+    return tuple(Session((_brief(session),), session.tenant) for session in sessions)
+
+
+def _brief(session: Session) -> Turn:
+    """The first turn; a long answer that only runs beside others is cut short."""
+    turn = session.turns[0]
+    if session.due is None:
+        return turn
+    return replace(turn, max_tokens=min(turn.max_tokens, IMAGE_ANSWER_TOKENS))
 
 
 def _image(maker: Maker, count: int) -> Iterator[Session]:
@@ -235,7 +248,7 @@ def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
     )
 
 
-def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[Picture]:
+def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[DrawnImage]:
     """`count` pictures of which round(ratio * count) came before (at most all but the first),
     Zipf-popular by age.
     """
@@ -247,7 +260,7 @@ def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterat
         j = maker.dice.between(i, len(places) - 1)
         places[i], places[j] = places[j], places[i]
     again = set(places[:repeats])
-    known: list[Picture] = []
+    known: list[DrawnImage] = []
     upto: list[float] = []  # cumulative weights of `known`
     for place in range(count):
         if place in again:
@@ -281,13 +294,26 @@ def _ocr(maker: Maker, count: int) -> Iterator[Session]:
         )
 
 
+def _text_beside_images(maker: Maker, count: int) -> Iterator[Session]:
+    """Long answers to text, all begun at once; `count` images, one after another, beside them.
+
+    The first image waits for `QUIET_IMAGES` intervals, so that the streams also run alone.
+    """
+    data = maker.recipe.data
+    for _ in range(data.text_streams):
+        yield Session((maker.turn([]),), due=0.0)
+    for number in range(count):
+        turn = replace(maker.turn([maker.picture()]), max_tokens=IMAGE_ANSWER_TOKENS)
+        yield Session((turn,), due=(QUIET_IMAGES + number) * data.image_every)
+
+
 def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
     questions = load_questions(maker.recipe.data.dataset_path)
     if not questions:
         raise ConfigError(f"--dataset-path {maker.recipe.data.dataset_path}: no questions")
     for number in range(count):
         question = questions[number % len(questions)]
-        parts: list[Part] = [
+        parts: list[TurnPart] = [
             part if isinstance(part, str) else File(part, "png") for part in question.parts()
         ]
         yield Session((Turn(tuple(parts), maker.answer_length()),))
@@ -335,11 +361,11 @@ def _custom_session(line: Json, path: Path, maker: Maker) -> Session:
     return Session(tuple(turns))
 
 
-def _custom_parts(content: str | list[Json], folder: Path) -> tuple[Part, ...]:
+def _custom_parts(content: str | list[Json], folder: Path) -> tuple[TurnPart, ...]:
     """Text and pictures of a message; a picture is a data URL or a file beside the data set."""
     if isinstance(content, str):
         return (content,)
-    parts: list[Part] = []
+    parts: list[TurnPart] = []
     for part in content:
         if part.get("type") == "text":
             parts.append(part["text"])
@@ -362,6 +388,7 @@ FROM_FILES: frozenset[DatasetName] = frozenset(("mmmu", "custom"))
 
 DATASETS: dict[DatasetName, Callable[[Maker, int], Iterator[Session]]] = {
     "image": _image,
+    "text-beside-images": _text_beside_images,
     "random-mm": _random_mm,
     "multiturn-image": _multiturn_image,
     "repeat": _repeat,

@@ -22,7 +22,7 @@ from saccade.tools.bench.datasets import Calibration
 from saccade.tools.bench.load import Record, Run
 from saccade.tools.bench.measure import Summary, e2e, itls, output_tokens, tpot, ttft, vision_tokens
 from saccade.tools.bench.workload import outline
-from saccade.tools.eval.contract import Result
+from saccade.tools.eval.contract import EvalResult
 
 Json = dict[str, Any]
 
@@ -79,7 +79,7 @@ def write_run(
     return run_id
 
 
-def write_eval(path: Path, label: str, result: Result) -> None:
+def write_eval(path: Path, label: str, result: EvalResult) -> None:
     """Append an accuracy run."""
     with path.open("a") as file:
         file.write(json.dumps({"kind": "eval", "label": label, "result": asdict(result)}) + "\n")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.tools.bench.client import Client, Failure, Reply
-from saccade.tools.bench.workload import Chat, Prepared, Template, answer_message
-from saccade.tools.options import Load
+from saccade.tools.bench.workload import PreparedChat, PreparedTurn, Template, answer_message
+from saccade.tools.options import LoadOptions
 
 TICK = 0.005  # seconds between two looks at the event loop's delay
 
@@ -32,7 +32,7 @@ class Record:
 
     session: int
     round: int
-    turn: Prepared
+    turn: PreparedTurn
     tenant: str
     body_bytes: int
     due: float
@@ -55,7 +55,7 @@ class Run:
 Told = Callable[[Record], None]
 
 
-def arrival_times(load: Load, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def arrival_times(load: LoadOptions, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds after the start at which each session is due. The first is due at once.
 
     The times between are gamma-distributed with shape `burstiness` and mean 1 / rate: shape 1 is
@@ -70,13 +70,18 @@ def arrival_times(load: Load, count: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 async def drive(
-    client: Client, chats: Sequence[Chat], template: Template, load: Load, told: Told | None = None
+    client: Client,
+    chats: Sequence[PreparedChat],
+    template: Template,
+    load: LoadOptions,
+    told: Told | None = None,
 ) -> Run:
     """Send everything.
 
     A chat whose turn fails goes no further; its remaining turns are recorded as "not sent".
     """
-    dues = arrival_times(load, len(chats))
+    times = arrival_times(load, len(chats))
+    dues = [at if chat.due is None else chat.due for at, chat in zip(times, chats, strict=True)]
     permits = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     records: list[Record] = []
     delays: list[float] = []
@@ -113,7 +118,7 @@ async def drive(
 
 
 async def _hold_chat(
-    client: Client, template: Template, number: int, chat: Chat, due: float, note: Told
+    client: Client, template: Template, number: int, chat: PreparedChat, due: float, note: Told
 ) -> None:
     answers: list[bytes] = []
     prior = 0

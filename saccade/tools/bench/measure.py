@@ -130,6 +130,16 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """ITL of answers to text, where a run also has images: the gaps in which no request with an
+    image was in flight, and those in which one was.
+    """
+
+    alone: Distribution
+    images: Distribution
+
+
+@dataclass(frozen=True, slots=True)
 class Accuracy:
     """Of answers whose right text is known."""
 
@@ -158,6 +168,7 @@ class Summary:
     lateness: Lateness
     accuracy: Accuracy | None
     pictures: Mapping[str, int] | None
+    beside: Beside | None
 
 
 def e2e(record: Record) -> float:
@@ -187,6 +198,21 @@ def tpot(record: Record) -> float | None:
 def itls(record: Record) -> list[float]:
     arrivals = record.reply.arrivals
     return [1e3 * (after - before) for before, after in pairwise(arrivals)]
+
+
+def text_beside_images(records: Sequence[Record]) -> Beside | None:
+    """None where a run has only requests with images, or none with any."""
+    texts = [r for r in records if not r.turn.images]
+    busy = sorted((r.reply.sent, r.reply.arrivals[0]) for r in records if r.turn.images)
+    if not texts or not busy:
+        return None
+    alone: list[float] = []
+    beside: list[float] = []
+    for record in texts:
+        for before, after in pairwise(record.reply.arrivals):
+            shared = any(begin < after and before < end for begin, end in busy)
+            (beside if shared else alone).append(1e3 * (after - before))
+    return Beside(Distribution.of(alone), Distribution.of(beside))
 
 
 def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
@@ -235,6 +261,7 @@ def summarise(run: Run, calibration: Calibration, bounds: Mapping[str, float]) -
         ),
         accuracy=_accuracy(done),
         pictures=picture_outcomes(r.reply.trace for r in done),
+        beside=text_beside_images(done),
     )
 
 

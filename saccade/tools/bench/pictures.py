@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.words import WORDS
-from saccade.tools.options import Content, Format
+from saccade.tools.options import Format, ImageContent
 
 JPEG_QUALITY = 85
 
@@ -49,13 +49,13 @@ CELL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DrawnImage:
     """A picture to draw: equal values give equal pixels.
 
     `step` > 0 makes it the step-th screenshot of one desktop.
     """
 
-    content: Content
+    content: ImageContent
     width: int
     height: int
     seed: int
@@ -131,7 +131,7 @@ def _exact(text: str) -> tuple[int, int] | None:
     return size if size and all(size) else None
 
 
-def encode(picture: Picture) -> bytes:
+def encode(picture: DrawnImage) -> bytes:
     """The picture as a file.
 
     Raises ConfigError where `photo` needs a package that is not installed.
@@ -149,7 +149,7 @@ def data_url(encoded: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
 
 
-def draw(picture: Picture) -> Image.Image:
+def draw(picture: DrawnImage) -> Image.Image:
     """The picture as RGB pixels."""
     dice = Dice(picture.seed, picture.width, picture.height)
     size = picture.width, picture.height

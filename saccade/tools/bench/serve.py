@@ -29,14 +29,14 @@ from saccade.tools.bench.load import Record, Run, drive
 from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
 from saccade.tools.bench.table import print_summary
 from saccade.tools.bench.words import WORDS
-from saccade.tools.bench.workload import Chat, Template, parse_extra, prepare
+from saccade.tools.bench.workload import PreparedChat, Template, parse_extra, prepare
 from saccade.tools.options import (
     DatasetOptions,
-    Load,
+    LoadOptions,
     OutputOptions,
     PictureOptions,
     RandomMM,
-    Target,
+    TargetOptions,
     TextOptions,
 )
 
@@ -45,8 +45,8 @@ from saccade.tools.options import (
 class Bench:
     """All options of one run."""
 
-    target: Target = field(default_factory=Target)
-    load: Load = field(default_factory=Load)
+    target: TargetOptions = field(default_factory=TargetOptions)
+    load: LoadOptions = field(default_factory=LoadOptions)
     data: DatasetOptions = field(default_factory=DatasetOptions)
     pictures: PictureOptions = field(default_factory=PictureOptions)
     text: TextOptions = field(default_factory=TextOptions)
@@ -112,7 +112,9 @@ async def measure(bench: Bench) -> Measured:
             first = prepare(warmup(recipe))
             chats = prepare(build(recipe), display.drawn)
             if first:
-                await drive(client, first, template, Load(len(first), bench.load.max_concurrency))
+                await drive(
+                    client, first, template, LoadOptions(len(first), bench.load.max_concurrency)
+                )
             display.begin(chats)
             run = await drive(client, chats, template, bench.load, display.answered)
     return Measured(model, run, summarise(run, calibration, bounds), calibration)
@@ -173,7 +175,7 @@ class _Display:
             self._drawing = self._progress.add_task("drawing pictures", total=total)
         self._progress.update(self._drawing, completed=done)
 
-    def begin(self, chats: tuple[Chat, ...]) -> None:
+    def begin(self, chats: tuple[PreparedChat, ...]) -> None:
         self._asking = self._progress.add_task(
             "asking", total=sum(len(chat.turns) for chat in chats)
         )

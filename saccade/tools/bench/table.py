@@ -128,6 +128,9 @@ def _latencies(summary: Summary) -> Table:
         ("ITL", latency.itl),
     ):
         table.add_row(name, *_cells(values))
+    if summary.beside:
+        table.add_row("ITL of text, no image in flight", *_cells(summary.beside.alone))
+        table.add_row("ITL of text beside images", *_cells(summary.beside.images))
     table.add_section()
     table.add_row("generator: sent late", *_cells(late.send), style="dim")
     table.add_row("generator: loop delay", *_cells(late.loop), style="dim")

@@ -20,7 +20,7 @@ from typing import Any
 import PIL.Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Picture, data_url, encode
+from saccade.tools.bench.pictures import DrawnImage, data_url, encode
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ class File:
     kind: str
 
 
-Part = str | Picture | File
+TurnPart = str | DrawnImage | File
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Turn:
     `think` seconds pass first.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TurnPart, ...]
     max_tokens: int
     think: float = 0.0
     expected: str | None = None
@@ -60,16 +60,18 @@ class Session:
     """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a
     plain request.
 
-    `keep_images` > 0: only the pictures of so many last turns are sent again.
+    `keep_images` > 0: only the pictures of so many last turns are sent again. `due`: seconds after
+    the start at which it begins, whatever the arrivals; None: as the arrivals have it.
     """
 
     turns: tuple[Turn, ...]
     tenant: str = ""
     keep_images: int = 0
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTurn:
     """A turn as JSON: its messages with pictures, and without.
 
     `seen` of its `images` pictures came in an earlier turn or session.
@@ -86,12 +88,13 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class PreparedChat:
     """A session made ready to send."""
 
-    turns: tuple[Prepared, ...]
+    turns: tuple[PreparedTurn, ...]
     tenant: str
     keep_images: int
+    due: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Template:
         fields.update(extra)
         return Template(json.dumps(fields).encode()[:-1])
 
-    def body(self, chat: Chat, turn: int, answers: Sequence[bytes]) -> bytes:
+    def body(self, chat: PreparedChat, turn: int, answers: Sequence[bytes]) -> bytes:
         """The body of a chat's turn, given the answers to the earlier turns (as JSON messages)."""
         now = chat.turns[turn]
         salt = f', "cache_salt": {json.dumps(chat.tenant)}'.encode() if chat.tenant else b""
@@ -145,7 +148,7 @@ def answer_message(text: str) -> bytes:
     return json.dumps({"role": "assistant", "content": text}).encode()
 
 
-def user_message(parts: Sequence[Part], url: Callable[[Picture | File], str]) -> Json:
+def user_message(parts: Sequence[TurnPart], url: Callable[[DrawnImage | File], str]) -> Json:
     """An OpenAI message: pictures as data URLs, in the order of the parts; plain text where there
     is no picture.
     """
@@ -160,13 +163,13 @@ def user_message(parts: Sequence[Part], url: Callable[[Picture | File], str]) ->
     return {"role": "user", "content": content}
 
 
-def picture_url(part: Picture | File) -> str:
+def picture_url(part: DrawnImage | File) -> str:
     if isinstance(part, File):
         return data_url(part.encoded, part.kind)
     return data_url(encode(part), part.format)
 
 
-def outline(turn: Prepared) -> list[Json]:
+def outline(turn: PreparedTurn) -> list[Json]:
     """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture:
     what a replay needs, and no pixels.
     """
@@ -196,7 +199,7 @@ def _outlined(part: Json) -> Json:
 
 def prepare(
     sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None
-) -> tuple[Chat, ...]:
+) -> tuple[PreparedChat, ...]:
     """Sessions as JSON. `progress(done, total)` counts different pictures."""
     pictures = list(
         dict.fromkeys(
@@ -207,20 +210,22 @@ def prepare(
             if not isinstance(part, str)
         )
     )
-    urls: dict[Picture | File, str] = {}
+    urls: dict[DrawnImage | File, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for picture, url in zip(pictures, pool.map(picture_url, pictures), strict=True):
             urls[picture] = url
             if progress:
                 progress(len(urls), len(pictures))
-    seen: set[tuple[str, Picture | File]] = set()
+    seen: set[tuple[str, DrawnImage | File]] = set()
     return tuple(_prepare_session(session, urls, seen) for session in sessions)
 
 
 def _prepare_session(
-    session: Session, urls: Mapping[Picture | File, str], seen: set[tuple[str, Picture | File]]
-) -> Chat:
-    turns: list[Prepared] = []
+    session: Session,
+    urls: Mapping[DrawnImage | File, str],
+    seen: set[tuple[str, DrawnImage | File]],
+) -> PreparedChat:
+    turns: list[PreparedTurn] = []
     counts: list[int] = []  # pictures of each turn
     chars = 0
     for number, turn in enumerate(session.turns):
@@ -239,7 +244,7 @@ def _prepare_session(
         ]
         chars += _text_chars(full)
         turns.append(
-            Prepared(
+            PreparedTurn(
                 full=_join(full),
                 slim=_join(slim),
                 max_tokens=turn.max_tokens,
@@ -250,7 +255,7 @@ def _prepare_session(
                 text_chars=chars,
             )
         )
-    return Chat(tuple(turns), session.tenant, session.keep_images)
+    return PreparedChat(tuple(turns), session.tenant, session.keep_images, session.due)
 
 
 def _join(messages: Iterable[Json]) -> bytes:

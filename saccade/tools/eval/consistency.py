@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from saccade.tools.eval.contract import (
-    Answer,
+    EvalMessage,
+    EvalResult,
+    GradedAnswer,
     Item,
-    Message,
     Progress,
-    Result,
     SampleError,
     Sampler,
     append,
@@ -43,7 +43,7 @@ def consistency(
     concurrency: int,
     journal: Path | None = None,
     told: Progress | None = None,
-) -> Result:
+) -> EvalResult:
     """Share of questions whose answer is the cold one in each later pass; groups are the passes. A
     failure counts as a difference.
 
@@ -82,7 +82,7 @@ def _compare(
     cold: Sequence[str | SampleError],
     now: Sequence[str | SampleError],
     told: Progress | None,
-) -> list[Answer]:
+) -> list[GradedAnswer]:
     answers = []
     for item, before, after in zip(items, cold, now, strict=True):
         failed = next(
@@ -90,7 +90,7 @@ def _compare(
         )
         same = failed is None and before == after
         answers.append(
-            Answer(
+            GradedAnswer(
                 f"{item.id}: {name}",
                 name,
                 str(before),
@@ -127,7 +127,7 @@ def _long_prompts(sampler: Sampler) -> Iterator[None]:
         thread.join()
 
 
-def marked(messages: list[Message], mark: str) -> list[Message]:
+def marked(messages: list[EvalMessage], mark: str) -> list[EvalMessage]:
     """The messages with `mark` as a comment in every PNG."""
     messages = copy.deepcopy(messages)
     for message in messages:

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-Message = dict[str, Any]
-Sampler = Callable[[list[Message]], str]
-Progress = Callable[["Answer"], None]
+EvalMessage = dict[str, Any]
+Sampler = Callable[[list[EvalMessage]], str]
+Progress = Callable[["GradedAnswer"], None]
 
 
 class SampleError(Exception):
@@ -35,12 +35,12 @@ class Item:
     id: str
     group: str
     expected: str
-    messages: Callable[[], list[Message]]
+    messages: Callable[[], list[EvalMessage]]
     score: Callable[[str], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GradedAnswer:
     """One item, answered. `error` is set where there is no answer."""
 
     id: str
@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvalResult:
     """`n` items, their mean score and its standard error; the same for each group of items; how
     many failed.
     """
@@ -62,10 +62,10 @@ class Result:
     score: float
     stderr: float
     failed: int = 0
-    groups: tuple[Result, ...] = ()
+    groups: tuple[EvalResult, ...] = ()
 
 
-Eval = Callable[[Sampler], Result]
+Eval = Callable[[Sampler], EvalResult]
 
 
 def grade(
@@ -75,7 +75,7 @@ def grade(
     concurrency: int = 1,
     journal: Path | None = None,
     told: Progress | None = None,
-) -> Result:
+) -> EvalResult:
     """Ask and score all items."""
     return summarise(name, ask_all(items, sampler, concurrency, journal, told))
 
@@ -86,7 +86,7 @@ def ask_all(
     concurrency: int = 1,
     journal: Path | None = None,
     told: Progress | None = None,
-) -> list[Answer]:
+) -> list[GradedAnswer]:
     """Answers in the order in which they come, `concurrency` questions at a time. Items with an
     answer in `journal` are not asked again; new answers are added to it.
     """
@@ -107,12 +107,12 @@ def ask_all(
     return answers
 
 
-def _ask(item: Item, sampler: Sampler) -> Answer:
+def _ask(item: Item, sampler: Sampler) -> GradedAnswer:
     try:
         text = sampler(item.messages())
     except SampleError as error:
-        return Answer(item.id, item.group, item.expected, "", 0.0, str(error))
-    return Answer(item.id, item.group, item.expected, text, item.score(text))
+        return GradedAnswer(item.id, item.group, item.expected, "", 0.0, str(error))
+    return GradedAnswer(item.id, item.group, item.expected, text, item.score(text))
 
 
 def append(journal: Path, line: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def append(journal: Path, line: dict[str, Any]) -> None:
         file.write("\n" * cut + json.dumps(line) + "\n")
 
 
-def read_journal(path: Path) -> list[Answer]:
+def read_journal(path: Path) -> list[GradedAnswer]:
     """Answers of an earlier run; none if there is no such file.
 
     A last line cut short by a crash is left out.
@@ -132,13 +132,13 @@ def read_journal(path: Path) -> list[Answer]:
     answers = []
     for line in path.read_text().splitlines():
         try:
-            answers.append(Answer(**json.loads(line)))
+            answers.append(GradedAnswer(**json.loads(line)))
         except (ValueError, TypeError):
             continue
     return answers
 
 
-def summarise(name: str, answers: Iterable[Answer]) -> Result:
+def summarise(name: str, answers: Iterable[GradedAnswer]) -> EvalResult:
     """Mean and standard error, in all and by group."""
     answers = list(answers)
     names = sorted({answer.group for answer in answers})
@@ -148,16 +148,16 @@ def summarise(name: str, answers: Iterable[Answer]) -> Result:
         else ()
     )
     whole = _mean(name, answers)
-    return Result(name, whole.n, whole.score, whole.stderr, whole.failed, groups)
+    return EvalResult(name, whole.n, whole.score, whole.stderr, whole.failed, groups)
 
 
-def _mean(name: str, answers: Sequence[Answer]) -> Result:
+def _mean(name: str, answers: Sequence[GradedAnswer]) -> EvalResult:
     """The standard error of a mean of n scores: sqrt(sum((s - mean)^2) / n / n)."""
     n = len(answers)
     if n == 0:
-        return Result(name, 0, 0.0, 0.0)
+        return EvalResult(name, 0, 0.0, 0.0)
     mean = sum(answer.score for answer in answers) / n
     spread = sum((answer.score - mean) ** 2 for answer in answers) / n
-    return Result(
+    return EvalResult(
         name, n, mean, math.sqrt(spread / n), sum(answer.error is not None for answer in answers)
     )

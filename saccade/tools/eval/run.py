@@ -23,9 +23,9 @@ from saccade.tools.bench.client import TIMEOUT, headers
 from saccade.tools.bench.workload import parse_extra
 from saccade.tools.eval import mmmu, ocr, ocrbench, shapes
 from saccade.tools.eval.consistency import PASSES, consistency
-from saccade.tools.eval.contract import Answer, Item, Result, Sampler, append, grade
+from saccade.tools.eval.contract import EvalResult, GradedAnswer, Item, Sampler, append, grade
 from saccade.tools.eval.sampling import HttpSampler
-from saccade.tools.options import EvalName, EvalOptions, Target
+from saccade.tools.options import EvalName, EvalOptions, TargetOptions
 
 QUESTIONS: dict[EvalName, Callable[[EvalOptions], list[Item]]] = {
     "ocr": lambda options: ocr.items(options.num_prompts or 200, options.seed),
@@ -43,7 +43,7 @@ ANSWER_TOKENS: dict[EvalName, int] = {
 }
 
 
-def evaluate(name: EvalName, target: Target, options: EvalOptions) -> Result:
+def evaluate(name: EvalName, target: TargetOptions, options: EvalOptions) -> EvalResult:
     """Ask, score, print. Raises ConfigError."""
     items = QUESTIONS[name](options)
     max_tokens = options.max_tokens or ANSWER_TOKENS[name]
@@ -65,7 +65,9 @@ def evaluate(name: EvalName, target: Target, options: EvalOptions) -> Result:
     return result
 
 
-def _ask(name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalOptions) -> Result:
+def _ask(
+    name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalOptions
+) -> EvalResult:
     """With a bar that shows the share of right answers so far."""
     columns = (
         TextColumn("{task.description}"),
@@ -81,7 +83,7 @@ def _ask(name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalO
             name, total=len(items) * (len(PASSES) if name == "consistency" else 1)
         )
 
-        def told(answer: Answer) -> None:
+        def told(answer: GradedAnswer) -> None:
             scores.append(answer.score)
             progress.update(
                 task,
@@ -118,7 +120,7 @@ def open_journal(path: Path, head: dict[str, Any]) -> None:
         )
 
 
-def print_result(result: Result) -> None:
+def print_result(result: EvalResult) -> None:
     table = Table("eval", "n", "score", "std. error", "failed")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 
-from saccade.tools.eval.contract import Message, SampleError
+from saccade.tools.eval.contract import EvalMessage, SampleError
 from saccade.tools.server import cause, first_model, refusal, root
 
 SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 
 
-def user_message(parts: Iterable[str | bytes]) -> Message:
+def user_message(parts: Iterable[str | bytes]) -> EvalMessage:
     """Text and encoded pictures, in order."""
     content: list[dict[str, Any]] = []
     for part in parts:
@@ -64,7 +64,7 @@ class HttpSampler:
         )
         return HttpSampler(client, name, max_tokens, extra)
 
-    def __call__(self, messages: list[Message]) -> str:
+    def __call__(self, messages: list[EvalMessage]) -> str:
         body = {
             "model": self.model,
             "messages": messages,

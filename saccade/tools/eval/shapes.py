@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from saccade.demo.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, render
-from saccade.demo.tasks import Turn, held_out
+from saccade.demo.tasks import Exchange, held_out
 from saccade.tools.eval.contract import Item
 from saccade.tools.eval.ocr import says
 from saccade.tools.eval.sampling import user_message
@@ -43,7 +43,7 @@ def _png(scene: Scene) -> bytes:
     return buffer.getvalue()
 
 
-def is_right(kind: str, turn: Turn, text: str) -> bool:
+def is_right(kind: str, turn: Exchange, text: str) -> bool:
     """Whether the text names what the known answer names, and nothing else of its kind."""
     if kind == "shape":
         return set(_named(text, SHAPES)) == set(_named(turn.answer, SHAPES))
@@ -57,7 +57,7 @@ def is_right(kind: str, turn: Turn, text: str) -> bool:
     return _things(text) == [(shape.colour, shape.kind) for shape in scene.shapes]
 
 
-def _described(kind: str, turn: Turn) -> Scene:
+def _described(kind: str, turn: Exchange) -> Scene:
     """The scene that the question is about."""
     if kind == "describe":
         return turn.pictures[0]

@@ -23,7 +23,7 @@ LATE_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SideBySide:
     """Two labels under one load, compared."""
 
     first: str
@@ -34,15 +34,15 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """One workload on the page."""
 
     workload: Workload
-    tables: tuple[Beside, ...]
+    tables: tuple[SideBySide, ...]
     plots: tuple[Plot, ...]
 
 
-def render(title: str, sections: Sequence[Section], evals: Sequence[SavedEval]) -> str:
+def render(title: str, sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> str:
     """The page."""
     environment = Environment(autoescape=True)
     environment.filters.update(
@@ -64,7 +64,7 @@ def render(title: str, sections: Sequence[Section], evals: Sequence[SavedEval]) 
     )
 
 
-def headlines(sections: Sequence[Section], evals: Sequence[SavedEval]) -> list[str]:
+def headlines(sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> list[str]:
     """What a reader in a hurry takes away: each comparison under its first load, then accuracy."""
     lines = []
     for section in sections:
@@ -101,7 +101,7 @@ def phrase(row: Comparison) -> str:
     )
 
 
-def _telling(table: Beside) -> tuple[str, ...]:
+def _telling(table: SideBySide) -> tuple[str, ...]:
     """The metrics that a headline names: of a chat, its last round instead of all."""
     last = next((row.metric for row in table.rows if row.metric.startswith("TTFT of round")), None)
     return (last or "TTFT, median", "TPOT, median", "Requests")

@@ -9,7 +9,7 @@ from pathlib import Path
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.journal import Saved, read_evals, read_runs
 from saccade.tools.options import ReportOptions
-from saccade.tools.report.page import Beside, Section, render
+from saccade.tools.report.page import PageSection, SideBySide, render
 from saccade.tools.report.plots import plots
 from saccade.tools.report.stats import Group, Workload, compare, workloads
 
@@ -28,7 +28,7 @@ def report(results: Sequence[Path], options: ReportOptions) -> Path:
         for plot in drawn:
             (options.output / f"{number}-{plot.name}.png").write_bytes(plot.png)
         sections.append(
-            Section(
+            PageSection(
                 workload, tuple(_compared(workload, baseline(runs, options.baseline))), tuple(drawn)
             )
         )
@@ -47,12 +47,12 @@ def baseline(runs: Sequence[Saved], wanted: str | None) -> str:
     return wanted or labels[0]
 
 
-def _compared(workload: Workload, first: str) -> list[Beside]:
+def _compared(workload: Workload, first: str) -> list[SideBySide]:
     """Each other label beside the baseline, under every load that both were under."""
     if first not in workload.labels:
         return []
     return [
-        Beside(
+        SideBySide(
             first, group.label, str(group.level), tuple(compare(mine, group)), _method(mine, group)
         )
         for group in workload.groups

@@ -46,7 +46,7 @@ Statistic = Callable[[Values], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """How hard the load was."""
 
     concurrency: int | None
@@ -62,7 +62,7 @@ class Group:
     """Runs of one label under one level of load, in the order in which they were made."""
 
     label: str
-    level: Level
+    level: LoadLevel
     runs: tuple[Saved, ...]
 
     def samples(self, field: str, **having: Any) -> list[Values]:
@@ -100,10 +100,10 @@ class Workload:
         return tuple(dict.fromkeys(group.label for group in self.groups))
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[LoadLevel, ...]:
         return tuple(dict.fromkeys(group.level for group in self.groups))
 
-    def of(self, label: str, level: Level | None = None) -> Group:
+    def of(self, label: str, level: LoadLevel | None = None) -> Group:
         """The group of a label at a level (default: its first)."""
         return next(
             group for group in self.groups if group.label == label and level in (None, group.level)
@@ -132,11 +132,11 @@ class Comparison:
 
 def workloads(runs: Iterable[Saved]) -> list[Workload]:
     """Runs by what was asked, then by label and level of load."""
-    found: dict[str, tuple[dict[str, Any], dict[tuple[str, Level], list[Saved]]]] = {}
+    found: dict[str, tuple[dict[str, Any], dict[tuple[str, LoadLevel], list[Saved]]]] = {}
     for run in runs:
         asked = {name: value for name, value in run.options.items() if name not in SERVER_AND_LOAD}
         groups = found.setdefault(repr(sorted(asked.items())), (asked, {}))[1]
-        level = Level(
+        level = LoadLevel(
             run.options.get("max_concurrency"), str(run.options.get("request_rate", "inf"))
         )
         groups.setdefault((run.label, level), []).append(run)
