@@ -242,7 +242,7 @@ class Connection(HttpToolsProtocol):
             message.tail = (message.tail + surplus[:size])[-3:]
             message.given += size
             cost = size + 64
-        piece = bytes(surplus[:size])
+        piece = bytes(surplus) if size == len(surplus) else bytes(surplus[:size])
         del surplus[:size]
         try:
             self.parser.feed_data(piece)
