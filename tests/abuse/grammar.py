@@ -96,6 +96,7 @@ TEXTS = (
     "²",
 )
 INTEGERS = (0, 1, -1, 2, 3, 20, 128, 2**31, -(2**63), 2**63, 10**12)
+QUERIES = ("1", "0", "-1", "asc", "%00", "9" * 30, "", "a%26b", "vision")
 FLOATS = (0.0, -0.0, 0.5, 1.0, 8.0, 1e-320, 1e308, -1e308, 3.5)
 KINDS = (
     "application/json",
@@ -129,12 +130,22 @@ ODD_HEADERS = (
 )
 
 
-class Grammar:
-    """Draws requests. `model` is a name that the server knows."""
+DIGITS = 10**3000
+"""Too long to be read as any number; short enough to be written."""
+HARD_INTEGERS = (2**64 - 1, 2**64, 2**128, -(2**64), DIGITS)
+HARD_URLS = ("http://xn--/", "http://xn--zzzzzzzz99999999999/", "http://\ud800/", "file:////x")
+HARD_QUERIES = ("%C2%B2", "9" * 5000)
 
-    def __init__(self, seed: int, model: str = "demo") -> None:
+
+class Grammar:
+    """Draws requests. `model` is a name that the server knows. `hard`: also what once broke it."""
+
+    def __init__(self, seed: int, model: str = "demo", hard: bool = False) -> None:
         self._draw = random.Random(seed)
         self._model = model
+        self._integers = INTEGERS + HARD_INTEGERS * hard
+        self._urls = URLS + HARD_URLS * hard
+        self._queries = QUERIES + HARD_QUERIES * hard
 
     def requests(self, count: int) -> Iterator[bytes]:
         for _ in range(count):
@@ -169,8 +180,7 @@ class Grammar:
             path = draw.choice(("/", "*", "//", path + "/", path.upper(), "/%zz", "/" + "q" * 2000))
         if draw.random() < 0.2:
             names = ("limit", "after", "order", "purpose", "x")
-            values = ("1", "0", "-1", "asc", "%00", "9" * 30, "", "a%26b", "vision")
-            path += f"?{draw.choice(names)}={draw.choice(values)}"
+            path += f"?{draw.choice(names)}={draw.choice(self._queries)}"
         return path
 
     def _body(self, path: str) -> tuple[str, bytes]:
@@ -210,8 +220,8 @@ class Grammar:
         role = draw.choice(("user", "user", "system", "assistant", "tool", "x"))
         parts: list[Callable[[], object]] = [
             lambda: {"type": "text", "text": self._text()},
-            lambda: {"type": "image_url", "image_url": {"url": draw.choice(URLS)}},
-            lambda: {"type": "image_url", "image_url": draw.choice(URLS)},
+            lambda: {"type": "image_url", "image_url": {"url": draw.choice(self._urls)}},
+            lambda: {"type": "image_url", "image_url": draw.choice(self._urls)},
             lambda: {"type": "file", "file": {"file_id": self._text()}},
             lambda: {"type": "input_image", "file_id": self._text(), "detail": "high"},
             lambda: self._value(2),
@@ -248,7 +258,7 @@ class Grammar:
         draw = self._draw
         choice = draw.randrange(8 if depth else 5)
         if choice == 0:
-            return draw.choice(INTEGERS)
+            return draw.choice(self._integers)
         if choice == 1:
             return draw.choice(FLOATS)
         if choice == 2:

@@ -19,6 +19,8 @@ from tests.abuse.watch import watching
 from tests.e2e.server import Server, serving
 
 AT_ONCE = 6
+HARD = True
+"""Also what once broke the server."""
 HEALTH_SECONDS = 10
 """Far more than /health ever takes, and far less than a front that hangs."""
 
@@ -44,7 +46,7 @@ def outcome(server: Server, request: bytes) -> str:
 
 
 def fuzz(server: Server, seed: int, count: int) -> None:
-    requests = list(Grammar(seed).requests(count))
+    requests = list(Grammar(seed, hard=HARD).requests(count))
     with watching(server.process.pid, server.url) as cost, ThreadPoolExecutor(AT_ONCE) as threads:
         outcomes = list(threads.map(lambda request: outcome(server, request), requests))
     broken = [
