@@ -40,7 +40,7 @@ turn.
 """
 MEAN_CHUNK, MEAGRE_PIECE = 64, 1024
 """The same where the chunks of a body have been smaller on average: each costs a call."""
-MEAGRE, MEAGRE_CHUNKS = 32, 10_000
+MEAGRE, MEAGRE_CHUNKS = 32, 4_000
 """Bytes; a body of so many chunks that are smaller on average is refused."""
 LINGER_SECONDS = 20.0
 """A client that still sends after it was refused has so long to notice, before it is cut off."""
@@ -170,6 +170,11 @@ class Connection(HttpToolsProtocol):
             if self._lingering < 0:
                 self.drop("body")
             return
+        left = self._message.left
+        if not self._surplus and left is not None and len(data) <= left:
+            self._message.left = left - len(data)
+            self._parse(data)  # most of what comes: part of a body, which needs no look
+            return
         self._surplus += data
         self._pump()
 
@@ -224,7 +229,7 @@ class Connection(HttpToolsProtocol):
         return unread > HIGH_WATER_LIMIT
 
     def _feed(self) -> int:
-        """Give the parser a piece; what it cost, in bytes looked at one by one."""
+        """Give the parser a piece of what waits; what it cost, in bytes looked at one by one."""
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
         if not message.in_body and self._deadline is None:
@@ -242,8 +247,13 @@ class Connection(HttpToolsProtocol):
             message.tail = (message.tail + surplus[:size])[-3:]
             message.given += size
             cost = size + 64
-        piece = bytes(surplus[:size])
+        piece = bytes(surplus) if size == len(surplus) else bytes(surplus[:size])
         del surplus[:size]
+        self._parse(piece)
+        return cost
+
+    def _parse(self, piece: bytes) -> None:
+        message = self._message
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -266,7 +276,6 @@ class Connection(HttpToolsProtocol):
             )
         if message.refused is not None:
             self._refuse(message.refused)
-        return cost
 
     # ---- what the parser says
 

@@ -5,6 +5,7 @@ nobody reads cost a bounded amount, and /health answers throughout.
 from __future__ import annotations
 
 import resource
+import select
 import socket
 import time
 import urllib.error
@@ -93,11 +94,14 @@ def test_a_request_may_come_in_any_pieces(server: Server, size: int) -> None:
 
 def test_pipelined_requests_are_not_kept(server: Server) -> None:
     before = front_mb(server)
-    with raw.connections(server.url, 16) as sockets:
-        taken = raw.flood(sockets, raw.head("GET", "/v1/models"), 20_000, 20, patience=2)
-        assert taken > 1_000_000
-        assert httpx.get(f"{server.url}/health", timeout=SOON).is_success
-    assert front_mb(server) - before < 100
+    with raw.connections(server.url, 32) as sockets:
+        taken = raw.flood(sockets, raw.head("GET", "/v1/models"), 40_000, 20, patience=2)
+        assert taken > 10_000_000
+        until, most = time.monotonic() + 1.5, before
+        while time.monotonic() < until:
+            assert httpx.get(f"{server.url}/health", timeout=SOON).is_success
+            most = max(most, front_mb(server))
+    assert most - before < 60
 
 
 # ---- heads
@@ -147,7 +151,7 @@ def test_a_trailer_is_no_header(server: Server) -> None:
         raw.head("GET", "/health", "host: y"),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET /health HTTP/1.1\nhost: x\n\n",
-        b"CONNECT /x HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
         raw.head("POST", CHAT, "transfer-encoding: chunked", content_length=3),
         raw.head("POST", CHAT, content_length=-1),
         raw.head("GET", "/\xff"),
@@ -206,13 +210,11 @@ def test_a_body_that_drips_is_a_408(server: Server) -> None:
     with raw.connect(server.url) as connection:
         connection.sendall(start)
         deadline = time.monotonic() + SOON
-        connection.settimeout(0.2)
-        answer = b""
-        while not answer and time.monotonic() < deadline:
+        while not select.select([connection], [], [], 0.2)[0]:
+            assert time.monotonic() < deadline
             connection.sendall(b" ")
-            with suppress(TimeoutError):
-                answer = connection.recv(4096)
-    assert answer.startswith(b"HTTP/1.1 408 ") and b"--body-timeout" in answer
+        answer = raw.read(connection)
+    assert answer.status == 408 and "--body-timeout" in str(answer.error["message"])
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/files", "/nowhere"])

@@ -19,7 +19,7 @@ import pytest
 import saccade.demo
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions, ServerOptions
+from saccade.core.options import ConnectionOptions, MediaOptions, ServerOptions
 from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
@@ -63,7 +63,9 @@ def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
 
 
 @contextmanager
-def serving(options: ServerOptions | None = None) -> Iterator[Served]:
+def serving(
+    options: ServerOptions | None = None, edge: ConnectionOptions | None = None
+) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
     ready = threading.Event()
@@ -72,7 +74,7 @@ def serving(options: ServerOptions | None = None) -> Iterator[Served]:
     async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"))
         front = build_front(engine, options.max_queued_requests, files)
-        server = Server(front, options.served_model_name, options)
+        server = Server(front, options.served_model_name, options, edge or ConnectionOptions())
 
         def on_ready(address: str, _: object) -> None:
             http = httpx.Client(base_url=address, timeout=30)

@@ -16,8 +16,9 @@ import openai
 import pytest
 
 from saccade.core.errors import StartupError
-from saccade.core.options import ServerOptions
+from saccade.core.options import ConnectionOptions, ServerOptions
 from saccade.server.run import listen
+from tests.abuse import raw
 from tests.server.conftest import Served, serving
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -83,6 +84,34 @@ def test_a_client_that_leaves_before_its_answer_frees_its_request(paused: Served
     eventually(lambda: len(paused.engine.aborted) == 1)
     eventually(lambda: in_flight(paused) == 0)
     assert paused.front.metrics.value("saccade_requests_total", outcome="abort") == aborts + 1
+
+
+def test_a_stream_that_nobody_reads_frees_its_request() -> None:
+    options = ServerOptions(port=0, served_model_name=("demo",))
+    with serving(options, ConnectionOptions(write_timeout=0.5)) as served:
+        served.engine.reply = lambda request: [20] * 600
+        body = {**BODY, "stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
+        with raw.connect(served.address, receive_buffer=4096) as connection:
+            connection.sendall(raw.post("/v1/chat/completions", {**body, "max_tokens": 480}))
+            eventually(lambda: in_flight(served) == 1)
+            eventually(lambda: in_flight(served) == 0)
+        closed = "saccade_connections_closed_total"
+        assert served.front.metrics.value(closed, reason="unread") == 1
+
+
+def test_a_stream_that_is_read_slowly_goes_on() -> None:
+    """Slower than it comes, but never with a pause as long as the limit."""
+    options = ServerOptions(port=0, served_model_name=("demo",))
+    with serving(options, ConnectionOptions(write_timeout=2)) as served:
+        served.engine.reply = lambda request: [20] * 600
+        body = {**BODY, "stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
+        with raw.connect(served.address, receive_buffer=65536) as connection:
+            connection.sendall(raw.post("/v1/chat/completions", {**body, "max_tokens": 480}))
+            tail = b""
+            while not tail.endswith(b"0\r\n\r\n") and (piece := connection.recv(1 << 20)):
+                tail = (tail + piece)[-100:]
+                time.sleep(0.002)
+        assert b"data: [DONE]" in tail and served.engine.aborted == []
 
 
 def start_sending(served: Served) -> socket.socket:
