@@ -152,7 +152,7 @@ class ParallelOptions:
     auto: shm (memory they share) on cpu, or gloo where the processor is not x86; nccl on cuda.
     """
     step_timeout: float | None = None
-    """With several processes: seconds after which a step is taken to be stuck, and the server ends.
+    """Seconds after which a step is taken to be stuck, and the server ends.
 
     Derived: 120 on cuda, 1200 on cpu.
     """
