@@ -28,7 +28,8 @@ class Flight:
 class PlanBuilder:
     """One step. `tokens`: how many more tokens prefill may add. `prefilling`: some sequence has had
     its turn to prefill. `exceeded`: an image was put on the device beyond the budget. `patches`:
-    of images that begin to be encoded.
+    of images that begin to be encoded. `again`: something was found out on the way for which
+    another look is worth while.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -36,6 +37,7 @@ class PlanBuilder:
         self.prefilling = False
         self.exceeded = False
         self.patches = 0
+        self.again = False
         self.moves: list[Move] = []
         self.encode: list[Encode] = []
         self.save: list[ImageKey] = []

@@ -29,23 +29,13 @@ from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.limits import Counts, SchedulerLimits
 from saccade.sched.sequence import Run, Sequence
-from saccade.sched.slots import PixelSlots
+from saccade.sched.slots import Notices, PixelSlots
 
 AHEAD_CHUNKS = 2
 """Images of so many chunks from a sequence's position on may be encoded."""
 
 TOWER_STEPS = 8
 """While a row decodes, a step does at most one part in so many of an image's encoding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Notices:
-    """What the front should hear: images to decode, each into its slot, and images that nobody
-    needs any more while they are being decoded.
-    """
-
-    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
-    unwanted: tuple[ImageKey, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,7 +56,7 @@ class Gallery:
     """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
-        self.slots = PixelSlots(limits.arena_bytes)
+        self.slots = PixelSlots(limits.arena_bytes, limits.patch_size)
         self._limits = limits
         self._embeddings = embeddings
         self._counts = counts
@@ -106,10 +96,6 @@ class Gallery:
         """Whether some image that the sequence is still to show is not there yet."""
         upcoming = sequence.upcoming(sequence.images_end)
         return any(not self.showable(image.key) for _, image in upcoming)
-
-    def fits(self, image: Image) -> bool:
-        """Whether the arena can hold the image at all."""
-        return self.slots.fits(*self._size(image))
 
     # ---- sequences come and go
 
@@ -285,6 +271,7 @@ class Gallery:
                 here = self._under_way.get(key)
                 if encoding and here is not None and here.stage == "arrived" and start < horizon:
                     if sequence.run is None and match(sequence) >= sequence.last_use[key]:
+                        builder.again |= sequence.blocked is not None
                         sequence.blocked = None  # meanwhile another has computed it
                         continue
                     encoding = self._encode(sequence, start, here, first, builder, seen)
@@ -326,7 +313,7 @@ class Gallery:
         return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
 
     def _ask(self, image: Image) -> bool:
-        slot = self.slots.reserve(*self._size(image))
+        slot = self.slots.reserve(image)
         if slot is not None:
             self._under_way[image.key] = _UnderWay(image, slot, "asked")
             self._want.append((image.key, slot))
@@ -342,10 +329,6 @@ class Gallery:
             self.slots.free(self._under_way.pop(key).slot)
             if self._ask(image):
                 return
-
-    def _size(self, image: Image) -> tuple[int, int]:
-        _, rows, columns = image.grid
-        return rows * self._limits.patch_size, columns * self._limits.patch_size
 
     def _patches_encoding(self) -> list[int]:
         """Of every encoding that has begun and not ended."""
@@ -385,6 +368,7 @@ class Gallery:
             stuck = run is not None and start <= run.planned == run.computed
             if not embeddings.fits(image.num_tokens):
                 if not (first and stuck) or builder.exceeded:
+                    builder.again |= not sequence.cramped
                     sequence.cramped = True
                     return False
                 builder.exceeded = True

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from saccade.cache.content import overlapping
@@ -28,13 +28,16 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
+from saccade.sched.answers import end_reason, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.chunk import Reach, reach
-from saccade.sched.gallery import Gallery, Notices
-from saccade.sched.limits import GROWTH_TOKENS, Counts, SchedulerLimits, too_long
+from saccade.sched.gallery import Gallery
+from saccade.sched.limits import Counts, SchedulerLimits, too_long
+from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
-from saccade.sched.turns import TurnQueue, crowding
+from saccade.sched.slots import Notices
+from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 PLANS_IN_FLIGHT = 2
 
@@ -58,6 +61,7 @@ class Scheduler:
         self.gallery = Gallery(limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
+        self._room = PageRoom(pool, prefix, self.token_limit)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]
@@ -97,7 +101,7 @@ class Scheduler:
         self.waiting.add(sequence)
         self.gallery.join(sequence)
         if sequence.images_end:
-            self._match(sequence)
+            self._room.match(sequence)
             self.gallery.ask_early(sequence)
         return []
 
@@ -108,7 +112,7 @@ class Scheduler:
             return "the prompt has no tokens"
         if length >= self.token_limit:
             return too_long(length, self.token_limit, self.limits.context_length)
-        if not all(self.gallery.fits(image) for image in request.images):
+        if not all(self.gallery.slots.fits(image) for image in request.images):
             return (
                 f"an image is larger than the pixel arena of {self.limits.arena_bytes} bytes: "
                 "send a smaller one, or start the server with a larger --arena-mb"
@@ -133,7 +137,7 @@ class Scheduler:
         needy = [
             sequence
             for sequence in self.gallery.pixels_failed(key)
-            if sequence.run is not None or sequence.last_use[key] > self._match(sequence)
+            if sequence.run is not None or sequence.last_use[key] > self._room.match(sequence)
         ]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
@@ -150,6 +154,16 @@ class Scheduler:
         comes in, or a plan in flight is applied.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
+        builder = self._draft()
+        while builder.again and not (builder.works or self._closing):
+            builder = self._draft()
+        plan = self._build(builder)
+        if not plan.empty:
+            self.counts.steps += 1
+            self._flights.append(Flight(plan, builder.rows))
+        return plan
+
+    def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)
         builder = PlanBuilder(max(0, self.limits.chunk_tokens - decoding))
         self.gallery.begin_plan(builder)
@@ -158,13 +172,9 @@ class Scheduler:
         self._continue_running(builder)
         if len(self.waiting):
             self._admit_waiting(builder)
-        self.gallery.provide(chain(self.running, self.waiting), self._match, builder)
+        self.gallery.provide(chain(self.running, self._in_turn()), self._room.match, builder)
         self.gallery.end_plan()
-        plan = self._build(builder)
-        if not plan.empty:
-            self.counts.steps += 1
-            self._flights.append(Flight(plan, builder.rows))
-        return plan
+        return builder
 
     def _build(self, builder: PlanBuilder) -> Plan:
         """A plan that only goes on encoding, or waits for something, is not made while another is
@@ -181,16 +191,20 @@ class Scheduler:
         """Where the next in turn finds no slot, or no pages, and its client or group has none, one
         sequence of those that hold more than their share goes back into the queue.
         """
-        ready = (s for s in self.waiting if s.blocked is None and not self.gallery.lacks(s))
+        if not self.running or (self._slots and self._refused is None):
+            return
+        ready = (s for s in self._in_turn() if s.blocked is None and not self.gallery.lacks(s))
         newcomer = next(ready, None)
         refused = self._refused is not None and self._refused[0] is newcomer
-        if newcomer is None or not self.running or (self._slots and not refused):
+        if newcomer is None or (self._slots and not refused):
             return
-        clients = self.waiting.clients
-        rival = crowding(newcomer, self.running, clients, self.limits.max_running)
+        rival = find_crowding(newcomer, self.waiting, self.running, self.limits.max_running)
         if rival is not None:
             self._preempt(rival)
             self.waiting.add(rival)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        return in_turn(self.waiting, tuple(self.running), self.limits.max_running)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
         """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
@@ -217,17 +231,17 @@ class Scheduler:
         """By turns for slots and pages; who only waits for images, or for an older twin's prefix,
         is passed over.
         """
-        for sequence in self.waiting:
+        for sequence in self._in_turn():
             if not self._slots or builder.tokens == 0:
                 return
             blocked = sequence.blocked is not None and not self.gallery.showable(sequence.blocked)
             if blocked and not sequence.cramped:
                 continue
             refused = self._refused if self._refused and self._refused[0] is sequence else None
-            if refused is not None and self._available() <= refused[1]:
+            if refused is not None and self._room.available(self.running) <= refused[1]:
                 return
-            path = self.prefix.find(sequence.content) if self.prefix else []
-            start = sequence.matched = len(path) * self.pool.page_size
+            path = self._room.find(sequence)
+            start = sequence.position
             end, missing = self._reach(sequence, builder)
             short = end - start < self.limits.early_tokens and not sequence.cramped
             sequence.blocked = missing if short or end == start else None
@@ -235,8 +249,9 @@ class Scheduler:
                 continue
             if missing is not None and self._enough_lack_images():
                 continue
-            if not self._fits(sequence, path):
-                self._refused = (sequence, self._available())
+            if not self._room.fits(sequence, path, self.running):
+                builder.again |= self._refused is None or self._refused[0] is not sequence
+                self._refused = (sequence, self._room.available(self.running))
                 return
             self._prefill(sequence, self._admit(sequence, path, builder), builder)
 
@@ -249,7 +264,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         node = self.prefix.hold(sequence.content, path) if self.prefix else None
-        first = sequence.cached is None
+        first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._refused = None
@@ -259,7 +274,7 @@ class Scheduler:
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
-            self.counts.images_kv += len(sequence.found)
+        self.counts.images_kv += len(sequence.found) - found
         for key, end in sequence.last_use.items():
             if end <= computed:
                 self.gallery.settle(key)
@@ -309,12 +324,6 @@ class Scheduler:
                 self.counts.images_embedding += outcome.level == "embedding"
         return end
 
-    def _match(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that lie in the prefix cache."""
-        pages = len(self.prefix.find(sequence.content)) if self.prefix else 0
-        sequence.matched = pages * self.pool.page_size
-        return sequence.matched
-
     def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
         """Whether a running sequence is just computing a prompt that `sequence` can soon share."""
         end = start + self.limits.early_tokens
@@ -333,7 +342,7 @@ class Scheduler:
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
-            while not self._make_free(missing) and self.running[-1] is not sequence:
+            while not self._room.make_free(missing) and self.running[-1] is not sequence:
                 if self.pool.free + self._pages_in_flight >= missing:
                     break
                 youngest = self.running[-1]
@@ -342,33 +351,6 @@ class Scheduler:
             after = run.pages[-1] if run.pages else None
             run.pages += self.pool.take(min(missing, self.pool.free), after)
         return min(end, len(run.pages) * self.pool.page_size)
-
-    def _make_free(self, pages: int) -> bool:
-        if self.pool.free < pages and self.prefix:
-            self.prefix.evict(pages - self.pool.free)
-        return self.pool.free >= pages
-
-    def _pages_soon(self, sequence: Sequence) -> int:
-        """Pages for the tokens there are and the next few."""
-        most = min(sequence.prompt_length + sequence.request.sampling.max_tokens, self.token_limit)
-        return self.pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
-
-    def _available(self) -> int:
-        """Pages that are free or can be, less what running sequences will soon take."""
-        evictable = self.prefix.evictable if self.prefix else 0
-        owed = sum(
-            max(0, self._pages_soon(sequence) - len(sequence.run.pages))
-            for sequence in self.running
-            if sequence.run is not None
-        )
-        return self.pool.free + evictable - owed
-
-    def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
-        """Whether all tokens and the next few find pages without taking any from the running
-        sequences.
-        """
-        unheld = sum(self.pool.refs[node.page] == 1 for node in path)
-        return self._available() - unheld >= self._pages_soon(sequence) - len(path)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Stop a running sequence; what plans in flight draw for it is drawn again later. The
@@ -385,15 +367,12 @@ class Scheduler:
         """
         run = sequence.run
         assert run is not None
-        whole = 0
-        if self.prefix and run.node is not None:
-            whole = run.computed // self.pool.page_size
-            self.prefix.leave(run.node, sequence.content, run.pages[:whole], whole)
+        rest = self._room.leave(sequence, run)
         writers = [flight for flight in self._flights if (sequence, run) in flight.rows]
         if writers:
-            writers[-1].pages += run.pages[whole:]
+            writers[-1].pages += rest
         else:
-            self.pool.release(run.pages[whole:])
+            self.pool.release(rest)
         for key in run.pins:
             self.embeddings.unpin(key)
         self._slots.append(run.slot)
@@ -430,12 +409,8 @@ class Scheduler:
         """KV is valid up to the row's end: publish whole pages, let go of images that are done
         with.
         """
-        whole = (row.start + row.length) // self.pool.page_size
-        crossed = whole > run.computed // self.pool.page_size
-        run.computed = row.start + row.length
+        self._room.publish(sequence, run, row.start + row.length)
         run.drawing -= row.sample
-        if crossed and self.prefix and run.node is not None:
-            run.node = self.prefix.extend(run.node, sequence.content, run.pages, whole)
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
@@ -444,26 +419,10 @@ class Scheduler:
         sequence.tokens.append(token)
         self.counts.generated_tokens += 1
         given = () if logprobs is None else (logprobs,)
-        reason = self._reason(sequence, token)
+        reason = end_reason(sequence, token, self._eos, self.token_limit)
         if reason is not None:
             return self._finish(sequence, reason, None, (token,), given)
-        return self._delta(sequence, None, None, (token,), given)
-
-    def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Why the answer ends with `token`, if it does.
-
-        The token that ends it does not count towards `min_tokens`.
-        """
-        sampling = sequence.request.sampling
-        ends = token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
-        if ends and sequence.output_length > sampling.min_tokens:
-            return "stop"
-        if (
-            sequence.output_length >= sampling.max_tokens
-            or len(sequence.tokens) >= self.token_limit
-        ):
-            return "length"
-        return None
+        return report(sequence, None, None, (token,), given)
 
     def _finish(
         self,
@@ -484,22 +443,7 @@ class Scheduler:
         self.gallery.leave(sequence)
         if self._refused is not None and self._refused[0] is sequence:
             self._refused = None
-        return self._delta(sequence, reason, error, tokens, logprobs)
-
-    def _delta(
-        self,
-        sequence: Sequence,
-        reason: FinishReason | None,
-        error: str | None,
-        tokens: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs, ...],
-    ) -> Delta:
-        """The first of a sequence tells what was found where."""
-        if sequence.reported:
-            return Delta(sequence.request.id, tokens, logprobs, reason, error)
-        sequence.reported = True
-        cached, images = sequence.cached or 0, sequence.outcomes()
-        return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images)
+        return report(sequence, reason, error, tokens, logprobs)
 
     # ---- for tests
 
@@ -507,5 +451,5 @@ class Scheduler:
         """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
-        self.pool.audit([*holders, self.prefix.owned()] if self.prefix else holders)
+        self._room.audit(holders)
         self.gallery.audit()

@@ -173,8 +173,10 @@ class Sequence:
         self.blocked, self.cramped = None, False
         if self.cached is None:
             self.cached = min(computed, self.prompt_length)
-            last = {span.image: span.end for span in self.request.spans}
-            self.found = {i: ImageOutcome(i, "kv") for i, end in last.items() if end <= computed}
+        last = {span.image: span.end for span in self.request.spans}
+        for image, end in last.items():
+            if end <= computed and image not in self.found:
+                self.found[image] = ImageOutcome(image, "kv")
         return self.run
 
     def preempt(self) -> None:

@@ -9,13 +9,25 @@ serve whoever needs the image again, and make room when room is needed.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
+from dataclasses import dataclass
 
 from saccade.core.plan import PixelSlot
-from saccade.core.types import ImageKey
+from saccade.core.types import Image, ImageKey
 
 ALIGNMENT_BYTES = 4096
 """Slots start on a page of memory, so that no two images share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What the front should hear: images to decode, each into its slot, and images that nobody
+    needs any more while they are being decoded.
+    """
+
+    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
+    unwanted: tuple[ImageKey, ...] = ()
 
 
 class Allocator:
@@ -50,8 +62,10 @@ class Allocator:
 class PixelSlots:
     """The arena's book, by image."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, patch_size: int) -> None:
+        """`patch_size`: pixels along a side of the patches that images' grids count."""
         self.size = aligned(size)
+        self._patch_size = patch_size
         self.bytes_in_use = 0
         """Bytes of slots in use; kept pixels do not count."""
         self._memory = Allocator(self.size)
@@ -61,14 +75,19 @@ class PixelSlots:
         """Whether the pixels of `key` are kept from an earlier use."""
         return key in self._kept
 
-    def fits(self, height: int, width: int) -> bool:
-        """Whether an image of so many pixels has room in an arena without others."""
-        return aligned(3 * height * width) <= self.size
+    def fits(self, image: Image) -> bool:
+        """Whether an image has room in an arena without others."""
+        return aligned(math.prod(self._pixels(image)) * 3) <= self.size
 
-    def reserve(self, height: int, width: int) -> PixelSlot | None:
+    def _pixels(self, image: Image) -> tuple[int, int]:
+        _, rows, columns = image.grid
+        return rows * self._patch_size, columns * self._patch_size
+
+    def reserve(self, image: Image) -> PixelSlot | None:
         """A slot to be written to, for which kept pixels make room. None while those in use leave
         none.
         """
+        height, width = self._pixels(image)
         while (offset := self._memory.allocate(3 * height * width)) is None:
             if not self._kept:
                 return None

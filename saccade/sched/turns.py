@@ -7,6 +7,10 @@ A client that was served, and one that begins to wait, goes to the end of the li
 within its client. So between two turns of a client that waits, every other client has one turn at
 most. Sequences that lost their pages to older ones come before all others: they have had their
 turn.
+
+Turns alone would leave all slots with who came first. So whoever holds its share of them comes
+after those who do not; and who holds none gets one from who holds more. A client's share is one
+part of as many as there are clients, a group's is half of the slots.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ Groups = dict[str, list[Sequence]]
 """Sequences by group, the group that is served next first; each group's by order of arrival."""
 
 GROUP_SHARE = 2
-"""While another group of its client waits for a first slot, a group keeps one slot in so many."""
+"""While another group of its client waits, a group has one slot in so many."""
 
 
 class TurnQueue:
@@ -92,32 +96,58 @@ def _round_robin(lanes: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
             yield sequence
 
 
-def crowding(
-    newcomer: Sequence, running: Iterable[Sequence], waiting: Iterable[str], slots: int
+def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
+    """The queue in turn order, but those whose client, or group, holds its share of the slots come
+    after all others.
+    """
+    clients, groups = _held(running)
+    client_share = _client_share(clients, queue, slots)
+    later: list[Sequence] = []
+    for sequence in queue:
+        if clients[sequence.client] < client_share and groups[
+            sequence.client, sequence.group
+        ] < _group_share(slots):
+            yield sequence
+        else:
+            later.append(sequence)
+    yield from later
+
+
+def find_crowding(
+    newcomer: Sequence, queue: TurnQueue, running: Iterable[Sequence], slots: int
 ) -> Sequence | None:
     """The running sequence that gives its slot to `newcomer`, whose client or group has none: the
     youngest of the client that holds more than its share, or of the group that does. None: nobody
     does.
-
-    `waiting`: clients that wait. A client's share is its part of all slots.
     """
-    held = Counter(sequence.client for sequence in running)
-    if held[newcomer.client]:
-        rivals = [sequence for sequence in running if sequence.client == newcomer.client]
-        groups = Counter(sequence.group for sequence in rivals)
-        share = max(1, slots // GROUP_SHARE)
-        return None if groups[newcomer.group] else _youngest_of_largest_group(rivals, share)
-    share = max(1, slots // len(held.keys() | set(waiting)))
-    client = max(held, key=lambda name: held[name])
-    if held[client] <= share:
-        return None
-    return _youngest_of_largest_group([s for s in running if s.client == client], 0)
-
-
-def _youngest_of_largest_group(rivals: list[Sequence], share: int) -> Sequence | None:
-    groups = Counter(sequence.group for sequence in rivals)
-    most = max(groups.values())
+    clients, groups = _held(running)
+    if clients[newcomer.client]:
+        if groups[newcomer.client, newcomer.group]:
+            return None
+        client, share = newcomer.client, _group_share(slots)
+    else:
+        client = max(clients, key=lambda name: clients[name])
+        if clients[client] <= _client_share(clients, queue, slots):
+            return None
+        share = 0
+    most = max(count for (name, _), count in groups.items() if name == client)
     if most <= share:
         return None
-    largest = [sequence for sequence in rivals if groups[sequence.group] == most]
-    return max(largest, key=lambda sequence: sequence.order)
+    rivals = (s for s in running if s.client == client and groups[client, s.group] == most)
+    return max(rivals, key=lambda sequence: sequence.order)
+
+
+def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Slots by client, and by client and group."""
+    clients = Counter(sequence.client for sequence in running)
+    return clients, Counter((sequence.client, sequence.group) for sequence in running)
+
+
+def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
+    """A client that is alone may hold all slots, and is never beyond its share."""
+    count = len(held.keys() | set(queue.clients))
+    return max(1, slots // count) if count > 1 else slots + 1
+
+
+def _group_share(slots: int) -> int:
+    return max(1, slots // GROUP_SHARE)

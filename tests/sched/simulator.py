@@ -381,6 +381,8 @@ class Simulation:
     def plan(self) -> Plan:
         self.embeddings.excesses = 0
         plan = self.scheduler.plan()
+        if plan.empty:
+            assert self.scheduler.plan().empty, "an empty plan, though there was something to do"
         assert self.embeddings.excesses <= 1, "only one image a step may exceed the budget"
         assert {encode.key for encode in plan.encode} <= self._needed(), "encoded for nobody"
         self._notice()
@@ -465,9 +467,10 @@ class Simulation:
         first = self.deltas[request.id][0]
         assert first.cached_tokens < len(request.tokens)
         ends = {span.image: span.end for span in request.spans}
-        assert all(
-            (ends[o.image] <= first.cached_tokens) == (o.level == "kv") for o in first.images
-        )
+        for outcome in first.images:
+            cached = ends[outcome.image] <= first.cached_tokens
+            again = self.scheduler.counts.preemptions > 0  # then others may have computed it
+            assert (outcome.level == "kv") == cached or (outcome.level == "kv" and again)
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
             assert {outcome.image for outcome in first.images} == ends.keys()

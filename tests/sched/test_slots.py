@@ -5,11 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.core.types import ImageKey
+from saccade.core.types import Image, ImageKey
 from saccade.sched.slots import ALIGNMENT_BYTES, Allocator, PixelSlots
-
-SIDE = 64
-"""Pixels along a side of an image of three pages of memory."""
 
 
 def key(number: int) -> ImageKey:
@@ -48,17 +45,22 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
     assert arena.allocate(size) == 0
 
 
+def image(number: int, rows: int = 4, columns: int = 4) -> Image:
+    return Image(key(number), (1, rows, columns), rows * columns // 4)
+
+
 def test_kept_pixels_make_room_least_recently_used_first() -> None:
-    slots = PixelSlots(4 * 3 * ALIGNMENT_BYTES)
+    slots = PixelSlots(4 * 3 * ALIGNMENT_BYTES, patch_size=16)
     for number in range(4):
-        slot = slots.reserve(SIDE, SIDE)
-        assert slot is not None
+        slot = slots.reserve(image(number))
+        assert slot is not None and (slot.height, slot.width) == (64, 64)
         slots.keep(key(number), slot)
     assert slots.bytes_in_use == 0
     again = slots.reuse(key(0))
     assert again is not None and slots.bytes_in_use == again.nbytes
     slots.keep(key(0), again)
-    assert slots.reserve(SIDE, SIDE) is not None
+    assert slots.reserve(image(4)) is not None
     assert [key(number) in slots for number in range(4)] == [True, False, True, True]
-    assert slots.reserve(4 * SIDE, SIDE) is None, "one slot is in use"
-    assert slots.fits(4 * SIDE, SIDE) and not slots.fits(4 * SIDE, SIDE + 1)
+    large = image(5, rows=16)
+    assert slots.reserve(large) is None, "one slot is in use"
+    assert slots.fits(large) and not slots.fits(image(6, rows=16, columns=5))
