@@ -270,9 +270,11 @@ class Gallery:
                     starved = image if first and not asking else starved
                 here = self._under_way.get(key)
                 if encoding and here is not None and here.stage == "arrived" and start < horizon:
+                    before = sequence.matched
                     if sequence.run is None and match(sequence) >= sequence.last_use[key]:
-                        builder.again |= sequence.blocked is not None
                         sequence.blocked = None  # meanwhile another has computed it
+                    builder.again |= sequence.matched != before
+                    if sequence.position >= sequence.last_use[key]:
                         continue
                     encoding = self._encode(sequence, start, here, first, builder, seen)
                 first = False
