@@ -54,7 +54,7 @@ class EchoEngine:
         self._dead = False
         self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = PixelSlots(ARENA_BYTES)
+        self._slots = PixelSlots(ARENA_BYTES, PATCH)
         self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:
