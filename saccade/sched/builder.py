@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import chain
 
+from saccade.cache.content import Content
 from saccade.core.plan import Encode, Move, Open, Plan, Row, Splice
 from saccade.core.types import ImageKey
-from saccade.sched.chunk import splices
 from saccade.sched.sequence import Run, Sequence
 
 
@@ -122,3 +122,11 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
     run.planned, run.announced = end, len(run.pages)
     run.drawing += sample
     return Row(run.slot, start, end - start, pages, sample)
+
+
+def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
+    """Images in tokens `[start, end)`, whose first token is batch row `row`."""
+    return [
+        Splice(row + position, length, key, offset)
+        for position, length, key, offset in content.pictures(start, end)
+    ]

@@ -74,22 +74,16 @@ class Gallery:
     @property
     def busy(self) -> bool:
         """Whether the workers have anything to finish, or to let go of, that no sequence shows."""
-        embeddings = self._embeddings
-        work = self.encoding or self._to_save or self._moves
-        return bool(work or embeddings.reading or embeddings.staged)
-
-    @property
-    def encoding(self) -> bool:
-        """Whether any encoding has begun and not ended."""
-        return any(each.stage == "encoding" for each in self._under_way.values())
+        work = self._to_save or self._moves or self._embeddings.staged
+        return bool(work) or self.waits_for_workers
 
     @property
     def waits_for_workers(self) -> bool:
         """Whether an encoding or a read from disk will end by itself."""
-        return self.encoding or bool(self._embeddings.reading)
+        return bool(self._patches_encoding() or self._embeddings.reading)
 
     def showable(self, key: ImageKey) -> bool:
-        """Whether a plan made now may show the image, if the device has room."""
+        """Whether a plan made now may show the image, where the device has room."""
         return key not in self._under_way and self._embeddings.ready(key)
 
     def lacks(self, sequence: Sequence) -> bool:
@@ -256,7 +250,8 @@ class Gallery:
                 looks -= 1
                 if sequence.matched is None:
                     match(sequence)
-            if looks < 0 or not (asking or (encoding and self._any_arrived())):
+            arrived = any(each.stage == "arrived" for each in self._under_way.values())
+            if looks < 0 or not (asking or (encoding and arrived)):
                 break
             horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
             for start, image in sequence.upcoming(sequence.images_end):
@@ -336,9 +331,6 @@ class Gallery:
         """Of every encoding that has begun and not ended."""
         under_way = self._under_way.values()
         return [each.image.num_patches for each in under_way if each.stage == "encoding"]
-
-    def _any_arrived(self) -> bool:
-        return any(each.stage == "arrived" for each in self._under_way.values())
 
     def _needed_by(self, key: ImageKey) -> list[Sequence]:
         return [sequence for sequence in self._users.get(key, ()) if sequence.needs(key)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from saccade.core.types import Request
+
 GROWTH_TOKENS = 8
 """Answer tokens for which every sequence is given room when a new one is admitted, so that none is
 preempted at once.
@@ -56,10 +58,24 @@ class Counts:
     images_kv: int = 0
 
 
-def too_long(length: int, token_limit: int, context_length: int) -> str:
-    """The error of a prompt of `length` tokens where a sequence may have `token_limit`."""
-    what = "the context length" if token_limit == context_length else "the KV cache"
-    return (
-        f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
-        "answer: shorten the prompt"
-    )
+def refusal(
+    request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
+) -> str | None:
+    """Why a request can never be served, where a sequence may have `token_limit` tokens.
+    `images_fit`: each of its images has room in the pixel arena.
+    """
+    length = len(request.tokens)
+    if length == 0:
+        return "the prompt has no tokens"
+    if length >= token_limit:
+        what = "the context length" if token_limit == limits.context_length else "the KV cache"
+        return (
+            f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
+            "answer: shorten the prompt"
+        )
+    if not images_fit:
+        return (
+            f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
+            "smaller one, or start the server with a larger --arena-mb"
+        )
+    return None

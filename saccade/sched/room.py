@@ -10,8 +10,11 @@ from collections.abc import Iterable
 
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
+from saccade.core.plan import Place
+from saccade.core.types import ImageOutcome, Span
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.sequence import Run, Sequence
+from saccade.sched.sharing import has_twin, image_outcome
 
 
 class PageRoom:
@@ -21,6 +24,26 @@ class PageRoom:
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
+        # who found too few pages, and how many could be had then
+        self._refused: tuple[Sequence, int] | None = None
+
+    @property
+    def refused(self) -> Sequence | None:
+        """The sequence that found too few pages when it was last its turn."""
+        return self._refused[0] if self._refused else None
+
+    def forget_refusal(self) -> None:
+        """Somebody was admitted, or the refused sequence has ended."""
+        self._refused = None
+
+    def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether there are no more pages than when the sequence was refused."""
+        refused = self._refused
+        return (
+            refused is not None
+            and refused[0] is sequence
+            and (self._available(running) <= refused[1])
+        )
 
     def find(self, sequence: Sequence) -> list[Node]:
         """The cached pages of a waiting sequence, whose `matched` is set accordingly."""
@@ -32,13 +55,24 @@ class PageRoom:
         """Tokens of a waiting sequence that lie in the prefix cache."""
         return len(self.find(sequence)) * self._pool.page_size
 
+    def twin_ahead(self, sequence: Sequence, running: Iterable[Sequence], tokens: int) -> bool:
+        """Whether a running sequence is just computing `tokens` of the prompt of a waiting one,
+        which can soon share them.
+        """
+        start = sequence.position
+        return self._prefix is not None and has_twin(sequence, running, start, start + tokens)
+
+    def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
+        """Where an image that is now shown was found. `place`: where its embedding was."""
+        return image_outcome(sequence, span, place, self._prefix, self._pool.page_size)
+
     def make_free(self, pages: int) -> bool:
         """Whether so many pages are free, once cached ones that nobody holds have made room."""
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
-    def available(self, running: Iterable[Sequence]) -> int:
+    def _available(self, running: Iterable[Sequence]) -> int:
         """Pages that are free or can be, less what running sequences will soon take."""
         evictable = self._prefix.evictable if self._prefix else 0
         owed = sum(
@@ -50,10 +84,13 @@ class PageRoom:
 
     def fits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
         """Whether all tokens and the next few find pages beside `path` without taking any from the
-        running sequences.
+        running sequences. It is `refused` if not.
         """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
-        return self.available(running) - unheld >= self._needs_soon(sequence) - len(path)
+        available = self._available(running)
+        fits = available - unheld >= self._needs_soon(sequence) - len(path)
+        self._refused = None if fits else (sequence, available)
+        return fits
 
     def _needs_soon(self, sequence: Sequence) -> int:
         """Pages for the tokens there are and the next few."""

@@ -7,8 +7,6 @@ bytes or text. `gallery.py` decides about images, `turns.py` whose turn it is.
 
 A plan names positions, not values: while one is in flight, the next counts the tokens that it will
 draw. If one of them ends its answer, the row that the next plan has for it is computed and ignored.
-Workers execute plans in order.
-
 Each step takes running sequences oldest first: one token for each that decodes, then chunks of
 prompts within the token budget, then new sequences by turns. Whoever is older may take pages from
 the youngest (which is computed again later), so that the oldest always makes progress. A sequence
@@ -19,10 +17,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
-from saccade.cache.content import overlapping
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
@@ -30,12 +27,11 @@ from saccade.core.plan import Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, report
 from saccade.sched.builder import Flight, PlanBuilder
-from saccade.sched.chunk import Reach, reach
+from saccade.sched.chunk import ImageChunks
 from saccade.sched.gallery import Gallery
-from saccade.sched.limits import Counts, SchedulerLimits, too_long
+from saccade.sched.limits import Counts, SchedulerLimits, refusal
 from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
-from saccade.sched.sharing import has_twin, image_outcome
 from saccade.sched.slots import Notices
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
@@ -62,12 +58,11 @@ class Scheduler:
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self._room = PageRoom(pool, prefix, self.token_limit)
+        self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
-        # who found too few pages, and how many could be had then
-        self._refused: tuple[Sequence, int] | None = None
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -93,7 +88,8 @@ class Scheduler:
         One that can never be served gets its terminal delta at once.
         """
         assert request.id not in self._ids
-        if (error := self._refusal(request)) is not None:
+        fits = all(self.gallery.slots.fits(image) for image in request.images)
+        if (error := refusal(request, self.limits, self.token_limit, fits)) is not None:
             return [Delta(request.id, finish="error", error=error)]
         sequence = Sequence(request, order=self.counts.requests)
         self.counts.requests += 1
@@ -104,20 +100,6 @@ class Scheduler:
             self._room.match(sequence)
             self.gallery.ask_early(sequence)
         return []
-
-    def _refusal(self, request: Request) -> str | None:
-        """Why a request can never be served."""
-        length = len(request.tokens)
-        if length == 0:
-            return "the prompt has no tokens"
-        if length >= self.token_limit:
-            return too_long(length, self.token_limit, self.limits.context_length)
-        if not all(self.gallery.slots.fits(image) for image in request.images):
-            return (
-                f"an image is larger than the pixel arena of {self.limits.arena_bytes} bytes: "
-                "send a smaller one, or start the server with a larger --arena-mb"
-            )
-        return None
 
     def abort(self, id: str) -> list[Delta]:
         """The client has left. No delta if the request has already ended."""
@@ -172,7 +154,11 @@ class Scheduler:
         self._continue_running(builder)
         if len(self.waiting):
             self._admit_waiting(builder)
-        self.gallery.provide(chain(self.running, self._in_turn()), self._room.match, builder)
+        self.gallery.provide(
+            chain(self.running, in_turn(self.waiting, self.running, self.limits.max_running)),
+            self._room.match,
+            builder,
+        )
         self.gallery.end_plan()
         return builder
 
@@ -191,20 +177,18 @@ class Scheduler:
         """Where the next in turn finds no slot, or no pages, and its client or group has none, one
         sequence of those that hold more than their share goes back into the queue.
         """
-        if not self.running or (self._slots and self._refused is None):
+        refused = self._room.refused
+        if not self.running or (self._slots and refused is None):
             return
-        ready = (s for s in self._in_turn() if s.blocked is None and not self.gallery.lacks(s))
+        turns = in_turn(self.waiting, self.running, self.limits.max_running)
+        ready = (s for s in turns if s.blocked is None and not self.gallery.lacks(s))
         newcomer = next(ready, None)
-        refused = self._refused is not None and self._refused[0] is newcomer
-        if newcomer is None or (self._slots and not refused):
+        if newcomer is None or (self._slots and refused is not newcomer):
             return
         rival = find_crowding(newcomer, self.waiting, self.running, self.limits.max_running)
         if rival is not None:
             self._preempt(rival)
             self.waiting.add(rival)
-
-    def _in_turn(self) -> Iterator[Sequence]:
-        return in_turn(self.waiting, tuple(self.running), self.limits.max_running)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
         """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
@@ -231,43 +215,37 @@ class Scheduler:
         """By turns for slots and pages; who only waits for images, or for an older twin's prefix,
         is passed over.
         """
-        for sequence in self._in_turn():
+        for sequence in in_turn(self.waiting, self.running, self.limits.max_running):
             if not self._slots or builder.tokens == 0:
                 return
             blocked = sequence.blocked is not None and not self.gallery.showable(sequence.blocked)
             if blocked and not sequence.cramped:
                 continue
-            refused = self._refused if self._refused and self._refused[0] is sequence else None
-            if refused is not None and self._room.available(self.running) <= refused[1]:
+            if self._room.still_refused(sequence, self.running):
                 return
             path = self._room.find(sequence)
-            start = sequence.position
-            end, missing = self._reach(sequence, builder)
-            short = end - start < self.limits.early_tokens and not sequence.cramped
-            sequence.blocked = missing if short or end == start else None
-            if end == start or sequence.blocked is not None or self._twin_ahead(sequence, start):
+            end, missing = self._chunks.reach(sequence, builder.tokens)
+            length, early = end - sequence.position, self.limits.early_tokens
+            short = length < early and not sequence.cramped
+            sequence.blocked = missing if short or not length else None
+            if not length or sequence.blocked is not None:
                 continue
-            if missing is not None and self._enough_lack_images():
+            if self._room.twin_ahead(sequence, self.running, early):
                 continue
+            if missing is not None and self._chunks.enough_lack(self.running):
+                continue
+            before = self._room.refused
             if not self._room.fits(sequence, path, self.running):
-                builder.again |= self._refused is None or self._refused[0] is not sequence
-                self._refused = (sequence, self._room.available(self.running))
+                builder.again |= before is not sequence
                 return
             self._prefill(sequence, self._admit(sequence, path, builder), builder)
-
-    def _enough_lack_images(self) -> bool:
-        """Whether half of the slots are held by sequences that lack images: the others are for
-        those that lack nothing.
-        """
-        lacking = sum(self.gallery.lacks(sequence) for sequence in self.running)
-        return lacking >= max(1, self.limits.max_running // 2)
 
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         node = self.prefix.hold(sequence.content, path) if self.prefix else None
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
         run = sequence.admit(self._slots.pop(), node, pages, computed)
-        self._refused = None
+        self._room.forget_refusal()
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
@@ -282,7 +260,7 @@ class Scheduler:
 
     def _prefill(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
         """The next chunk: as far as the token budget, the images and the pages go."""
-        end = self._reach(sequence, builder).end
+        end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
@@ -290,44 +268,9 @@ class Scheduler:
         may_exceed = not builder.prefilling and run.planned == run.computed
         builder.prefilling = True
         end = self._claim(sequence, run, end)
-        end = self._show_images(sequence, run, end, builder, may_exceed)
+        end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             builder.prefill(sequence, run, end)
-
-    def _reach(self, sequence: Sequence, builder: PlanBuilder) -> Reach:
-        start = sequence.position
-        goal = min(start + builder.tokens, len(sequence.tokens))
-        if start >= sequence.images_end:
-            return Reach(goal, None)
-        return reach(sequence.content, start, goal, self.gallery.showable)
-
-    def _show_images(
-        self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
-    ) -> int:
-        """Have the images of a chunk on the device. Returns where the device's budget cuts it."""
-        if run.planned >= sequence.images_end:
-            return end
-        images = sequence.request.images
-        spans = tuple(overlapping(sequence.request.spans, run.planned, end))
-        chunk = {images[span.image].key for span in spans}
-        for span in spans:
-            image, cut = images[span.image], max(run.planned, span.start)
-            exceed = may_exceed and cut == run.planned
-            place = self.gallery.show(run, image, builder, chunk, exceed)
-            if place is None:
-                return cut
-            if span.image not in sequence.found:
-                if image.key not in sequence.encoded:
-                    self.embeddings.count_lookup(place)
-                outcome = image_outcome(sequence, span, place, self.prefix, self.pool.page_size)
-                sequence.found[span.image] = outcome
-                self.counts.images_embedding += outcome.level == "embedding"
-        return end
-
-    def _twin_ahead(self, sequence: Sequence, start: int) -> bool:
-        """Whether a running sequence is just computing a prompt that `sequence` can soon share."""
-        end = start + self.limits.early_tokens
-        return self.prefix is not None and has_twin(sequence, self.running, start, end)
 
     # ---- pages
 
@@ -383,7 +326,8 @@ class Scheduler:
     def apply(self, result: StepResult) -> list[Delta]:
         """Take in what came of the oldest plan in flight.
 
-        Rows of sequences that have ended, or lost their slot, meanwhile are ignored.
+        Rows of sequences that have ended, or lost their slot, meanwhile are ignored. Workers
+        execute plans in order.
         """
         flight = self._flights.popleft()
         assert flight.plan.step == result.step, "results come in the order of plans"
@@ -441,8 +385,8 @@ class Scheduler:
         sequence.finish()
         del self._ids[sequence.request.id]
         self.gallery.leave(sequence)
-        if self._refused is not None and self._refused[0] is sequence:
-            self._refused = None
+        if self._room.refused is sequence:
+            self._room.forget_refusal()
         return report(sequence, reason, error, tokens, logprobs)
 
     # ---- for tests

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from saccade.cache.content import Content, overlapping
 from saccade.core.plan import Splice
 from saccade.core.types import ImageKey, Span
-from saccade.sched.chunk import reach, splices
+from saccade.sched.builder import splices
+from saccade.sched.chunk import reach
 from tests.sched.simulator import picture
 
 A, B = picture(0, 10), picture(1, 10)  # 40 patches each
