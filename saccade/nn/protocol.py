@@ -1,5 +1,5 @@
-"""What one forward pass reads (`Batch`, `Pack`), what it calls on (`Attention`), and what the network
-of a family must answer (`FamilyNet`, `VisionNet`).
+"""What one forward pass reads (`Batch`, `Pack`), what it calls on (`Attention`), and what the
+network of a family must answer (`FamilyNet`, `VisionNet`).
 
 All are passed as arguments, never kept in a global. `runtime/` builds them.
 """
