@@ -175,13 +175,9 @@ class Batcher:
         rows, table = plan.rows, self._table
         q_starts = list(accumulate([row.length for row in rows], initial=0))
         ends = [row.start + row.length for row in rows]
-        for row, end in zip(rows, ends):
-            if row.pages:
-                table.append(row.slot, row.pages)
-            held = len(table.lists[row.slot]) * self._page_size
-            assert end <= held, "a row reaches beyond its pages"
-        total = q_starts[-1]
+        self._grow(rows)
         host = self._staging.next()
+        total = q_starts[-1]
         decoding = self._write_tokens(rows, q_starts, host[: 5 * total].reshape(5, total))
         drawn = [index for index, row in enumerate(rows) if row.sample]
         slots = [rows[index].slot for index in drawn]
@@ -194,55 +190,42 @@ class Batcher:
             *slots,
             *places,
         ]
-        ints = [*q_starts, *ends, *pages]
-        count, end = len(drawn), 5 * total
-        host[end : end + len(longs)] = longs
-        end += len(longs)
-        host[end : end + count].view(np.float64)[:] = points
-        end += count
-        host[end : end + len(splices)] = splices
-        end += len(splices)
-        words = end + -(-len(ints) // 2)
-        host[end:words].view(np.int32)[: len(ints)] = ints
-        there = self._staging.send(words)
-        values, positions, out_slots, line, sample_rows, owners, updates, chance, shown, small = (
-            there.split(
-                [
-                    total,
-                    3 * total,
-                    total,
-                    len(rows),
-                    count,
-                    count,
-                    len(places),
-                    count,
-                    len(splices),
-                    words - end,
-                ]
-            )
+        words = append(host, 5 * total, longs, points, splices, [*q_starts, *ends, *pages])
+        count, lines = len(drawn), len(rows)
+        sizes = (total, 3 * total, total, lines, count, count, len(places), count, len(splices))
+        there = self._staging.send(words).split([*sizes, words - sum(sizes)])
+        tokens, positions, out_slots, owners, sample_rows, drawing, updates, chances, shown, _ = (
+            there
         )
-        small = small.view(torch.int32)
+        ints = there[-1].view(torch.int32)
         if places:
-            at = 2 * len(rows) + 1
-            table.on_device.view(-1).index_copy_(0, updates, small[at : at + len(places)])
+            at = 2 * lines + 1
+            table.on_device.view(-1).index_copy_(0, updates, ints[at : at + len(places)])
         if decoding:
-            torch.index_select(self._drawn, 0, line[:decoding], out=values[:decoding])
+            torch.index_select(self._drawn, 0, owners[:decoding], out=tokens[:decoding])
         batch = Batch(
-            tokens=values,
+            tokens=tokens,
             positions=positions.view(3, total),
             out_slots=out_slots,
-            slots=line,
+            slots=owners,
             page_table=table.on_device,
-            q_starts=small[: len(rows) + 1],
-            kv_lengths=small[len(rows) + 1 : 2 * len(rows) + 1],
+            q_starts=ints[: lines + 1],
+            kv_lengths=ints[lines + 1 : 2 * lines + 1],
             bounds=Bounds(max(row.length for row in rows), max(ends), sum(ends)),
             splice_rows=shown,
             embeddings=embeddings.gather(
-                [(splice.key, splice.offset, splice.length) for splice in plan.splices]
+                [(each.key, each.offset, each.length) for each in plan.splices]
             ),
             sample_rows=sample_rows,
         )
-        return batch, Draws(slots, counts, owners, chance.view(torch.float64))
+        return batch, Draws(slots, counts, drawing, chances.view(torch.float64))
+
+    def _grow(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.pages:
+                self._table.append(row.slot, row.pages)
+            held = len(self._table.lists[row.slot]) * self._page_size
+            assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _write_tokens(self, rows: Sequence[Row], q_starts: Sequence[int], into: Integers) -> int:
         """Tokens, three rotary positions and kv slots, [5, T]. How many rows decode: they come
@@ -282,6 +265,26 @@ class Batcher:
             counts.append(count)
             points.append(0.0 if slot.seed is None else uniform(slot.seed, count))
         return counts, points
+
+
+def append(
+    host: Integers,
+    start: int,
+    longs: Sequence[int],
+    floats: Sequence[float],
+    rows: Integers,
+    ints: Sequence[int],
+) -> int:
+    """Write numbers into `host` from word `start` on, back to back; where they end."""
+    host[start : start + len(longs)] = longs
+    start += len(longs)
+    host[start : start + len(floats)].view(np.float64)[:] = floats
+    start += len(floats)
+    host[start : start + len(rows)] = rows
+    start += len(rows)
+    end = start + -(-len(ints) // 2)
+    host[start:end].view(np.int32)[: len(ints)] = ints
+    return end
 
 
 def splice_rows(splices: Sequence[Splice]) -> Integers:

@@ -125,7 +125,7 @@ class Sampler:
         if edited:
             self._edit(logits, draws, asked, edited)
         if masks is not None:
-            logits.masked_fill_(~unpack(masks, logits.shape[1]), -torch.inf)
+            logits.masked_fill_(forbidden(masks, logits.shape[1]), -torch.inf)
         tokens = self._choose(logits, draws, asked)
         if edited:
             self._edits.count([draws.rows[row] for row in edited], self._pick(tokens, edited))
@@ -239,8 +239,8 @@ def renormalise(probs: torch.Tensor) -> torch.Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
 
 
-def unpack(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Bits [D, words] int32 to booleans [D, vocab_size]."""
+def forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Where bits [D, words] int32 are 0, as booleans [D, vocab_size]."""
     shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks.unsqueeze(-1) >> shifts) & 1
-    return bits.flatten(1)[:, :vocab_size].bool()
+    return bits.flatten(1)[:, :vocab_size] == 0
