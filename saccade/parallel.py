@@ -2,9 +2,9 @@
 slices.
 
 Layers take a `Shard` when they are built and call its collectives where the mathematics needs them;
-nothing else knows of ranks. Ranks reach each other in one of three ways: memory that their
-processes share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet
-over an inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
+nothing else knows of ranks. Ranks reach each other in one of three ways: memory that processes
+share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
+inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Owns how keys and values are found by the page table. Knows nothing of sequences
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
 import torch
 
 from saccade.kernels.attention import Runs, causal_attention, packed_causal_attention, write_kv
@@ -19,6 +19,10 @@ KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 A kv slot is page * page_size + offset in page.
 """
+
+
+Reads = Callable[[torch.Tensor], torch.Tensor]
+"""From a layer's keys, or values, to those of one sequence [1, kv heads, tokens, head dim]."""
 
 
 def attention_for(kv: KVCache, page_size: int) -> Attention:
@@ -33,65 +37,57 @@ class SequenceAttention:
     def __init__(self, kv: KVCache, page_size: int) -> None:
         self._kv = kv
         self._page_size = page_size
-        self._scale = kv[0][0].shape[-1] ** -0.5
+        _, self._kv_heads, self._dim = kv[0][0].shape
+        self._scale = self._dim**-0.5
+        slot, head, value = kv[0][0].stride()
+        self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
-        # Of each row: query rows, tokens in the cache, and the first kv slot or else the pages.
-        self._rows: list[tuple[slice, int, int, torch.Tensor | None]] = []
+        self._rows: list[tuple[slice, Reads]] = []  # query rows, and how to read keys and values
 
     def plan(self, batch: Batch) -> None:
         self._out_slots = batch.out_slots
-        lengths = batch.kv_lengths.numpy()
-        counts = -(-lengths // self._page_size)
-        table = batch.page_table.numpy()[batch.slots.numpy(), : counts.max()]  # [R, pages]
-        follows = np.diff(table, axis=1) == 1
-        follows |= np.arange(1, table.shape[1]) >= counts[:, None]
-        firsts = (table[:, 0].astype(np.int64) * self._page_size).tolist()
-        starts = batch.q_starts.tolist()
-        self._rows = [
-            (
-                slice(start, end),
-                length,
-                first,
-                None if consecutive else torch.from_numpy(pages[:count]),
+        table, size = batch.page_table.numpy(), self._page_size
+        starts, self._rows = batch.q_starts.tolist(), []
+        for line, start, end, length in zip(
+            batch.slots.tolist(), starts, starts[1:], batch.kv_lengths.tolist()
+        ):
+            pages = table[line, : -(-length // size)]
+            first = int(pages[0])
+            follows = pages.tolist() == list(range(first, first + len(pages)))
+            read = (
+                partial(self._slice, (1, self._kv_heads, length, self._dim), first * size)
+                if follows
+                else partial(self._gather, torch.from_numpy(pages), length)
             )
-            for start, end, length, first, consecutive, pages, count in zip(
-                starts,
-                starts[1:],
-                lengths.tolist(),
-                firsts,
-                follows.all(axis=1).tolist(),
-                table,
-                counts,
-            )
-        ]
+            self._rows.append((slice(start, end), read))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
     ) -> torch.Tensor:
         k_cache, v_cache = self._kv[layer]
         write_kv(k, v, k_cache, v_cache, self._out_slots)
-        parts = []
-        for rows, length, first, pages in self._rows:
-            keys, values = (self._read(cache, length, first, pages) for cache in (k_cache, v_cache))
-            queries = q if len(self._rows) == 1 else q[rows]
-            parts.append(causal_attention(queries, keys, values, self._scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(self._rows) == 1:
+            read = self._rows[0][1]
+            return causal_attention(q, read(k_cache), read(v_cache), self._scale)
+        return torch.cat(
+            [
+                causal_attention(q[rows], read(k_cache), read(v_cache), self._scale)
+                for rows, read in self._rows
+            ]
+        )
 
-    def _read(
-        self, cache: torch.Tensor, length: int, first: int, pages: torch.Tensor | None
+    def _slice(
+        self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
-        """Keys or values [1, Hkv, K, D] of one sequence."""
-        slot, head, value = cache.stride()
-        if pages is not None:
-            # Page by page: half the time of token by token.
-            whole = cache.view(-1, self._page_size, *cache.shape[1:]).index_select(0, pages)
-            return whole.view(-1, *cache.shape[1:])[:length].transpose(0, 1).unsqueeze(0)
+        """Keys or values [1, Hkv, K, D] of one sequence, from kv slot `first` on."""
         # One call where slicing and turning would be four: this runs twice per layer, sequence and
         # token.
-        shape = (1, cache.shape[1], length, cache.shape[2])
-        return cache.as_strided(
-            shape, (0, head, slot, value), cache.storage_offset() + first * slot
-        )
+        return cache.as_strided(shape, self._strides, first * self._strides[2])
+
+    def _gather(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
+        """The same, page by page: at worst half the time of token by token."""
+        paged = cache.view(-1, self._page_size, self._kv_heads, self._dim).index_select(0, pages)
+        return paged.view(-1, self._kv_heads, self._dim)[:length].transpose(0, 1).unsqueeze(0)
 
 
 class PackedAttention:

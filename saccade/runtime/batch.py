@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import Open, Plan, Splice
+from saccade.core.plan import Open, Plan, Row, Splice
 from saccade.nn.protocol import Batch, Bounds
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import Draws, uniforms
+from saccade.runtime.sampler import Draws, uniform
 
 Integers = npt.NDArray[np.int64]
 IN_FLIGHT = 2
@@ -29,56 +30,62 @@ UPDATES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a slot was opened with: tokens [P], and their rotary positions [3, P]."""
+class Slot:
+    """What is known of a sequence since it was opened.
 
-    tokens: Integers
-    positions: Integers
+    shift: from the place of a later token to its position. seed: None where nothing is drawn at
+    random.
+    """
+
+    tokens: Integers  # [P]
+    positions: Integers  # [3, P]
+    shift: int
+    prompt_length: int
+    seed: int | None
 
 
 class PageTable:
-    """The pages of every slot's sequence, in order: int32 [slots, pages] on the device, and a copy
-    for the host (on a CPU the same memory).
+    """The pages of every slot's sequence, in order: int32 [slots, pages] on the device, and copies
+    for the host (one of them, on a CPU, the same memory).
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
-        # Never read beyond `counts`: memory that is not touched costs nothing on a CPU.
+        # Never read beyond a sequence's pages: memory that is not touched costs nothing on a CPU.
         on_host = torch.empty((slots, pages), dtype=torch.int32)
-        self.host = on_host.numpy()
-        self.counts = np.zeros(slots, np.int64)
+        self.array = on_host.numpy()
+        self.lists: list[list[int]] = [[] for _ in range(slots)]
         self.on_device = on_host if device.type == "cpu" else on_host.to(device)
         self._apart = self.on_device is not on_host
         self._updates: list[int] = []  # flat places that the device does not know yet
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """The sequence in `slot` is another one, and has these pages."""
-        self.host[slot, : len(pages)] = pages
-        self.counts[slot] = len(pages)
+        self.array[slot, : len(pages)] = pages
+        self.lists[slot] = list(pages)
         if self._apart and pages:
-            self._updates = [at for at in self._updates if at // self.host.shape[1] != slot]
+            self._updates = [at for at in self._updates if at // self.array.shape[1] != slot]
             self._send(slot, 0, len(pages))
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
         """It has grown."""
-        start = int(self.counts[slot])
-        self.host[slot, start : start + len(pages)] = pages
-        self.counts[slot] += len(pages)
+        start = len(self.lists[slot])
+        self.array[slot, start : start + len(pages)] = pages
+        self.lists[slot] += pages
         if not self._apart:
             return
         if len(self._updates) + len(pages) > UPDATES:
             self._send(slot, start, len(pages))
         else:
-            place = slot * self.host.shape[1] + start
+            place = slot * self.array.shape[1] + start
             self._updates += range(place, place + len(pages))
 
-    def take_updates(self) -> tuple[Integers, npt.NDArray[np.int32]]:
+    def take_updates(self) -> tuple[list[int], list[int]]:
         """Flat places of the table and what they hold now, to be sent with the step's numbers."""
-        places = np.array(self._updates, np.int64)
-        self._updates = []
-        return places, self.host.reshape(-1)[places]
+        places, self._updates = self._updates, []
+        return places, self.array.reshape(-1)[places].tolist() if places else []
 
     def _send(self, slot: int, start: int, count: int) -> None:
-        pages = self.host[slot, start : start + count].copy()
+        pages = self.array[slot, start : start + count].copy()
         self.on_device[slot, start : start + count].copy_(send(pages, self.on_device.device))
 
 
@@ -89,50 +96,39 @@ class Staging:
 
     def __init__(self, words: int, device: torch.device) -> None:
         apart = device.type != "cpu"
-        hosts = [
+        self._hosts = [
             torch.empty(words, dtype=torch.int64, pin_memory=apart)
             for _ in range(IN_FLIGHT if apart else 1)
         ]
-        self._hosts = hosts
-        self._device = torch.empty(words, dtype=torch.int64, device=device) if apart else hosts[0]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._device = (
+            torch.empty(words, dtype=torch.int64, device=device) if apart else self._hosts[0]
+        )
         self._apart = apart
-        self._copied: list[torch.cuda.Event | None] = [None] * len(hosts)
+        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
 
-    def fill(
-        self, longs: Sequence[Integers], ints: Sequence[npt.NDArray[np.int32]]
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """The arrays on the device, flat, in one copy. Their addresses follow from their sizes."""
-        sizes, small = [x.size for x in longs], [x.size for x in ints]
-        whole, words = sum(sizes), sum(sizes) + -(-sum(small) // 2)
+    def next(self) -> Integers:
+        """Host memory to be filled for the next step."""
         self._turn = (self._turn + 1) % len(self._hosts)
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()  # of two steps ago: long done
-        host = self._hosts[self._turn]
-        assert words <= host.shape[0], "a plan is larger than the limits that it was made for"
-        np.concatenate(longs, out=host.numpy()[:whole])
-        np.concatenate(ints, out=host.numpy()[whole:words].view(np.int32)[: sum(small)])
+        return self._arrays[self._turn]
+
+    def send(self, words: int) -> torch.Tensor:
+        """Its first words, on the device, always at the same address."""
         if self._apart:
-            self._device[:words].copy_(host[:words], non_blocking=True)
+            self._device[:words].copy_(self._hosts[self._turn][:words], non_blocking=True)
             self._copied[self._turn] = copied = torch.cuda.Event()
             copied.record()
-        there = self._device
-        return (
-            there[:whole].split(sizes),
-            there[whole:words].view(torch.int32)[: sum(small)].split(small),
-        )
+        return self._device[:words]
 
 
 class Batcher:
     """All slots of one worker, and the batches made of them."""
 
     def __init__(
-        self,
-        known: PositionCache,
-        slots: int,
-        chunk_tokens: int,
-        table: PageTable,
-        page_size: int,
+        self, known: PositionCache, slots: int, chunk_tokens: int, table: PageTable, page_size: int
     ) -> None:
         """At most `slots` sequences; a step computes at most `chunk_tokens` beside one token of
         each.
@@ -141,33 +137,32 @@ class Batcher:
         self._known = known
         self._page_size = page_size
         self._table = table
-        self._prompts: list[Prompt | None] = [None] * slots
-        self._opened = np.zeros(slots, np.int64)  # tokens that a slot was opened with
-        self._asked = np.zeros(slots, np.int64)  # of those, the prompt's
-        self._shift = np.zeros(slots, np.int64)  # from a later token's place to its position
-        self._seeds = np.zeros(slots, np.uint64)
+        self._slots: list[Slot | None] = [None] * slots
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
-        tokens = chunk_tokens + slots
-        # In the order of `build`: four or fewer numbers per token, two of splices, six per row.
-        self._staging = Staging(6 * tokens + 8 * slots + 2 * UPDATES + 8, device)
+        # Of each token: itself, three positions, its kv slot, perhaps a place in a splice. Of each
+        # row: its slot, three of its draw, and two halves. Of an update: a place and half a page.
+        self._staging = Staging(6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 2, device)
 
     def open(self, opened: Open) -> None:
         """A sequence enters a slot that is empty."""
-        slot = opened.slot
-        assert self._prompts[slot] is None, "a plan opens a slot that is in use"
+        assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         positions, following = self._known.sequence(
             len(opened.tokens), opened.spans, opened.images
         )  # [3, P]
-        self._prompts[slot] = Prompt(np.array(opened.tokens, np.int64), positions)
-        self._opened[slot] = len(opened.tokens)
-        self._asked[slot] = opened.prompt_length
-        # Every token after those known now is text: all three axes advance by one.
-        self._shift[slot] = following - len(opened.tokens)
-        self._seeds[slot] = opened.sampling.seed & (1 << 64) - 1
-        self._table.open(slot, opened.pages)
+        tokens = np.array(opened.tokens, np.int64)
+        sampling = opened.sampling
+        self._slots[opened.slot] = Slot(
+            tokens,
+            positions,
+            # Every token after those known now is text: all three axes advance by one.
+            following - len(tokens),
+            opened.prompt_length,
+            sampling.seed if sampling.temperature > 0.0 else None,
+        )
+        self._table.open(opened.slot, opened.pages)
 
     def close(self, slot: int) -> None:
-        self._prompts[slot] = None
+        self._slots[slot] = None
 
     def keep(self, draws: Draws, tokens: torch.Tensor) -> None:
         """These were drawn; the next step's rows of these slots begin with them."""
@@ -177,89 +172,119 @@ class Batcher:
         """The tensors of one step, valid until the next is built. Appends each row's new pages
         first.
         """
-        table = self._table
-        for row in plan.rows:
-            assert self._prompts[row.slot] is not None, "a plan names an empty slot"
-            if row.pages:
-                table.append(row.slot, row.pages)
-        slots, starts, lengths, sampled = np.array(
-            [(row.slot, row.start, row.length, row.sample) for row in plan.rows], np.int64
-        ).T
-        ends = starts + lengths
-        size = self._page_size
-        assert (ends <= table.counts[slots] * size).all(), "a row reaches beyond its pages"
-        q_starts = np.concatenate(([0], lengths.cumsum()))
-        of = np.repeat(np.arange(len(slots)), lengths)  # [T] row of each token
-        place = np.arange(len(of)) + (starts - q_starts[:-1])[of]  # in its sequence
-        owner = slots[of]
-        tokens, positions = self._values(slots, starts, q_starts, place, owner)
-        drawn = np.flatnonzero(starts >= self._opened[slots])
-        assert (lengths[drawn] == 1).all(), "a row lies in the tokens of an open, or is one later"
-        wanted = np.flatnonzero(sampled)
-        counts = ends[wanted] - self._asked[slots[wanted]]
-        points = uniforms(self._seeds[slots[wanted]], counts)
+        rows, table = plan.rows, self._table
+        q_starts = list(accumulate([row.length for row in rows], initial=0))
+        ends = [row.start + row.length for row in rows]
+        self._grow(rows)
+        host = self._staging.next()
+        total = q_starts[-1]
+        decoding = self._write_tokens(rows, q_starts, host[: 5 * total].reshape(5, total))
+        drawn = [index for index, row in enumerate(rows) if row.sample]
+        slots = [rows[index].slot for index in drawn]
+        counts, points = self._count(slots, [ends[index] for index in drawn])
+        splices = splice_rows(plan.splices)
         places, pages = table.take_updates()
-        longs, ints = self._staging.fill(
-            (
-                tokens,
-                positions.reshape(-1),
-                table.host[owner, place // size].astype(np.int64) * size + place % size,
-                slots,
-                splice_rows(plan.splices),
-                q_starts[1:][wanted] - 1,
-                slots[wanted],
-                points.view(np.int64),
-                q_starts[:-1][drawn],
-                slots[drawn],
-                places,
-            ),
-            (q_starts.astype(np.int32), ends.astype(np.int32), pages),
+        longs = [
+            *(row.slot for row in rows),
+            *(q_starts[index + 1] - 1 for index in drawn),
+            *slots,
+            *places,
+        ]
+        words = append(host, 5 * total, longs, points, splices, [*q_starts, *ends, *pages])
+        count, lines = len(drawn), len(rows)
+        sizes = (total, 3 * total, total, lines, count, count, len(places), count, len(splices))
+        there = self._staging.send(words).split([*sizes, words - sum(sizes)])
+        tokens, positions, out_slots, owners, sample_rows, drawing, updates, chances, shown, _ = (
+            there
         )
-        if places.size:
-            table.on_device.view(-1).index_copy_(0, longs[10], ints[2])
-        if drawn.size:
-            longs[0].index_copy_(0, longs[8], self._drawn.index_select(0, longs[9]))
+        ints = there[-1].view(torch.int32)
+        if places:
+            at = 2 * lines + 1
+            table.on_device.view(-1).index_copy_(0, updates, ints[at : at + len(places)])
+        if decoding:
+            torch.index_select(self._drawn, 0, owners[:decoding], out=tokens[:decoding])
         batch = Batch(
-            tokens=longs[0],
-            positions=longs[1].view(3, -1),
-            out_slots=longs[2],
-            slots=longs[3],
+            tokens=tokens,
+            positions=positions.view(3, total),
+            out_slots=out_slots,
+            slots=owners,
             page_table=table.on_device,
-            q_starts=ints[0],
-            kv_lengths=ints[1],
-            bounds=Bounds(int(lengths.max()), int(ends.max()), int(ends.sum())),
-            splice_rows=longs[4],
+            q_starts=ints[: lines + 1],
+            kv_lengths=ints[lines + 1 : 2 * lines + 1],
+            bounds=Bounds(max(row.length for row in rows), max(ends), sum(ends)),
+            splice_rows=shown,
             embeddings=embeddings.gather(
-                [(splice.key, splice.offset, splice.length) for splice in plan.splices]
+                [(each.key, each.offset, each.length) for each in plan.splices]
             ),
-            sample_rows=longs[5],
+            sample_rows=sample_rows,
         )
-        draws = Draws(
-            slots[wanted].tolist(), counts.tolist(), longs[6], longs[7].view(torch.float64)
-        )
-        return batch, draws
+        return batch, Draws(slots, counts, drawing, chances.view(torch.float64))
 
-    def _values(
-        self,
-        slots: Integers,
-        starts: Integers,
-        q_starts: Integers,
-        place: Integers,
-        owner: Integers,
-    ) -> tuple[Integers, Integers]:
-        """Tokens [T] and rotary positions [3, T]. Drawn tokens are put in on the device."""
-        tokens = np.zeros(len(place), np.int64)
-        positions = np.empty((3, len(place)), np.int64)
-        positions[:] = place + self._shift[owner]
-        for index in np.flatnonzero(starts < self._opened[slots]).tolist():
-            prompt = self._prompts[slots[index]]
-            assert prompt is not None
-            begin, end = q_starts[index], q_starts[index + 1]
-            part = slice(starts[index], starts[index] + end - begin)
-            assert part.stop <= len(prompt.tokens), "a row lies in the tokens of an open, or after"
-            tokens[begin:end] = prompt.tokens[part]
-            positions[:, begin:end] = prompt.positions[:, part]
-        return tokens, positions
+    def _grow(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.pages:
+                self._table.append(row.slot, row.pages)
+            held = len(self._table.lists[row.slot]) * self._page_size
+            assert row.start + row.length <= held, "a row reaches beyond its pages"
+
+    def _write_tokens(self, rows: Sequence[Row], q_starts: Sequence[int], into: Integers) -> int:
+        """Tokens, three rotary positions and kv slots, [5, T]. How many rows decode: they come
+        first, and their tokens are put in on the device.
+        """
+        size, lists, decoding = self._page_size, self._table.lists, 0
+        positions: list[int] = []
+        places: list[int] = []
+        for index, row in enumerate(rows):
+            slot = self._slots[row.slot]
+            assert slot is not None, "a plan names an empty slot"
+            start, end = row.start, row.start + row.length
+            if start >= len(slot.tokens):
+                assert row.length == 1 and decoding == index, "rows that decode come first"
+                decoding += 1
+                positions.append(start + slot.shift)
+                places.append(lists[row.slot][start // size] * size + start % size)
+                continue
+            assert end <= len(slot.tokens), "a row lies in the tokens of an open, or after them"
+            part = into[:, q_starts[index] : q_starts[index + 1]]
+            place = np.arange(start, end)
+            part[0] = slot.tokens[start:end]
+            part[1:4] = slot.positions[:, start:end]
+            part[4] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
+        if decoding:
+            into[1:4, :decoding] = positions
+            into[4, :decoding] = places
+        return decoding
+
+    def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Tokens drawn before in each slot, and the uniform number of the next draw."""
+        counts, points = [], []
+        for index, end in zip(slots, ends):
+            slot = self._slots[index]
+            assert slot is not None
+            count = end - slot.prompt_length
+            counts.append(count)
+            points.append(0.0 if slot.seed is None else uniform(slot.seed, count))
+        return counts, points
+
+
+def append(
+    host: Integers,
+    start: int,
+    longs: Sequence[int],
+    floats: Sequence[float],
+    rows: Integers,
+    ints: Sequence[int],
+) -> int:
+    """Write numbers into `host` from word `start` on, back to back; where they end."""
+    host[start : start + len(longs)] = longs
+    start += len(longs)
+    host[start : start + len(floats)].view(np.float64)[:] = floats
+    start += len(floats)
+    host[start : start + len(rows)] = rows
+    start += len(rows)
+    end = start + -(-len(ints) // 2)
+    host[start:end].view(np.int32)[: len(ints)] = ints
+    return end
 
 
 def splice_rows(splices: Sequence[Splice]) -> Integers:

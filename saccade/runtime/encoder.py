@@ -27,9 +27,9 @@ CPU_PACK = 1024
 
 An accelerator takes all pictures at once.
 """
-CPU_PIECE = 512
-"""Rows of a pack that a block of the tower takes at a time on a CPU: they stay in its caches, and
-between two pieces a step may end.
+CPU_PIECE = 1024
+"""Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
+pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (LOG.md).
 """
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
@@ -207,8 +207,8 @@ class PackBuffers:
 def cut_segments(
     lengths: Sequence[int], limit: int | None, device: torch.device
 ) -> tuple[Cut, ...]:
-    """Neighbouring segments with up to `limit` rows together, and longer ones in parts of about
-    that, as equal as can be. limit None: one cut.
+    """Neighbouring segments with up to `limit` rows together, and longer ones in equal parts of at
+    least that. limit None: one cut.
     """
 
     def segments(each: Sequence[int]) -> Segments:
@@ -222,7 +222,7 @@ def cut_segments(
         end = start + sum(each)
         whole = slice(start, end)
         if limit and sum(each) > limit:  # a single one
-            size = -(-(end - start) // -(-(end - start) // limit))
+            size = -(-(end - start) // ((end - start) // limit))
             for first in range(start, end, size):
                 rows = slice(first, min(first + size, end))
                 cuts.append(Cut(rows, whole, segments([rows.stop - rows.start])))

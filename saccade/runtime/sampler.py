@@ -13,17 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.nn.transfer import send
 from saccade.runtime.edits import Edits
 
-GOLDEN, FIRST, SECOND = (
-    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
-SALT = np.array([0x5ACCADE], np.uint64)
+_MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
 """On a CPU, a row whose draw lies among its so many best tokens needs no sort of all of them."""
 ROUNDING = 1e-5
@@ -32,20 +28,18 @@ NEUTRAL = 1.0, 0.0, 0.0
 """Repetition, presence and frequency penalties that change nothing."""
 
 
-def uniforms(
-    seeds: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) that each (seed, count) decides.
+def uniform(seed: int, count: int) -> float:
+    """A number in [0, 1) that (seed, count) decide.
 
     Two rounds of splitmix64 (Steele, Lea, Flood 2014), 53 bits kept.
     """
-    z = seeds
-    for word in (counts.astype(np.uint64), SALT):
-        z = z + word * GOLDEN + GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * FIRST
-        z = (z ^ (z >> np.uint64(27))) * SECOND
-        z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    z = seed & _MASK
+    for word in (count, 0x5ACCADE):
+        z = (z + word * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+    return (z >> 11) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +125,7 @@ class Sampler:
         if edited:
             self._edit(logits, draws, asked, edited)
         if masks is not None:
-            logits.masked_fill_(~unpack(masks, logits.shape[1]), -torch.inf)
+            logits.masked_fill_(forbidden(masks, logits.shape[1]), -torch.inf)
         tokens = self._choose(logits, draws, asked)
         if edited:
             self._edits.count([draws.rows[row] for row in edited], self._pick(tokens, edited))
@@ -245,8 +239,8 @@ def renormalise(probs: torch.Tensor) -> torch.Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
 
 
-def unpack(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Bits [D, words] int32 to booleans [D, vocab_size]."""
+def forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Where bits [D, words] int32 are 0, as booleans [D, vocab_size]."""
     shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks.unsqueeze(-1) >> shifts) & 1
-    return bits.flatten(1)[:, :vocab_size].bool()
+    return bits.flatten(1)[:, :vocab_size] == 0

@@ -57,10 +57,10 @@ def test_a_page_table_lists_the_pages_of_a_slot_in_order(page_size: int) -> None
     for page in pages[2:]:
         table.append(1, (page,))
     table.open(2, [7])
-    assert table.counts.tolist() == [0, len(pages), 1]
+    assert table.lists == [[], pages, [7]]
     assert table.on_device[1, : len(pages)].tolist() == pages
     table.open(1, [9])
-    assert table.counts[1] == 1 and int(table.on_device[1, 0]) == 9
+    assert table.lists[1] == [9] and int(table.on_device[1, 0]) == 9
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

@@ -20,6 +20,7 @@ from lab.checkpoint import make_checkpoint
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.protocol import Batch, Bounds, FamilyNet
 from saccade.nn.weights import Part
@@ -28,6 +29,7 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, eager
 from saccade.runtime.positions import PositionCache
+from saccade.runtime.sampler import Draws, Sampler
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -64,12 +66,15 @@ class Indexing(TorchFunctionMode):
 
 
 def part(x: torch.Tensor, index: object) -> torch.Tensor:
-    """x[index] for slices, None and a leading ellipsis."""
+    """x[index] for slices, numbers, None and a leading ellipsis."""
     parts = index if isinstance(index, tuple) else (index,)
     dim = 0
     for each in parts:
         if each is Ellipsis:
             dim = x.dim() - len(parts) + 1
+            continue
+        if isinstance(each, int):
+            x = aten.select(x, dim, each)
             continue
         if each is None:
             x = aten.unsqueeze(x, dim)
@@ -183,3 +188,32 @@ def test_a_language_model_stays_on_its_device(
     attention.plan(batch)
     logits = net.forward(batch, attention)
     assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [{}],
+        [{"temperature": 1.0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}],
+        [{}, {"temperature": 1.0, "repetition_penalty": 1.2}, {"logprobs": 3}],
+        [{"min_tokens": 4, "logit_bias": ((3, 1.0),), "frequency_penalty": 1.0}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_drawing_asks_for_no_value(gpu: None, asked: list[dict[str, object]], masked: bool) -> None:
+    vocab, count = 3000, len(asked)
+    sampler = Sampler(vocab, count, (1, 2), CUDA)
+    for slot, params in enumerate(asked):
+        sampler.open(slot, SamplingParams(**params), [5, 6, 7], 2)  # type: ignore[arg-type]
+    draws = Draws(
+        range(count),
+        [1] * count,
+        torch.empty(count, dtype=torch.int64, device=CUDA),
+        torch.empty(count, dtype=torch.float64, device=CUDA),
+    )
+    masks = torch.empty((count, 94), dtype=torch.int32, device=CUDA) if masked else None
+    logits = torch.empty((count, vocab), dtype=torch.float32, device=CUDA)
+    tokens, report = sampler(logits, draws, masks)
+    assert tokens.device == CUDA and tokens.shape == (count,) and tokens.dtype == torch.int64
+    assert (report is not None) == any("logprobs" in params for params in asked)

@@ -150,7 +150,7 @@ def test_ranks_end_an_encoding_in_the_same_step_with_the_bits_of_one_step(
         assert all(torch.equal(rows[key], wanted) for key, wanted in whole.items())
 
 
-def test_cuts_cover_all_rows_once_and_none_is_too_long() -> None:
+def test_cuts_cover_all_rows_once_and_none_is_too_short() -> None:
     def cuts(lengths: list[int]) -> list[tuple[int, int, int, int, list[int]]]:
         return [
             (
@@ -166,9 +166,8 @@ def test_cuts_cover_all_rows_once_and_none_is_too_long() -> None:
     assert cuts([4, 4, 0, 4]) == [(0, 8, 0, 8, [0, 4, 8]), (8, 12, 8, 12, [0, 4])]
     assert cuts([2, 25]) == [
         (0, 2, 0, 2, [0, 2]),
-        (2, 11, 2, 27, [0, 9]),
-        (11, 20, 2, 27, [0, 9]),
-        (20, 27, 2, 27, [0, 7]),
+        (2, 15, 2, 27, [0, 13]),
+        (15, 27, 2, 27, [0, 12]),
     ]
     (whole,) = cut_segments([4, 25], None, CPU)
     assert whole.rows == whole.keys == slice(0, 29)
