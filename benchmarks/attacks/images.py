@@ -14,6 +14,7 @@ import zlib
 import httpx
 import numpy as np
 import PIL.Image
+
 from benchmarks.abuse import attack
 
 PIL.Image.MAX_IMAGE_PIXELS = None

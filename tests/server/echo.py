@@ -144,8 +144,7 @@ class EchoEngine:
         for key, image in {image.key: image for image in request.images}.items():
             if key not in self._pixels:
                 self._pixels[key] = asyncio.get_running_loop().create_future()
-                height, width = (PATCH * patches for patches in image.grid[1:])
-                slot = self._slots.reserve(height, width)
+                slot = self._slots.reserve(image)
                 assert slot is not None
                 self._out.put_nowait(Output(want=((key, slot),)))
                 slots[key] = slot

@@ -20,7 +20,7 @@ from saccade.server.anthropic_body import (
     as_chat,
 )
 from saccade.server.anthropic_events import MessageStream, MessageUsage, error_body, whole_message
-from saccade.server.openai import ChatCompletionRequest
+from saccade.server.openai import CHAT
 from saccade.text.answer import AnswerReader
 
 PIXEL = "iVBORw0KGgo="
@@ -54,7 +54,7 @@ def sent(**fields: Any) -> ChatBody:
     message = client.messages.create(**{"model": "m", "max_tokens": 9, **fields})
     assert isinstance(message, Message)
     made = as_chat(msgspec.json.decode(bodies[0], type=MessagesRequest))
-    msgspec.convert(made.body, ChatCompletionRequest)  # as any chat
+    CHAT.read(bytearray(msgspec.json.encode(made.body)), 1 << 20)  # as any chat
     return made
 
 
