@@ -29,7 +29,11 @@ import httpx
 
 from tests.abuse.watch import Cost, watching
 
-MODULES = ("benchmarks.attacks.edge", "benchmarks.attacks.sources")
+MODULES = (
+    "benchmarks.attacks.edge",
+    "benchmarks.attacks.sources",
+    "benchmarks.attacks.images",
+)
 """Where attacks are defined; a module may hold any number of them."""
 LONGEST = 260
 """Seconds that an attack may take."""
