@@ -191,8 +191,7 @@ class Scheduler:
             self.waiting.add(rival)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
-        them.
+        """Oldest first; the youngest, later in this loop, may lose their pages to older ones.
 
         The youngest of all, if it cannot even decode, steps back too: it would keep pages and token
         budget from an older one.
