@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from saccade.cache.popularity import (
-    MIN_CACHED_IMAGES,
     MAX_USES_COUNTED,
+    MIN_CACHED_IMAGES,
     USES_PER_CACHED_IMAGE,
     Popularity,
 )
