@@ -2,8 +2,8 @@
 bounded number of them.
 
 Counts are halved every so many uses, so that what was popular once does not stay so. Nothing counts
-for more than `MAX_USES_COUNTED`: from there on when it was last used decides, or a picture shown all day
-yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
+for more than `MAX_USES_COUNTED`: from there on when it was last used decides, or an image shown all
+day yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
 """
 
 from __future__ import annotations
