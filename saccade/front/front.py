@@ -475,8 +475,9 @@ class Front:
 
 
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
-    """One engine request per answer wanted; their seeds count up."""
+    """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
+    group = request.group or request.id
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
         yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)

@@ -191,21 +191,21 @@ class Scheduler:
             self.waiting.add(rival)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Oldest first; the youngest, later in this loop, may lose their pages to whoever is before
-        them.
+        """Oldest first; the youngest, later in this loop, may lose their pages to older ones.
 
         The youngest of all, if it cannot even decode, steps back too: it would keep pages and token
         budget from an older one.
         """
+        size, limit = self.pool.page_size, self.token_limit
         for sequence in tuple(self.running):
             run = sequence.run
-            if run is None:
-                continue
-            if not sequence.may_draw(self.token_limit):
-                continue  # the plans in flight draw its last token
+            if run is None or not sequence.may_draw(limit):
+                continue  # it lost its pages, or the plans in flight draw its last token
             if not sequence.decoding:
                 self._prefill(sequence, run, builder)
-            elif self._claim(sequence, run, run.planned + 1) > run.planned:
+            elif run.planned < len(run.pages) * size or (
+                self._claim(sequence, run, run.planned + 1) > run.planned
+            ):
                 builder.decode(sequence, run)
             elif not (run.drawing or self._pages_in_flight):
                 self._preempt(sequence)

@@ -271,6 +271,8 @@ class Worker:
             and end <= len(seat.tokens) <= self.limits.context_length
         )
         assert row.sample == (end == len(seat.tokens))
+        most = seat.open.prompt_length + seat.open.sampling.max_tokens
+        assert end + row.sample <= most, "a token is drawn beyond max_tokens"
         assert (
             end <= len(seat.pages) * size
             and 0 not in seat.pages
