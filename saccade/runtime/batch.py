@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, uniform
 
 Integers = npt.NDArray[np.int64]
+FLOAT, LONG = Struct("d"), Struct("q")
 IN_FLIGHT = 2
 """Plans that may be begun before the first one's result is read."""
 UPDATES = 4096
@@ -189,8 +191,9 @@ class Batcher:
             *(q_starts[index + 1] - 1 for index in drawn),
             *slots,
             *places,
+            *map(bits, points),
         ]
-        words = append(host, 5 * total, longs, points, splices, [*q_starts, *ends, *pages])
+        words = append(host, 5 * total, longs, splices, [*q_starts, *ends, *pages])
         count, lines = len(drawn), len(rows)
         sizes = (total, 3 * total, total, lines, count, count, len(places), count, len(splices))
         there = self._staging.send(words).split([*sizes, words - sum(sizes)])
@@ -268,23 +271,23 @@ class Batcher:
 
 
 def append(
-    host: Integers,
-    start: int,
-    longs: Sequence[int],
-    floats: Sequence[float],
-    rows: Integers,
-    ints: Sequence[int],
+    host: Integers, start: int, longs: Sequence[int], rows: Integers, ints: Sequence[int]
 ) -> int:
     """Write numbers into `host` from word `start` on, back to back; where they end."""
     host[start : start + len(longs)] = longs
     start += len(longs)
-    host[start : start + len(floats)].view(np.float64)[:] = floats
-    start += len(floats)
-    host[start : start + len(rows)] = rows
-    start += len(rows)
+    if len(rows):
+        host[start : start + len(rows)] = rows
+        start += len(rows)
     end = start + -(-len(ints) // 2)
     host[start:end].view(np.int32)[: len(ints)] = ints
     return end
+
+
+def bits(value: float) -> int:
+    """Those of a float64, as an int64."""
+    whole: int = LONG.unpack(FLOAT.pack(value))[0]
+    return whole
 
 
 def splice_rows(splices: Sequence[Splice]) -> Integers:

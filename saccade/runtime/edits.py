@@ -1,110 +1,134 @@
 """What changes a row's logits before a token is drawn: penalties for tokens that have been, biases,
 and bans on an early end.
 
-Owns one line of the vocabulary's length for each sequence that asks for any of these, on the
-device, and counts there the tokens that are drawn.
+Owns, for each sequence that asks for any of these, its tokens and their counts on the device, where
+drawn tokens are added without the host knowing them. Only the values concerned are read and
+written: a pass over a whole vocabulary would cost as much as the choice itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from saccade.core.types import SamplingParams
 from saccade.nn.transfer import send
 
+NEUTRAL = 1.0, 0.0, 0.0
+"""Repetition, presence and frequency penalties that change nothing."""
+ROOM = 256
+"""Tokens that a history has room for beside those that it begins with, at first."""
 
-class Edits:
-    """Lines by slot. There are as many lines as sequences have had one at the same time, or up to
-    twice as many.
-    """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._device = device
-        self._seen = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
-        self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
-        self._bias = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
-        self._banned = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
-        self._lines: dict[int, int] = {}  # slot -> line
-        self._free: list[int] = []
+def penalties(params: SamplingParams) -> tuple[float, float, float]:
+    """For repetition, presence and frequency."""
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._lines
 
-    def open(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        prompt_length: int,
-        bias: Sequence[tuple[int, float]],
-        bans: Sequence[int],
+def wants_edits(params: SamplingParams) -> bool:
+    return penalties(params) != NEUTRAL or bool(params.logit_bias) or params.min_tokens > 0
+
+
+class History:
+    """Tokens of one sequence, some perhaps twice, and how often its answer has each."""
+
+    def __init__(
+        self, tokens: Sequence[int], prompt_length: int, vocab_size: int, device: torch.device
     ) -> None:
-        """A sequence that asks for something: its prompt and answer so far, what to add to the
-        logits of which tokens, and which may not end it early.
-        """
-        if not self._free:
-            self._grow()
-        line = self._lines[slot] = self._free.pop()
-        for lines in (self._seen, self._counts, self._bias, self._banned):
-            lines[line].zero_()
-        if tokens:
-            self._seen[line].index_fill_(0, self._send(tokens), True)
-        if output := tokens[prompt_length:]:
-            values, counts = np.unique(np.array(output, np.int64), return_counts=True)
-            counted = send(counts.astype(np.float32), self._device)
-            self._counts[line].index_copy_(0, send(values, self._device), counted)
-        if bias:
-            ids, amounts = zip(*bias)
-            added = send(np.array(amounts, np.float32), self._device)
-            self._bias[line].index_copy_(0, self._send(ids), added)
-        if bans:
-            self._banned[line].index_fill_(0, self._send(bans), True)
+        self.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        values, counts = np.unique(np.array(tokens[prompt_length:], np.int64), return_counts=True)
+        if values.size:
+            counted = send(counts.astype(np.float32), device)
+            self.counts.index_copy_(0, send(values, device), counted)
+        seen = np.unique(np.array(tokens, np.int64))
+        self._ids = torch.empty(len(seen) + ROOM, dtype=torch.int64, device=device)
+        self._ids[: len(seen)].copy_(send(seen, device))
+        self._length = len(seen)
+        self._one = torch.ones(1, dtype=torch.float32, device=device)
 
-    def close(self, slot: int) -> None:
-        if slot in self._lines:
-            self._free.append(self._lines.pop(slot))
+    @property
+    def ids(self) -> torch.Tensor:
+        return self._ids[: self._length]
 
-    def apply(
-        self,
-        logits: torch.Tensor,
-        slots: Sequence[int],
-        penalties: torch.Tensor,
-        early: Sequence[bool],
-    ) -> None:
-        """Change `logits` [E, V] of `slots` in place. penalties: [E, 3], for repetition, presence,
-        frequency. early: whose answer may not end yet.
+    def add(self, token: torch.Tensor) -> None:
+        """`token` [1] was drawn."""
+        if self._length == len(self._ids):
+            self._ids = torch.cat((self._ids, torch.empty_like(self._ids)))
+        self._ids[self._length : self._length + 1].copy_(token)
+        self._length += 1
+        self.counts.index_add_(0, token, self._one)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What one sequence asks for. `bias`: tokens, and what is added to their logits."""
+
+    params: SamplingParams
+    history: History | None
+    bias: tuple[torch.Tensor, torch.Tensor] | None
+    bans: torch.Tensor | None
+
+    def apply(self, row: torch.Tensor, count: int) -> None:
+        """Change the logits [V] of the next token in place; `count` were drawn before.
 
         Repetition penalty: Keskar et al. 2019 (CTRL), over prompt and output. Presence and
         frequency: OpenAI's, over the output.
         """
-        lines = self._send([self._lines[slot] for slot in slots])
-        repetition, presence, frequency = penalties.split(1, dim=1)
-        harder = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits.copy_(torch.where(self._seen.index_select(0, lines), harder, logits))
-        counts = self._counts.index_select(0, lines)
-        logits.sub_(presence * (counts > 0) + frequency * counts)
-        logits.add_(self._bias.index_select(0, lines))
-        if any(early):
-            held = send(np.array(early, np.bool_), self._device).unsqueeze(1)
-            logits.masked_fill_(self._banned.index_select(0, lines) & held, -torch.inf)
+        if self.history is not None:
+            repetition, presence, frequency = penalties(self.params)
+            ids = self.history.ids
+            values = row.index_select(0, ids)
+            harder = torch.where(values > 0, values / repetition, values * repetition)
+            counts = self.history.counts.index_select(0, ids)
+            # A token that stands there twice gets the same value twice.
+            row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
+        if self.bias is not None:
+            row.index_add_(0, *self.bias)
+        if self.bans is not None and count < self.params.min_tokens:
+            row.index_fill_(0, self.bans, -torch.inf)
 
-    def count(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """These were drawn, one [E] for each slot."""
-        lines = self._send([self._lines[slot] for slot in slots])
-        places = lines * self._seen.shape[1] + tokens
-        self._seen.view(-1).index_fill_(0, places, True)
-        ones = torch.ones(len(slots), dtype=torch.float32, device=self._device)
-        self._counts.view(-1).index_add_(0, places, ones)
 
-    def _grow(self) -> None:
-        had = len(self._seen)
-        more = max(1, had)
-        self._free += range(had, had + more)
-        self._seen, self._counts, self._bias, self._banned = (
-            torch.cat((lines, lines.new_zeros((more, lines.shape[1]))))
-            for lines in (self._seen, self._counts, self._bias, self._banned)
-        )
+class Edits:
+    """Those of all slots."""
 
-    def _send(self, numbers: Sequence[int]) -> torch.Tensor:
-        return send(np.array(numbers, np.int64), self._device)
+    def __init__(self, vocab_size: int, stop_ids: Sequence[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._stop_ids = tuple(stop_ids)
+        self._device = device
+        self._edits: dict[int, Edit] = {}
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._edits
+
+    def open(
+        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
+    ) -> None:
+        """A sequence enters `slot`: its prompt and the answer so far."""
+        if not wants_edits(params):
+            return
+        device, history, bias, bans = self._device, None, None, None
+        if penalties(params) != NEUTRAL:
+            history = History(tokens, prompt_length, self._vocab_size, device)
+        if params.logit_bias:
+            ids, amounts = zip(*params.logit_bias)
+            added = send(np.array(amounts, np.float32), device)
+            bias = send(np.array(ids, np.int64), device), added
+        if params.min_tokens:
+            ends = (*self._stop_ids, *params.stop_token_ids)
+            bans = send(np.array(ends, np.int64), device)
+        self._edits[slot] = Edit(params, history, bias, bans)
+
+    def close(self, slot: int) -> None:
+        self._edits.pop(slot, None)
+
+    def apply(self, slot: int, row: torch.Tensor, count: int) -> None:
+        """Change the logits [V] of the next token of `slot` in place."""
+        self._edits[slot].apply(row, count)
+
+    def add(self, slot: int, token: torch.Tensor) -> None:
+        """`token` [1] was drawn there."""
+        if (history := self._edits[slot].history) is not None:
+            history.add(token)

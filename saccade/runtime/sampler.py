@@ -24,8 +24,6 @@ NUCLEUS_TOKENS = 1024
 """On a CPU, a row whose draw lies among its so many best tokens needs no sort of all of them."""
 ROUNDING = 1e-5
 """Probability that rounding may move from one side of a bound to the other."""
-NEUTRAL = 1.0, 0.0, 0.0
-"""Repetition, presence and frequency penalties that change nothing."""
 
 
 def uniform(seed: int, count: int) -> float:
@@ -84,26 +82,21 @@ class Sampler:
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
     ) -> None:
         self._vocab_size = vocab_size
-        self._stop_ids = tuple(stop_ids)
         self._device = device
         self._asked: list[SamplingParams] = [SamplingParams()] * slots
-        # temperature, top-p, min-p; repetition, presence and frequency penalties
-        self._params = torch.zeros((slots, 6), dtype=torch.float32, device=device)
-        self._edits = Edits(vocab_size, device)
+        # temperature, top-p, min-p
+        self._params = torch.zeros((slots, 3), dtype=torch.float32, device=device)
+        self._edits = Edits(vocab_size, stop_ids, device)
 
     def open(
         self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
     ) -> None:
         """A sequence enters `slot`: its prompt, and the answer so far."""
         self._asked[slot] = params
-        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-        edits = penalties != NEUTRAL or bool(params.logit_bias) or params.min_tokens > 0
-        if params.temperature > 0.0 or edits:
-            row = np.array((params.temperature, params.top_p, params.min_p, *penalties), np.float32)
+        if params.temperature > 0.0:
+            row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
             self._params[slot].copy_(send(row, self._device))
-        if edits:
-            bans = (*self._stop_ids, *params.stop_token_ids) if params.min_tokens else ()
-            self._edits.open(slot, tokens, prompt_length, params.logit_bias, bans)
+        self._edits.open(slot, params, tokens, prompt_length)
 
     def close(self, slot: int) -> None:
         self._asked[slot] = SamplingParams()
@@ -121,14 +114,14 @@ class Sampler:
         wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
-        edited = [row for row, slot in enumerate(draws.rows) if slot in self._edits]
-        if edited:
-            self._edit(logits, draws, asked, edited)
+        edited = [(row, slot) for row, slot in enumerate(draws.rows) if slot in self._edits]
+        for row, slot in edited:
+            self._edits.apply(slot, logits[row], draws.counts[row])
         if masks is not None:
             logits.masked_fill_(forbidden(masks, logits.shape[1]), -torch.inf)
         tokens = self._choose(logits, draws, asked)
-        if edited:
-            self._edits.count([draws.rows[row] for row in edited], self._pick(tokens, edited))
+        for row, slot in edited:
+            self._edits.add(slot, tokens[row : row + 1])
         if raw is None:
             return tokens, None
         tops = [asked[row].logprobs or 0 for row in wants]
@@ -155,22 +148,6 @@ class Sampler:
             tokens.index_copy_(0, index, found)
         return tokens
 
-    def _edit(
-        self,
-        logits: torch.Tensor,
-        draws: Draws,
-        asked: Sequence[SamplingParams],
-        edited: Sequence[int],
-    ) -> None:
-        """Apply penalties, biases and bans on early stops, in place."""
-        slots = [draws.rows[row] for row in edited]
-        early = [draws.counts[row] < asked[row].min_tokens for row in edited]
-        penalties = self._params.index_select(0, self._send(slots))[:, 3:]
-        rows = self._pick(logits, edited)
-        self._edits.apply(rows, slots, penalties, early)
-        if rows is not logits:
-            logits.index_copy_(0, self._send(edited), rows)
-
     def _pick(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Rows of `x`; itself where they are all."""
         return x if len(rows) == len(x) else x.index_select(0, self._send(rows))
@@ -187,7 +164,7 @@ class Sampler:
     ) -> torch.Tensor:
         """Tokens [D] of rows [D, V] whose temperature is above 0."""
         vocab = logits.shape[-1]
-        temperature, top_p, min_p = self._params.index_select(0, slots)[:, :3].split(1, dim=1)
+        temperature, top_p, min_p = self._params.index_select(0, slots).split(1, dim=1)
         limits = [min(params.top_k, vocab) if params.top_k > 0 else vocab for params in asked]
         scaled = logits / temperature
         probs, order, whole = best_probs(scaled, limits, top_p, min_p, points)

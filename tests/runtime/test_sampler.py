@@ -149,15 +149,17 @@ def test_a_draw_is_the_same_after_a_preemption() -> None:
 
 def test_penalties_follow_their_formulas() -> None:
     row = logits()[0]
-    edits = Edits(VOCAB, torch.device("cpu"))
-    edits.open(3, [1, 2, 9, 9], 2, (), ())
-    got = row.clone().unsqueeze(0)
-    edits.apply(got, [3], torch.tensor([[1.5, 0.3, 0.2]]), [False])
+    edits = Edits(VOCAB, (), torch.device("cpu"))
+    params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+    edits.open(3, params, [1, 2, 9], 2)
+    edits.add(3, torch.tensor([9]))
+    got = row.clone()
+    edits.apply(3, got, 2)
     want = row.clone()
     for token in (1, 2, 9):
         want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
     want[9] -= 0.3 + 2 * 0.2
-    torch.testing.assert_close(got[0], want)
+    torch.testing.assert_close(got, want)
 
 
 def test_a_slot_forgets_whoever_had_it_before() -> None:
