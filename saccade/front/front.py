@@ -477,7 +477,6 @@ class Front:
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
-    group = request.group or request.id
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
         yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)

@@ -83,9 +83,7 @@ class Shown:
         factor = net.spec.image_rules.factor
         pixels = picture(7 * factor, 9 * factor, seed=1)
         self.arena = Arena.create(1 << 20)
-        offset = self.arena.allocate(pixels.nbytes)
-        assert offset is not None
-        slot = PixelSlot(offset, *pixels.shape[:2])
+        slot = PixelSlot(0, *pixels.shape[:2])
         self.arena.view(slot)[:] = pixels
         self.worker = Worker(net, replace(CONFIG, **changes), self.arena)  # type: ignore[arg-type]
         self.grid = net.spec.grid(*pixels.shape[:2])
