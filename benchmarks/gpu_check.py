@@ -52,7 +52,7 @@ COMMON = (
     *("torch", "numpy", "safetensors", "tokenizers", "blake3", "tqdm", "rich"),
     *("cyclopts", "attrs", "docstring_parser", "rich_rst"),
 )
-ENGINE = ("msgspec", "psutil", "zmq")
+ENGINE = ("msgspec", "psutil")
 SERVER = (
     *(
         "uvicorn",
@@ -76,7 +76,7 @@ NEEDS = {
     "encoder": COMMON,
     "chat": (*COMMON, *ENGINE, *SERVER, "aiohttp"),
 }
-PACKAGES = {"zmq": "pyzmq", "PIL": "pillow"}
+PACKAGES = {"PIL": "pillow"}
 """What an import is called as a package, where that differs."""
 
 

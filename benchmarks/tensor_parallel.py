@@ -4,8 +4,8 @@ on one rank and on two.
     python benchmarks/tensor_parallel.py [--rounds 5] [--hidden 512] [--layers 8]
 
 Steps run on a random Qwen3-VL checkpoint, float32, in turns: one rank with one thread and with two,
-two ranks with one thread each. Medians, with the 90th percentile in brackets. The plan goes over
-socket pairs, as in the engine, and over ZeroMQ for comparison.
+two ranks with one thread each, always in processes of their own. Medians, with the 90th percentile
+in brackets.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import torch
-import zmq
 from rich.console import Console
 from rich.table import Table
 
 from saccade.core.arena import Arena
-from saccade.core.config import EncoderMode, EngineConfig, ParallelConfig
+from saccade.core.child import Channel, Child, Codec, Disconnected, enter
+from saccade.core.config import AllReduce, EncoderMode, EngineConfig
 from saccade.core.options import engine_environment
-from saccade.core.plan import Open, Plan, Row, Sampled
+from saccade.core.plan import Open, Plan, Row, StepResult
 from saccade.core.types import SamplingParams
-from saccade.engine.engine import Workers
-from saccade.engine.ranks import Ranks
-from saccade.parallel import Backend, join, leave, meeting_place
-from saccade.runtime.rank import Load, load
-from saccade.runtime.worker import Worker
+from saccade.families.registry import load_spec
+from saccade.parallel import Backend, join, leave
+from saccade.runtime.weights import load_net
 from tests.checkpoints import make_checkpoint, picture
 from tests.engine.harness import Harness
+from tests.parallel.crew import ProcessCrew
 
 ENCODER = msgspec.msgpack.Encoder()
 PLANS = {
@@ -67,19 +67,29 @@ def spread(seconds: Sequence[float], unit: float = 1e3) -> str:
     )
 
 
-# ---- the other process: `tensor_parallel.py listen SOCKET_FD ADDRESS` and `tensor_parallel.py sum
-# BACKEND FD`
+# ---- the other process: a child that listens for plans, and `tensor_parallel.py sum BACKEND FD`
 
 
-def listen(socket: Connection, address: str) -> None:
-    """Decode plans from the socket pair, then from ZeroMQ; say when each was ready."""
-    decoder = msgspec.msgpack.Decoder(Plan)
-    peer = zmq.Context().socket(zmq.PAIR)
-    peer.connect(address)
-    for receive in (socket.recv_bytes, peer.recv):
-        while message := receive():
-            decoder.decode(message)
-            socket.send(time.monotonic())
+@dataclass(frozen=True)
+class Listening:
+    """The boot message of the child that listens."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """When a plan was ready."""
+
+    when: float
+
+
+def listen() -> None:
+    """Decode plans; say when each was ready."""
+    _, parent = enter(Listening)
+    channel: Channel[Decoded, Plan] = Channel(parent.socket, Codec(Decoded, Plan))
+    with suppress(Disconnected):
+        while True:
+            channel.receive()
+            channel.send(Decoded(time.monotonic()))
 
 
 def sum_up(backend: Backend, fd: int, rank: int) -> list[tuple[tuple[int, int], list[float]]]:
@@ -107,40 +117,34 @@ def other(*arguments: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]
 # ---- what is measured
 
 
-def broadcast(table: Table, folder: Path) -> None:
+def broadcast(table: Table) -> None:
     """Encoding and writing (what the engine waits for), and until the plan is decoded in the other
     process.
     """
-    ours, theirs = Pipe()
-    address = f"ipc://{folder}/plans"
-    peer = zmq.Context().socket(zmq.PAIR)
-    peer.bind(address)
-    process = other("listen", str(theirs.fileno()), address, fds=(theirs.fileno(),))
-    ways: dict[str, Callable[[bytes], object]] = {
-        "socket pair": ours.send_bytes,
-        "ZeroMQ": peer.send,
-    }
-    for way, send in ways.items():
-        for name, plan in PLANS.items():
-            busy, there = [], []
-            for _ in range(300):
-                begun = time.monotonic()
-                send(ENCODER.encode(plan))
-                busy.append(time.monotonic() - begun)
-                there.append(ours.recv() - begun)
-                time.sleep(0.001)
-            table.add_row(
-                f"plan, {name} ({len(ENCODER.encode(plan))} bytes)",
-                way,
-                f"sent {spread(busy)}, decoded {spread(there)}",
-            )
-        send(b"")
-    process.wait()
+    root = str(Path(__file__).parent.parent)
+    child = Child.spawn(
+        "benchmarks.tensor_parallel", Listening(), environment=os.environ | {"PYTHONPATH": root}
+    )
+    channel: Channel[Plan, Decoded] = Channel(child.socket, Codec(Plan, Decoded))
+    for name, plan in PLANS.items():
+        busy, there = [], []
+        for _ in range(300):
+            begun = time.monotonic()
+            channel.send(plan)
+            busy.append(time.monotonic() - begun)
+            there.append(channel.receive().when - begun)
+            time.sleep(0.001)
+        table.add_row(
+            f"plan, {name} ({len(ENCODER.encode(plan))} bytes)",
+            "core/child.py",
+            f"sent {spread(busy)}, decoded {spread(there)}",
+        )
+    child.end_sync()
 
 
 def all_reduce(table: Table) -> None:
     for backend in ("shm", "gloo"):
-        fd = meeting_place()
+        fd = os.memfd_create("ranks")
         process = other("sum", backend, str(fd), fds=(fd,))
         for shape, times in sum_up(backend, fd, 0):  # type: ignore[arg-type]
             table.add_row(f"all-reduce of {list(shape)} float32, 2 ranks", backend, spread(times))
@@ -148,31 +152,7 @@ def all_reduce(table: Table) -> None:
 
 
 class Timed:
-    """Executes plans and notes what each kind of step took."""
-
-    def __init__(self, workers: Workers, threads: int) -> None:
-        self.workers, self.threads = workers, threads
-        self.times: dict[str, list[float]] = {}
-
-    def execute(self, plan: Plan) -> Sampled:
-        torch.set_num_threads(self.threads)
-        kind = (
-            "encode and prefill"
-            if plan.encode
-            else "prefill"
-            if plan.num_tokens > 64
-            else f"decode, {len(plan.rows)} rows"
-        )
-        if not plan.rows:
-            return self.workers.execute(plan)
-        begun = time.perf_counter()
-        sampled = self.workers.execute(plan)
-        self.times.setdefault(kind, []).append(time.perf_counter() - begun)
-        return sampled
-
-
-class Several:
-    """Hires one rank, or this process and real rank processes."""
+    """Executes plans on worker processes and notes what each kind of step took."""
 
     def __init__(
         self,
@@ -180,22 +160,30 @@ class Several:
         size: int,
         threads: int,
         arena: Arena,
-        backend: Backend = "shm",
+        backend: AllReduce = "shm",
         encoder: EncoderMode = "weights",
     ) -> None:
-        parallel = ParallelConfig(size, encoder, backend, step_timeout=600.0)
-        self.wanted = Load(
-            0, str(folder), "cpu", "float32", "auto", threads, parallel, meeting_place()
-        )
-        self.ranks = Ranks(self.wanted, arena, lambda why: sys.exit(why)) if size > 1 else None
-        self.net, self.shard = load(self.wanted)
+        self.crew = ProcessCrew(size, arena)
+        self.crew.load(folder, encoder, backend, threads, step_timeout=600.0)
+        self.times: dict[str, list[float]] = {}
 
     def hire(self, config: EngineConfig, arena: Arena) -> Timed:
-        worker = Worker(self.net, config, arena, self.shard, self.wanted.parallel.encoder)
-        if self.ranks:
-            self.ranks.wait_loaded()
-            self.ranks.begin(config, worker)
-        return Timed(self.ranks or worker, self.wanted.threads)
+        self.crew.hire(config, arena)
+        return self
+
+    def execute(self, plan: Plan) -> StepResult:
+        kind = (
+            "encode and prefill"
+            if plan.encode
+            else "prefill"
+            if plan.num_tokens > 64
+            else f"decode, {len(plan.rows)} rows"
+        )
+        begun = time.perf_counter()
+        result = self.crew.execute(plan)
+        if plan.rows:
+            self.times.setdefault(kind, []).append(time.perf_counter() - begun)
+        return result
 
 
 def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
@@ -225,14 +213,17 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
         vision=vision | {"deepstack_visual_indexes": [1, 3]},
     )
     arena = Arena.create(64 << 20)
-    crews = {f"1 rank, {threads} threads": Several(folder, 1, threads, arena) for threads in (1, 2)}
+    crews = {f"1 rank, {threads} threads": Timed(folder, 1, threads, arena) for threads in (1, 2)}
     crews |= {
-        f"2 ranks, shm, {mode}": Several(folder, 2, 1, arena, encoder=mode)
+        f"2 ranks, shm, {mode}": Timed(folder, 2, 1, arena, encoder=mode)
         for mode in get_args(EncoderMode)
     }
-    crews |= {"2 ranks, gloo, weights": Several(folder, 2, 1, arena, "gloo")}
+    crews |= {"2 ranks, gloo, weights": Timed(folder, 2, 1, arena, "gloo")}
+    net = load_net(
+        load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False
+    )
     harnesses = {
-        name: Harness(crew.net, crew, arena, kv_pages=1024, prefix_cache=False)
+        name: Harness(net, crew, arena, kv_pages=1024, prefix_cache=False)
         for name, crew in crews.items()
     }
     for round in range(options.rounds):
@@ -248,13 +239,11 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
             )
             harness.run([harness.request("long", [n % 200 for n in range(512)], max_tokens=32)])
             harness.run([harness.request(str(n), [n + 1, 7], max_tokens=32) for n in range(8)])
-    for name, harness in harnesses.items():
-        for kind, times in harness.worker.times.items():  # type: ignore[attr-defined]
+    for name, crew in crews.items():
+        for kind, times in crew.times.items():
             if len(times) >= options.rounds:
                 table.add_row(f"step: {kind}", name, spread(times))
-    for crew in crews.values():
-        if crew.ranks:
-            crew.ranks.close()
+        crew.crew.close()
 
 
 def main() -> None:
@@ -272,15 +261,15 @@ def main() -> None:
         title=f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}",
     )
     with tempfile.TemporaryDirectory() as folder:
-        broadcast(table, Path(folder))
+        broadcast(table)
         all_reduce(table)
         steps(table, Path(folder) / "model", options)
     Console().print(table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["listen"]:
-        listen(Connection(int(sys.argv[2])), sys.argv[3])
+    if len(sys.argv) == 4 and sys.argv[1].isdigit():
+        listen()
     elif sys.argv[1:2] == ["sum"]:
         sum_up(sys.argv[2], int(sys.argv[3]), 1)  # type: ignore[arg-type]
     elif os.environ == engine_environment():

@@ -23,6 +23,7 @@ from lab.options import EvictionOptions, Policy
 from lab.policies import POLICIES
 from lab.results import make_room
 from lab.trace import show
+from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Image, ImageKey
 from saccade.tools.bench.pictures import parse_resolution
@@ -125,7 +126,7 @@ def show_all(traffic: Traffic, policy: Policy, budget: int) -> tuple[float, floa
     """
     per_token = H200.machine.embedding_bytes
     room = sum(image.num_tokens for image in traffic.images) * per_token * budget // 100
-    cache = POLICIES[policy](EmbeddingBudgets(room), per_token)
+    cache = EmbeddingCache(EmbeddingBudgets(room), per_token, worth=POLICIES[policy])
     found = np.empty(len(traffic.shown), dtype=bool)
     for place, number in enumerate(traffic.shown.tolist()):
         image = traffic.images[number]

@@ -48,8 +48,9 @@ from saccade.core.plan import PixelSlot
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.kernels.patchify import patchify
-from saccade.media.content import Budget, digest, identify, probe
+from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, resize_into
+from saccade.media.header import probe
 from saccade.media.media import ImageSource, Media
 from saccade.tools.bench.pictures import DrawnImage, data_url, encode, parse_size
 from saccade.tools.options import Format, ImageContent
@@ -204,8 +205,8 @@ class Ours:
         self._spec = spec
         workers = [
             child.pid
-            for child in psutil.Process().children()
-            if "saccade.media.decode_worker" in child.cmdline()
+            for child in psutil.Process().children(recursive=True)
+            if child.name() == "saccade-decode"
         ]
         assert len(workers) == 1
         self._clock = CpuClock(*workers)
@@ -220,7 +221,7 @@ class Ours:
             ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
         )
         media.hold(picture)
-        media.free(await media.pixels(picture.image.key))
+        await media.decode(picture.image.key, PixelSlot(0, *picture.size))
         media.release(picture)
         return cls(media, arena, spec)
 
@@ -229,11 +230,9 @@ class Ours:
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
         self._media.hold(picture)
-        self._media.decode_ahead(picture)
-        slot = await self._media.pixels(picture.image.key)
+        slot = PixelSlot(0, *picture.size)
+        await self._media.decode(picture.image.key, slot)
         self._patches(self._arena.view(slot))
-        self._media.confirm([picture.image.key])
-        self._media.free(slot)
         self._media.release(picture)
         return Sample(self._clock.ms() - begun, slot.nbytes)
 
@@ -243,7 +242,6 @@ class Ours:
         for _ in range(SEEN_AT_ONCE):
             picture = await self._media.open(ImageSource(url, "picture"), "")
             self._media.hold(picture)
-            self._media.decode_ahead(picture)
             self._media.release(picture)
         return Sample((self._clock.ms() - begun) / SEEN_AT_ONCE, 0)
 
@@ -259,10 +257,11 @@ class Ours:
         target = self._bench.view(slot)
         encoded = memoryview(data)
         if found.upright == content.size and found.orientation == 1:
-            lap("decode", len(data), lambda: decode_into(target, encoded, found.upright, 1))
+            lap("decode", len(data), lambda: decode_into([target], encoded, found.upright, 1))
         else:
-            pixels = lap("decode", len(data), lambda: decode(encoded, found.orientation))
-            lap("resize", pixels.nbytes, lambda: resize_into(target, pixels))
+            upright, strips = lap("decode", len(data), lambda: decode(encoded, found.orientation))
+            pixel_bytes = 3 * upright[0] * upright[1]
+            lap("resize", pixel_bytes, lambda: resize_into([target], upright, strips))
         lap("patches", slot.nbytes, lambda: self._patches(target))
         return lap.done
 

@@ -19,7 +19,7 @@ from lab.outcome import Outcome, StepCounts, tiers
 from lab.router import Router
 from lab.trace import Call, RequestTrace, Shown, page_names
 from saccade.cache.content import Content
-from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.embeddings import EmbeddingCache, Worth, saved_encoding
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.plan import Move
@@ -30,12 +30,10 @@ from saccade.tools.bench.measure import Distribution
 class QueuedServer:
     """One replica: its caches, and when it will have done what has come in so far (ms)."""
 
-    def __init__(
-        self, machine: Machine, costs: Costs, grain: int, cache: type[EmbeddingCache]
-    ) -> None:
+    def __init__(self, machine: Machine, costs: Costs, grain: int, worth: Worth) -> None:
         self.pool = PagePool(max(2, 1 + machine.kv_tokens // grain), 1)
         self.prefix = PrefixCache(self.pool) if machine.prefix_cache else None
-        self.embeddings = cache(machine.budgets, machine.embedding_bytes)
+        self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
         self.counts = StepCounts()
         self.free = 0.0
         self.busy = 0.0
@@ -124,8 +122,8 @@ class QueuedServer:
                 counts.images_kv += 1
                 continue
             image, key = piece.shown.image, piece.shown.image.key
-            embeddings.look_up(key)
             place = embeddings.locate(key)
+            embeddings.count_lookup(place)
             if place is None:
                 took += self._move(embeddings.admit(key, image.num_tokens))
                 evicted, _ = embeddings.save(key)
@@ -138,7 +136,7 @@ class QueuedServer:
                     took += self._move([embeddings.fetch(key)])
                     embeddings.fetched(key, whole=True)
                 if place != "device":
-                    took += self._move(embeddings.bring(key))
+                    took += self._move(embeddings.to_device(key))
             embeddings.pin(key)
             embeddings.unpin(key)
         return encoded, took, max(workers)
@@ -184,14 +182,14 @@ def run(
     grain: int,
     replicas: int = 1,
     routing: Routing = "random",
-    cache: type[EmbeddingCache] = EmbeddingCache,
+    worth: Worth = saved_encoding,
     told: Callable[[], None] | None = None,
 ) -> Outcome:
     """The whole trace, in the order in which its calls are sent.
 
     `told` is called for every request.
     """
-    servers = [QueuedServer(machine, costs, grain, cache) for _ in range(replicas)]
+    servers = [QueuedServer(machine, costs, grain, worth) for _ in range(replicas)]
     router = Router(routing, replicas, seed=0)
     later: list[tuple[float, int, int]] = []  # when, chat, round: of chats that have begun
     waits: list[float] = []

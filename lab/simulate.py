@@ -120,14 +120,14 @@ def _one(
     routing: Routing,
     told: Callable[[], None],
 ) -> Outcome:
-    cache = POLICIES[options.policy]
+    worth = POLICIES[options.policy]
     if level == "steps":
         return Stepwise(
-            trace, profile.machine, profile.costs, options.replicas, routing, cache
+            trace, profile.machine, profile.costs, options.replicas, routing, worth
         ).run(told)
     grain = options.page_size * (COARSE if trace.requests > FINE_REQUESTS else 1)
     return quick.run(
-        trace, profile.machine, profile.costs, grain, options.replicas, routing, cache, told
+        trace, profile.machine, profile.costs, grain, options.replicas, routing, worth, told
     )
 
 

@@ -19,7 +19,7 @@ from lab.outcome import Outcome, Served, StepCounts, tiers
 from lab.replica import Replica
 from lab.router import Router
 from lab.trace import Call, RequestTrace, text_tokens, tokens_of
-from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.embeddings import Worth, saved_encoding
 from saccade.core.types import Delta, ImageKey, Request, SamplingParams
 from saccade.tools.bench.measure import Distribution
 
@@ -56,13 +56,13 @@ class Stepwise:
         costs: Costs,
         replicas: int = 1,
         routing: Routing = "random",
-        cache: type[EmbeddingCache] = EmbeddingCache,
+        worth: Worth = saved_encoding,
     ) -> None:
         self._trace = trace
         self._machine = machine
         self._costs = costs
         self._routing = routing
-        self._replicas = [Replica(machine, costs, cache) for _ in range(replicas)]
+        self._replicas = [Replica(machine, costs, worth) for _ in range(replicas)]
         self._router = Router(routing, replicas, seed=0)
         self._loads = [0.0] * replicas
         self._events: list[Event] = []
@@ -88,7 +88,7 @@ class Stepwise:
             deltas: list[Delta] = []
             if kind == "submit":
                 assert isinstance(about, Request)
-                deltas = replica.submit(about, now)
+                deltas = replica.submit(about)
             elif kind == "pixels":
                 assert isinstance(about, ImageKey)
                 replica.pixels_ready(about)

@@ -20,6 +20,7 @@ from rich.markup import escape
 from saccade import __version__
 from saccade.core.errors import SaccadeError
 from saccade.core.options import (
+    ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
@@ -121,6 +122,7 @@ def serve(
     parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
+    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -133,7 +135,7 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server)
+    return serve_model(model, model_options, engine, parallel, media, server, edge)
 
 
 @app.command

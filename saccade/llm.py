@@ -24,10 +24,9 @@ from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
+from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
-from saccade.front.intake import Ask, Chat, Message, Part
-from saccade.media.content import probe
-from saccade.media.media import ImageSource, source_from_object
+from saccade.front.intake import Ask
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -162,7 +161,7 @@ class LLM:
         """
         return {
             metric.name: values[()]
-            for metric, values in self._front.metrics.snapshot().items()
+            for metric, values in self._wait(self._front.scrape()).snapshot().items()
             if () in values
         }
 
@@ -218,6 +217,9 @@ def check_picture(path: Path) -> None:
 
     Raises ImageError that names the file.
     """
+    # here, not above: servers, which import this module too, leave headers to image workers
+    from saccade.media.header import probe
+
     try:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:
@@ -245,29 +247,4 @@ def _check_list(conversation: object) -> None:
 def _message(message: Mapping[str, Any], param: str) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{param}: {MESSAGE}", param)
-    content = message.get("content")
-    extra = {name: value for name, value in message.items() if name not in ("role", "content")}
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = tuple(
-            _part(part, f"{param}.content[{index}]") for index, part in enumerate(content)
-        )
-    return Message(message["role"], content, extra)
-
-
-def _part(part: Any, param: str) -> Part:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping):
-        return source_from_object(part, param)
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-        case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
-            return ImageSource(url, param)
-        case {"type": "image", "image": picture}:
-            return source_from_object(picture, param)
-    raise InvalidRequest(
-        f'{param}: a part is text, a picture, {{"type": T, T: ...}} with T "text", "image" or '
-        '"image_url"',
-        param,
-    )
+    return message_from_object(message, param)

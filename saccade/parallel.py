@@ -2,7 +2,7 @@
 slices.
 
 Layers take a `Shard` when they are built and call its collectives where the mathematics needs them;
-nothing else knows of ranks. How ranks reach each other is one of three: memory that their processes
+nothing else knows of ranks. Ranks reach each other in one of three ways: memory that processes
 share (CPU), torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). They meet over an
 inherited descriptor of an anonymous file, so that nothing has a name and no port is chosen.
 """
@@ -61,6 +61,12 @@ class Collectives(Protocol):
         """Everyone's `x` in rank order, [size, *x.shape]. `x` is contiguous."""
         ...
 
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """The first rank's `x`, on every rank. `x` is contiguous; what others hold in it is
+        overwritten.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -101,17 +107,17 @@ class Shard:
         """Everyone's `x` in rank order, [size, *x.shape]."""
         return x.unsqueeze(0) if self.group is None else self.group.all_gather(x)
 
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """The first rank's `x`; the others' may be overwritten."""
+        return x if self.group is None else self.group.broadcast(x)
+
 
 WHOLE = Shard()
 
 
-def meeting_place() -> int:
-    """A descriptor for `join`, to be inherited by every rank's process."""
-    return os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
-
-
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Meet the other ranks over `fd`; every rank's process calls this once.
+    """Meet the other ranks over `fd`, an empty memory file that every rank's process has inherited;
+    each calls this once.
 
     On CUDA, the rank's device is the current one.
     """
@@ -180,13 +186,26 @@ class SharedMemory:
             gathered[:, start : start + step] = self._exchange(flat[start : start + step])
         return gathered.view(self._size, *x.shape)
 
-    def _exchange(self, piece: torch.Tensor) -> torch.Tensor:
-        """Everyone's piece [size, n], in shared memory: to be read before the next exchange."""
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1)
+        step = SLOT // x.element_size()
+        for start in range(0, flat.shape[0], step):
+            piece = flat[start : start + step]
+            first = self._exchange(piece, speaks=self._rank == 0)[0]
+            if self._rank:
+                piece.copy_(first)
+        return x
+
+    def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
+        """Everyone's piece [size, n], in shared memory: to be read before the next exchange. Of a
+        rank that does not speak, nothing is there.
+        """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
             self._slots[piece.dtype] = values.view(2, self._size, -1)
         slots = self._slots[piece.dtype][self._sent % 2, :, : piece.shape[0]]
-        slots[self._rank].copy_(piece)
+        if speaks:
+            slots[self._rank].copy_(piece)
         self._sent += 1
         self._counters[self._rank] = self._sent
         spins = 0
@@ -209,6 +228,10 @@ class Distributed:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         self._finish(lambda: self.group.allreduce([x]))
+        return x
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        self._finish(lambda: self.group.broadcast([x], dist.BroadcastOptions()))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -244,7 +267,9 @@ class SymmetricMemory:
         self._multicast = symmetric.rendezvous(self._bytes, self._name).multicast_ptr != 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if x.nbytes > SYMMETRIC_BYTES or x.nbytes % self._unit:
+        # torch's kernels are made for these types alone.
+        known = x.dtype in (torch.bfloat16, torch.float32)
+        if not known or x.nbytes > SYMMETRIC_BYTES or x.nbytes % self._unit:
             return self._fallback.all_reduce(x)
         shared = self._bytes[: x.nbytes].view(x.dtype).view(x.shape)
         shared.copy_(x)
@@ -259,3 +284,6 @@ class SymmetricMemory:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._fallback.all_gather(x)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return self._fallback.broadcast(x)

@@ -80,14 +80,15 @@ def test_answers_count_their_tokens(llm: LLM) -> None:
 def test_what_cannot_be_served_is_refused_by_its_place(llm: LLM, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
-    for content, kind in (
-        ([broken, "x"], ImageError),
-        ([tmp_path / "none.png", "x"], InvalidRequest),
-        ([{"type": "video"}], InvalidRequest),
+    place = "messages[0].content[0]"
+    for content, kind, param in (
+        ([broken, "x"], ImageError, place),
+        ([tmp_path / "none.png", "x"], InvalidRequest, place),
+        ([{"type": "video"}], InvalidRequest, f"{place}.type"),
     ):
         with pytest.raises(kind) as caught:
             llm.chat(ask(content), GREEDY)
-        assert caught.value.param == "messages[0].content[0]"
+        assert caught.value.param == param
     assert llm.chat(ask("still there?"), GREEDY).text
 
 
@@ -131,8 +132,11 @@ def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:
         ([[]], "messages"),
         ([{"content": "x"}], "messages[0]"),
         ([*ask("x"), "y"], "messages[1]"),
-        (ask([{"type": "text"}]), "messages[0].content[0]"),
-        (ask(["x", {"type": "image_url", "image_url": {}}]), "messages[0].content[1]"),
+        (ask([{"type": "text"}]), "messages[0].content[0].text"),
+        (
+            ask(["x", {"type": "image_url", "image_url": {}}]),
+            "messages[0].content[1].image_url.url",
+        ),
     ):
         with pytest.raises(InvalidRequest) as caught:
             llm.chat(messages, GREEDY, progress=False)  # type: ignore[call-overload]

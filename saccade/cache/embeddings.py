@@ -13,7 +13,7 @@ tokens or sequences.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from saccade.cache.popularity import Popularity
@@ -38,11 +38,23 @@ def encode_cost(num_tokens: int) -> float:
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
 
+Worth = Callable[[int, float, int], float]
+"""worth(tokens, popularity, uses): what the place of an embedding is worth, per byte. `uses`: how
+often it was shown since it came.
+"""
+
+
+def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
+    """Encoding saved per token, which is per byte, times how often the image is shown."""
+    return popularity * encode_cost(num_tokens) / num_tokens
+
+
 @dataclass(slots=True)
 class _Known:
     """An embedding that lies in some tier."""
 
     num_tokens: int
+    uses: int = 0
 
 
 class EmbeddingCache:
@@ -56,10 +68,12 @@ class EmbeddingCache:
         budgets: EmbeddingBudgets,
         bytes_per_token: int,
         on_disk: Iterable[tuple[ImageKey, int]] = (),
+        worth: Worth = saved_encoding,
     ) -> None:
         """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
         first.
         """
+        self._worth_of = worth
         self.bytes_per_token = bytes_per_token
         self.device = Shelf(budgets.device_bytes)
         self.host = Shelf(budgets.host_bytes)
@@ -73,14 +87,21 @@ class EmbeddingCache:
         for key, num_tokens in on_disk:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
-            self.disk.put(key, num_tokens * bytes_per_token, self.worth(key))
-        self.surplus = [
+            self.disk.put(key, num_tokens * bytes_per_token, self._worth(key))
+        self.beyond_budget = [
             Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)
         ]
+        """Files of an earlier run for which the disk tier has no room now."""
 
     @property
-    def pinned(self) -> Collection[ImageKey]:
-        return self.device.held
+    def reading(self) -> Collection[ImageKey]:
+        """Embeddings that are being read from disk."""
+        return self.disk.held
+
+    @property
+    def staged(self) -> Collection[ImageKey]:
+        """Embeddings that were read from disk and have yet to go to the device."""
+        return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
         """The nearest place where the embedding is; None if it would have to be computed."""
@@ -108,19 +129,16 @@ class EmbeddingCache:
             tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
         }
 
-    def look_up(self, key: ImageKey) -> None:
-        """A sequence needs `key`: count where it is found, and where not."""
-        place = self.locate(key)
+    def count_lookup(self, place: Place | None) -> None:
+        """A sequence needed an embedding that lay at `place`: count where it was found, and where
+        not.
+        """
         found = "disk" if place == "staged" else place
         for tier in self.tiers:
             if tier == found:
                 self.hits[tier] += 1
                 return
             self.misses[tier] += 1
-
-    def saved(self) -> tuple[ImageKey, ...]:
-        """Everything on disk."""
-        return tuple(key for key in self._known if key in self.disk)
 
     def why_missing(self, key: ImageKey) -> Missed:
         """Why `key` is not resident."""
@@ -129,10 +147,20 @@ class EmbeddingCache:
     def pin(self, key: ImageKey) -> None:
         """A sequence shows `key`, which is on the device: it stays until as many `unpin`s."""
         self._popularity.use(key, len(self._known))
-        self.device.use(key, self.worth(key))
+        self._known[key].uses += 1
+        self.device.use(key, self._worth(key))
         self.device.hold(key)
 
     def unpin(self, key: ImageKey) -> None:
+        """End one `pin`."""
+        self.device.release(key)
+
+    def hold(self, key: ImageKey) -> None:
+        """Keep `key` on the device for who is about to show it, until as many `release`s."""
+        self.device.hold(key)
+
+    def release(self, key: ImageKey) -> None:
+        """End one `hold`."""
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
@@ -146,18 +174,18 @@ class EmbeddingCache:
             <= self.device.budget_bytes
         )
 
-    def admit(self, key: ImageKey, num_tokens: int, spare: Collection[ImageKey] = ()) -> list[Move]:
+    def admit(self, key: ImageKey, num_tokens: int, keep: Collection[ImageKey] = ()) -> list[Move]:
         """`key` is being encoded.
 
-        Returns what must move for it; `spare` are to stay on the device if possible.
+        Returns what must move for it; `keep` are to stay on the device if possible.
         """
-        assert not self.ready(key)
+        assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
         known = self._known.setdefault(key, _Known(num_tokens))
         assert known.num_tokens == num_tokens
-        return self._to_device(key, spare)
+        return self._make_place(key, keep)
 
-    def bring(self, key: ImageKey, spare: Collection[ImageKey] = ()) -> list[Move]:
+    def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
         """Move `key`, which is on the host or staged, to the device.
 
         Returns what must move for it, and itself last.
@@ -169,7 +197,7 @@ class EmbeddingCache:
         else:
             self._staged.remove(key)
         return [
-            *self._to_device(key, spare),
+            *self._make_place(key, keep),
             Move(key, source, "device", self._known[key].num_tokens),
         ]
 
@@ -189,7 +217,7 @@ class EmbeddingCache:
     def fetch(self, key: ImageKey) -> Move:
         """Begin to read `key`; `fetched` ends it."""
         assert self.on_disk(key)
-        self.disk.use(key, self.worth(key))
+        self.disk.use(key, self._worth(key))
         self.disk.hold(key)
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
@@ -222,19 +250,16 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def worth(self, key: ImageKey, /) -> float:
-        """What the place of `key` is worth: milliseconds saved per token, which is per byte, times
-        how often it is shown.
-        """
-        num_tokens = self._known[key].num_tokens
-        return self._popularity.of(key) * encode_cost(num_tokens) / num_tokens
+    def _worth(self, key: ImageKey) -> float:
+        known = self._known[key]
+        return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
 
-    def _to_device(self, key: ImageKey, spare: Collection[ImageKey]) -> list[Move]:
+    def _make_place(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)
         moves: list[Move] = []
-        for victim in self.device.make_room(nbytes, spare):
+        for victim in self.device.make_room(nbytes, keep):
             moves += self._demote(victim)
-        self.device.put(key, nbytes, self.worth(key))
+        self.device.put(key, nbytes, self._worth(key))
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
@@ -254,7 +279,7 @@ class EmbeddingCache:
 
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
-        shelf.put(key, self._bytes(key), self.worth(key))
+        shelf.put(key, self._bytes(key), self._worth(key))
         return shelf.make_room(0)
 
     def _forget(self, key: ImageKey) -> int:

@@ -2,23 +2,23 @@
 bounded number of them.
 
 Counts are halved every so many uses, so that what was popular once does not stay so. Nothing counts
-for more than `MOST`: from there on when it was last used decides, or a picture shown all day
-yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
+for more than `MAX_USES_COUNTED`: from there on when it was last used decides, or an image shown all
+day yesterday would outlive those of today (figures in LOG.md, 2026-11-21).
 """
 
 from __future__ import annotations
 
 from saccade.core.types import ImageKey
 
-MOST = 8.0
-SPAN = 10
+MAX_USES_COUNTED = 8.0
+USES_PER_CACHED_IMAGE = 10
 """Uses per cached picture after which counts are halved."""
-LEAST = 100
+MIN_CACHED_IMAGES = 100
 """Fewer cached pictures count as this many."""
 
 
 class Popularity:
-    """`use` counts, `of` tells: at least 1, at most `MOST`."""
+    """`use` counts, `of` tells: at least 1, at most `MAX_USES_COUNTED`."""
 
     def __init__(self) -> None:
         self._counts: dict[ImageKey, float] = {}
@@ -30,13 +30,13 @@ class Popularity:
     def use(self, key: ImageKey, cached: int) -> None:
         """A sequence shows `key`, while so many pictures are cached.
 
-        At most `SPAN` keys per cached one are added between two halvings.
+        At most `USES_PER_CACHED_IMAGE` keys per cached one are added between two halvings.
         """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1
-        if self._since >= SPAN * max(LEAST, cached):
+        if self._since >= USES_PER_CACHED_IMAGE * max(MIN_CACHED_IMAGES, cached):
             self._since = 0
             self._counts = {key: uses / 2 for key, uses in self._counts.items() if uses >= 1.0}
 
     def of(self, key: ImageKey) -> float:
-        return min(MOST, max(1.0, self._counts.get(key, 0.0)))
+        return min(MAX_USES_COUNTED, max(1.0, self._counts.get(key, 0.0)))

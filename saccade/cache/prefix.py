@@ -51,7 +51,6 @@ class PrefixCache:
         ] = []  # heap of (used, tie, node); stale where `used` has moved on
         self.pages = 0
         self.evictable = 0
-        self.hit_tokens = 0
         self.evictions = 0
 
     def find(self, content: Content) -> list[Node]:
@@ -73,7 +72,6 @@ class PrefixCache:
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
         self._pool.retain(node.page for node in path)
-        self.hit_tokens += len(path) * self._pool.page_size
         root = self._roots.setdefault(content.salt, Node(None, ((), ()), DUMMY_PAGE, content.salt))
         root.holders += 1
         return path[-1] if path else root

@@ -85,21 +85,21 @@ class Shelf:
             self.held_bytes -= item.nbytes
             self._refresh(key)
 
-    def make_room(self, nbytes: int, spare: Collection[ImageKey] = ()) -> list[ImageKey]:
-        """Evict until `nbytes` more fit, or nothing is left that is not held; those in `spare` only
+    def make_room(self, nbytes: int, keep: Collection[ImageKey] = ()) -> list[ImageKey]:
+        """Evict until `nbytes` more fit, or nothing is left that is not held; those in `keep` only
         if all others have gone.
         """
         evicted: list[ImageKey] = []
-        spared: list[tuple[float, int, ImageKey]] = []
+        kept: list[tuple[float, int, ImageKey]] = []
         while self._heap and self.used_bytes + nbytes > self.budget_bytes:
             entry = heappop(self._heap)
             if self._stale(entry):
                 continue
-            if entry[2] in spare:
-                spared.append(entry)
+            if entry[2] in keep:
+                kept.append(entry)
                 continue
             evicted.append(self._evict(entry))
-        for entry in spared:
+        for entry in kept:
             if self.used_bytes + nbytes > self.budget_bytes:
                 evicted.append(self._evict(entry))
             else:

@@ -32,6 +32,15 @@ def filled(options: object, *names: str) -> None:
             raise ConfigError(f"--{name.replace('_', '-')}: name at least one")
 
 
+def named(options: object, *names: str) -> None:
+    """The same for a list with an empty text in it, as an unset variable makes it."""
+    for name in names:
+        if "" in getattr(options, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is empty: give a value, or leave the option out"
+            )
+
+
 def _check(
     options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str
 ) -> None:

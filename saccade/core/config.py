@@ -65,7 +65,9 @@ class EmbeddingBudgets:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine runs by. `kv_pages` includes the dummy page 0."""
+    """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
+    patch-blocks of the vision tower in a step; 0: no bound.
+    """
 
     device: Literal["cpu", "cuda"]
     dtype: Dtype
@@ -77,6 +79,7 @@ class EngineConfig:
     prefix_cache: bool
     embeddings: EmbeddingBudgets
     encode_patches: int
+    tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
 
     @property

@@ -7,10 +7,15 @@ SaccadeError
 │   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
 │   ├── Unauthorized      401
 │   ├── NotFound          404
+│   ├── TooSlow           408  the request did not come in time
 │   ├── TooLarge          413  over a byte limit
+│   ├── UnsupportedMedia  415  a body in an encoding that is not read
+│   ├── HeadTooLarge      431  request line and headers over a limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
 │   ├── InternalError     500  our bug; the log says more
-│   └── EngineUnavailable 503  the engine is starting, stopping or dead
+│   ├── EngineUnavailable 503  the engine is starting, stopping or dead
+│   ├── StorageBusy       503  the folder of uploaded files does not answer
+│   └── StorageFull       507  no disk to keep an upload on
 └── StartupError               the server cannot start: says what is wrong and what to do
     ├── ConfigError            a setting
     └── CheckpointError        a file of the model: names file and tensor
@@ -65,6 +70,27 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class TooSlow(RequestError):
+    """408: the head or the body of the request did not come in time."""
+
+    status = 408
+    code = "timeout"
+
+
+class UnsupportedMedia(RequestError):
+    """415: the body is in an encoding that is not read."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class HeadTooLarge(RequestError):
+    """431: request line and headers are more bytes, or more headers, than are read."""
+
+    status = 431
+    code = "head_too_large"
+
+
 class TooLarge(RequestError):
     """413: the body or a picture is over a byte limit."""
 
@@ -101,6 +127,22 @@ class EngineUnavailable(RequestError):
     status = 503
     type = "server_error"
     code = "engine_unavailable"
+
+
+class StorageBusy(RequestError):
+    """503: the folder of uploaded files cannot be read, or somebody else holds its lock."""
+
+    status = 503
+    type = "server_error"
+    code = "storage_busy"
+
+
+class StorageFull(RequestError):
+    """507: an upload cannot be kept: the disk is full, or may not be written."""
+
+    status = 507
+    type = "server_error"
+    code = "insufficient_storage"
 
 
 class StartupError(SaccadeError):

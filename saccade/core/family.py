@@ -105,6 +105,11 @@ class FamilySpec(Protocol):
     def cuts(self) -> Cuts: ...
 
     @property
+    def encoder_blocks(self) -> int:
+        """Blocks of the vision tower, each of which computes every patch."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @property

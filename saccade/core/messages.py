@@ -1,5 +1,4 @@
-"""What the front process and the engine process say to each other (msgpack over a local socket,
-encoded by `engine/link.py`).
+"""What front, engine and workers say to each other, over the socket pairs of `core/child.py`.
 
 Pixels never travel here: they lie in the shared arena and a `PixelSlot` says where.
 """
@@ -7,9 +6,46 @@ Pixels never travel here: they lie in the shared arena and a `PixelSlot` says wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from saccade.core.plan import PixelSlot
+from saccade.core.child import Codec
+from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig, PatchEmbedding
+from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.plan import PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
+
+Values = tuple[tuple[str, tuple[str, ...], float], ...]
+"""Absolute values of metrics: (name, label values, value)."""
+
+PEER_LOST_STATUS = 3
+"""Exit status of a worker that ends because another has."""
+
+# ---- what a child is told when it is started
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBoot:
+    """To the engine. `arena_fd` is inherited."""
+
+    folder: str
+    model: ModelOptions
+    engine: EngineOptions
+    parallel: ParallelOptions
+    arena_fd: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBoot:
+    """To the worker of `rank`. Both descriptors are inherited; over `group_fd` the ranks meet
+    (`parallel.join`).
+    """
+
+    rank: int
+    group_fd: int
+    arena_fd: int
+    arena_bytes: int
+
 
 # ---- front -> engine
 
@@ -33,28 +69,26 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The picture's pixels lie in the arena.
-
-    The engine owns the slot until it names it in `PixelsDone`.
+    """The image's pixels lie in the slot that `Output.want` named, and nothing writes there any
+    more.
     """
 
     key: ImageKey
-    slot: PixelSlot
 
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The picture cannot be decoded: every request that waits for it ends with this error."""
+    """The image cannot be decoded, or its decode was called off; nothing writes to its slot any
+    more. Every request that waits for an image that was wanted ends with this error.
+    """
 
     key: ImageKey
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaFull:
-    """A picture that the engine wants finds no room, and all room is the engine's: only what it
-    names in `News.done` can help.
-    """
+class Scrape:
+    """Somebody wants to see metrics. Answered by `Figures`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +118,104 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine cannot go on (at start-up or later). It exits after this."""
+    """The engine, or a worker, cannot go on (at start-up or later). It exits after this."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Alive:
+    """A sign of life, sent at least every `child.HEARTBEAT_SECONDS`.
+
+    overdue: from the engine, why no step ends though one is due; empty while steps go on.
+    """
+
+    overdue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Values of the sender's metrics."""
+
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
     """What one turn of the engine loop has for the front; empty parts are usual.
 
-    want: pictures to be encoded soon whose pixels the engine has not seen: decode them first.
-    done: arena slots the engine has finished with, to be freed.
-    confirmed: pictures whose embedding is now resident: no need to decode them ahead again.
-    encoded: pictures that were run through the vision tower, the ms that took, and when it was
-    done, as in `plan.Sampled`.
-    metrics: absolute values of the engine's metrics that changed: (name, label values, value).
+    want: images to decode, each into its slot of the arena; answered by `PixelsReady` or
+    `PixelsFailed`. unwanted: images, wanted before, that nobody needs any more: stop decoding them.
+    encoded: images that were run through the vision tower, the ms that took, and when it was
+    done, as in `plan.StepResult`.
     """
 
     deltas: tuple[Delta, ...] = ()
-    want: tuple[ImageKey, ...] = ()
-    done: tuple[PixelSlot, ...] = ()
-    confirmed: tuple[ImageKey, ...] = ()
+    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
+    unwanted: tuple[ImageKey, ...] = ()
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
-    metrics: tuple[tuple[str, tuple[str, ...], float], ...] = ()
 
 
-ToEngine = Submit | Abort | PixelsReady | PixelsFailed | ArenaFull | Stop
-ToFront = Ready | Failed | News
+# ---- engine -> workers, in this order; then plans
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a slice of the model: the same on every rank."""
+
+    folder: str
+    device: Literal["cpu", "cuda"]
+    dtype: Dtype
+    format: Literal["auto", "dummy"]
+    threads: int
+    parallel: ParallelConfig
+    patch_embed: PatchEmbedding = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Make what plans need: KV pages, caches, graphs."""
+
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No plan follows: write what is to be kept, and exit."""
+
+
+# ---- workers -> engine, in this order; then rank 0 answers plans, and all say that they live
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The worker is there; how many CUDA devices it sees."""
+
+    cuda_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Answers `Load`."""
+
+    hardware: Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
+    the oldest first.
+    """
+
+    saved: tuple[tuple[ImageKey, int], ...]
+
+
+ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Scrape | Stop
+ToFront = Ready | Failed | Output | Figures | Alive
+ToWorker = Load | Begin | Plan | Finish
+FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed
+
+FRONT_END: Codec[ToEngine, ToFront] = Codec(ToEngine, ToFront)
+ENGINE_END: Codec[ToFront, ToEngine] = Codec(ToFront, ToEngine)
+WORKERS_END: Codec[ToWorker, FromWorker] = Codec(ToWorker, FromWorker)
+WORKER_END: Codec[FromWorker, ToWorker] = Codec(FromWorker, ToWorker)

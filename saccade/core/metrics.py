@@ -1,8 +1,8 @@
 """Every metric, declared once: name, kind, help, label names. `Metrics` holds their values.
 
-One `Metrics` lives in the front; the engine keeps its own and sends what changed
-(`Metrics.changed`) with its news, so that `/metrics` is up to date whenever an answer has ended.
-Rendering for Prometheus is the server's (`server/metrics.py`).
+One `Metrics` lives in the front, one in the engine, one in the worker that answers. When somebody
+looks at `/metrics`, the front asks the engine for what has changed (`Metrics.changed`). Rendering
+for Prometheus is the server's (`server/metrics.py`).
 """
 
 from __future__ import annotations
@@ -73,10 +73,16 @@ DECLARED: tuple[Metric, ...] = (
         ("level",),
     ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
+    Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
+    Metric(
+        "saccade_decodes_total",
+        "counter",
+        "Runs of an image decoder; one serves all sizes asked of the same bytes at the time",
+    ),
     Metric(
         "saccade_decode_worker_restarts_total",
         "counter",
-        "Decode workers replaced after a crash, a hang or a memory blow-up",
+        "Image workers replaced after a crash, a hang or a memory blow-up",
     ),
     Metric(
         "saccade_embedding_hits_total",
@@ -121,6 +127,11 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_running", "gauge", "Sequences that hold a slot"),
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
+    Metric(
+        "saccade_engine_stalled",
+        "gauge",
+        "1 while the engine makes no progress though it lives and work is due",
+    ),
     # Requests as clients see them.
     Metric("saccade_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
     Metric("saccade_requests_in_flight", "gauge", "Requests accepted and not yet ended"),
@@ -128,6 +139,14 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_request_bytes_held",
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
+    ),
+    Metric("saccade_connections", "gauge", "HTTP connections that are open"),
+    Metric(
+        "saccade_connections_closed_total",
+        "counter",
+        "HTTP connections that the server ended early: another needed the place (crowd), the head "
+        "came too slowly (head), answers were not read (unread), a refused body went on (body)",
+        ("reason",),
     ),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.bounds import above, at_least, at_most
+from saccade.core.bounds import above, at_least, at_most, named
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -22,6 +22,9 @@ from saccade.core.config import (
     PatchEmbedding,
 )
 from saccade.core.errors import ConfigError
+
+MOST_RUNNING = 65_536
+"""Requests side by side: each has its place in tables that are made at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,10 @@ class ModelOptions:
     """Branch, tag or commit of a hub model."""
     chat_template: str | None = None
     """A file with a chat template to use instead of the checkpoint's."""
+    special_tokens_in_content: bool = False
+    """Names of special tokens inside messages (<|im_end|>) are those tokens. Without this they are
+    text: special tokens come from the chat template and /v1/completions only.
+    """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     patch_embed: PatchEmbedding = "exact"
@@ -82,7 +89,7 @@ class EngineOptions:
     """
     embedding_cache_disk_mb: int | None = None
     """MiB of disk space for image embeddings, which survive a restart. Derived: a quarter of what
-    is free in --embedding-cache-dir or taken by this model's embeddings already.
+    is free in --embedding-cache-dir or taken by saved embeddings already.
     """
     embedding_cache_dir: str | None = None
     """Folder for image embeddings on disk. Derived: no embedding is kept on disk."""
@@ -125,6 +132,7 @@ class EngineOptions:
         at_most(0.98, self, "mem_fraction_static")
         if self.embedding_cache_dir == "":
             raise ConfigError("--embedding-cache-dir: name a folder")
+        at_most(MOST_RUNNING, self, "max_running_requests")
         if self.embedding_cache_disk_mb and self.embedding_cache_dir is None:
             raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
 
@@ -174,6 +182,10 @@ class MediaOptions:
     """Seconds that fetching one image by URL may take in all."""
     decode_timeout: float = 20.0
     """Seconds that decoding one image may take."""
+    decode_memory_mb: int = 2560
+    """Memory that all image workers together may take to decode. An image that would take more by
+    itself is refused: 100 Mpx are 1.1 (JPEG, PNG) to 2.2 GiB (WebP, AVIF).
+    """
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch images from this host only; repeat the option for several. Derived: any public host."""
     allow_private_media: bool = False
@@ -192,7 +204,18 @@ class MediaOptions:
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
-        above(0, self, "fetch_timeout", "decode_timeout")
+        above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
+        named(self, "allowed_media_domains")
+        allowed = self.allowed_local_media_path
+        if allowed is not None and not (allowed and Path(allowed).is_dir()):
+            raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
+        if self.files_dir is not None:
+            check_folder("--files-dir", self.files_dir)
+
+    @property
+    def decode_memory(self) -> int:
+        """Bytes that all image workers together may take to decode."""
+        return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:
@@ -204,6 +227,12 @@ class MediaOptions:
         """Where uploaded files are kept."""
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(self.files_dir or f"{cache}/saccade/files").expanduser()
+
+
+EMPTY_KEY = (
+    "--api-key or SACCADE_API_KEY is empty: give a key, or leave both out, and the server asks for "
+    "none"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +247,13 @@ class ServerOptions:
     """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which
     keeps it out of process lists.
     """
+    api_keys_file: str | None = None
+    """Ask clients for one of the keys in this file: a line name:key for each. Where there are
+    several keys, each sees its own files, finds its own images cached, and holds at most half of
+    --max-queued-requests and --max-inflight-mb.
+    """
+    share_cache: bool = False
+    """Several keys share what is cached of images and prompts; each still has its own files."""
     served_model_name: tuple[str, ...] = ()
     """Name the API answers to; repeat the option for several. Derived: the model as given on the
     command line.
@@ -234,6 +270,8 @@ class ServerOptions:
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
+    metrics_without_key: bool = False
+    """Answer /metrics also to those who do not send the key."""
     log_requests: bool = False
     """Log a line for every request: tokens, images, times."""
     log_slow_seconds: float | None = None
@@ -243,11 +281,25 @@ class ServerOptions:
         at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
+        if self.api_key == "":
+            raise ConfigError(EMPTY_KEY)
+        named(self, "served_model_name", "cors_origins")
 
     @property
     def key(self) -> str | None:
-        """The key that clients must send, if any."""
-        return self.api_key or os.environ.get("SACCADE_API_KEY")
+        """The key that clients must send, if any.
+
+        Raises ConfigError for an empty SACCADE_API_KEY.
+        """
+        key = self.api_key or os.environ.get("SACCADE_API_KEY")
+        if key == "":
+            raise ConfigError(EMPTY_KEY)
+        return key
+
+    @property
+    def asks_for_key(self) -> bool:
+        """Whether clients must send one."""
+        return self.key is not None or self.api_keys_file is not None
 
     @property
     def inflight_bytes(self) -> int:
@@ -257,12 +309,50 @@ class ServerOptions:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How many connections the HTTP server keeps, and how slow they may be."""
+
+    max_connections: int | None = None
+    """Connections open at a time. Beyond it the longest idle one is closed for a new one; when all
+    are in use, a new one is answered 429, but for /health. Derived: what the limit of open files
+    leaves, at most 4096.
+    """
+    max_connections_per_address: int | None = None
+    """Of these, what one address may have (of IPv6, one /64). Derived: half. A proxy in front is
+    one address: give it --max-connections then.
+    """
+    header_timeout: float = 20.0
+    """Seconds for the head of a request, from its first byte or the start of the connection."""
+    keep_alive_timeout: float = 75.0
+    """Seconds that a connection may be idle after an answer."""
+    body_timeout: float = 300.0
+    """Seconds for the body of a request; a body must also keep coming (64 KiB in 30 seconds)."""
+    write_timeout: float = 30.0
+    """Seconds that a client may take nothing of what waits for it; its request is dropped then."""
+
+    def __post_init__(self) -> None:
+        at_least(16, self, "max_connections")
+        at_least(1, self, "max_connections_per_address")
+        above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
+
+
 OPENMP_SPINS = "4000"
 """Turns that an OpenMP thread of the engine waits before it sleeps, some tens of microseconds.
 Without end, as is the library's choice, threads that share their cores with anything else wait for
 each other's time slices: 40 times slower. Not at all, and each operation of a small model waits for
 threads to wake: 1.6 times slower where nothing else runs (LOG.md).
 """
+
+
+def check_folder(option: str, name: str) -> None:
+    """Raises ConfigError unless `name` is a folder, or can become one."""
+    folder = Path(name).expanduser()
+    standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not name or not standing.is_dir():
+        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
+    if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
 
 
 def engine_environment() -> dict[str, str]:

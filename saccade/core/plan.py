@@ -1,8 +1,9 @@
 """The only message from the scheduler to the workers: one immutable `Plan` per step.
 
 Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what
-`Open` told it and the tokens it sampled itself, so a plan names positions, not token values, and
-the plan of step n+1 can be made before the tokens of step n are known.
+`Open` told it and the tokens that were drawn there since, so a plan names positions, never token
+values. Two plans may be in flight: step n+1 is planned and sent while step n is computed, and a
+`StepResult` answers each, in order.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Open:
 @dataclass(frozen=True, slots=True)
 class Row:
     """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
-    table. `sample`: draw the next token.
+    table. `sample`: draw the next token. `masked`: the mask of allowed tokens follows in a message
+    of its own; the worker waits for it before it draws, not before it computes.
     """
 
     slot: int
@@ -58,6 +60,7 @@ class Row:
     length: int
     pages: tuple[int, ...]
     sample: bool
+    masked: bool = False
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -69,7 +72,7 @@ class Move:
     """The embedding of `key` goes from `source` to `target`; None: it is dropped there.
 
     device <-> host, staged -> device: it leaves `source`. disk -> staged: it stays on disk too, and
-    is read in the background, until `Sampled.disk` says how that went.
+    is read in the background, until `StepResult.disk` says how that went.
     """
 
     key: ImageKey
@@ -80,8 +83,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Run the vision tower on one picture; the embedding is then on the device under `key` until it
-    is moved.
+    """Begin to run the vision tower on one image. It may take several steps; once
+    `StepResult.encoded` names `key`, the embedding is on the device under it until it is moved.
+
+    Until then nothing else is written to `pixels`, and no plan shows the image.
     """
 
     key: ImageKey
@@ -107,8 +112,10 @@ class Plan:
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
     chunks.
-    save: embeddings on the device to be written to disk, in the background. wait: there is nothing
-    to do before a read from disk ends.
+    tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on encodings
+    that have begun and not ended, in the order in which they began; 0: no bound.
+    save: embeddings on the device to be written to disk, in the background, once they are encoded.
+    wait: there is nothing to do before a read from disk or an encoding ends: wait for one.
     adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has
     nothing else in it.
     """
@@ -118,6 +125,7 @@ class Plan:
     open: tuple[Open, ...] = ()
     moves: tuple[Move, ...] = ()
     encode: tuple[Encode, ...] = ()
+    tower: int = 0
     save: tuple[ImageKey, ...] = ()
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
@@ -135,7 +143,9 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        return not (self.close or self.open or self.moves or self.encode or self.rows or self.wait)
+        """Whether the step does nothing. A plan that only goes on with the tower is not empty."""
+        work = self.close or self.open or self.moves or self.encode or self.rows
+        return not (work or self.tower or self.save or self.wait or self.adapt)
 
 
 DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]
@@ -146,16 +156,17 @@ not read: it counts as gone; it is there again once it has been encoded and save
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The answer to a plan: one token per row with `sample`, in row order. `logprobs[i]` is None
-    where none were asked for.
+class StepResult:
+    """The answer to the plan of `step`: one token per row with `sample`, in row order.
+    `logprobs[i]` is None where none were asked for.
 
-    `encoded`: what the vision tower took for pictures that it has finished since the last step
-    (their pack's ms, shared by patches), and when it was done with them (`time.monotonic()`, which
-    all processes of a machine share). `disk` is what the background has finished since the last
-    step. `unfinished`: there is more to adapt.
+    `encoded`: images whose encoding has ended since the last step, the ms that it took (their
+    pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
+    machine share). Their pixels have been read; only these may be shown by later plans. `disk`:
+    reads and writes that have ended since the last step. `unfinished`: there is more to adapt.
     """
 
+    step: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()

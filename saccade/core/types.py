@@ -25,7 +25,7 @@ class ImageKey:
     digest: 32 bytes, blake3 of the encoded bytes.
     settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
     (`ImageRules.fingerprint`).
-    salt: the request's `cache_salt`; it separates tenants.
+    salt: the request's `cache_salt`, hashed by the front; it separates tenants.
     """
 
     digest: bytes
@@ -68,25 +68,33 @@ class Span:
         return self.start + self.length
 
 
-NUMBER, INFINITY = int | float, float("inf")
+NUMBER, LARGEST = int | float, 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 1024
 MAX_BIAS = 100
+MAX_BIASED_TOKENS = 1024
 
 SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
-    "max_tokens": (int, 1, INFINITY),
-    "min_tokens": (int, 0, INFINITY),
+    "max_tokens": (int, 1, LARGEST),
+    "min_tokens": (int, 0, LARGEST),
     "temperature": (NUMBER, 0, 2),
     "top_p": (NUMBER, 0, 1),
-    "top_k": (int, -1, INFINITY),
+    "top_k": (int, -1, LARGEST),
     "min_p": (NUMBER, 0, 1),
     "repetition_penalty": (NUMBER, 0, 10),
     "presence_penalty": (NUMBER, -2, 2),
     "frequency_penalty": (NUMBER, -2, 2),
-    "seed": (int, -(2**63), 2**63 - 1),
+    "seed": (int, -(2**63), LARGEST),
     "logprobs": (int | None, 0, MAX_LOGPROBS),
 }
 """Field: what it is, the least and the most it may be."""
+
+
+def _shown(value: object) -> str:
+    """For an error: an integer of thousands of digits has no text."""
+    return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +137,22 @@ class SamplingParams:
                     if kind is NUMBER
                     else "None or a whole number"
                 )
-                allowed = f"of at least {least}" if most == INFINITY else f"from {least} to {most}"
-                raise InvalidRequest(f"{name}: expected {what} {allowed}, got {value!r}", name)
+                allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
+                raise InvalidRequest(
+                    f"{name}: expected {what} {allowed}, got {_shown(value)}", name
+                )
         if not self.repetition_penalty:
             raise InvalidRequest(
                 "repetition_penalty: expected a number above 0 (1 is no penalty), got 0",
                 "repetition_penalty",
             )
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        """Each answer of a request carries these: their lengths are bounded."""
+        for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
+            if (count := len(getattr(self, name))) > most:
+                raise InvalidRequest(f"{name}: expected at most {most} tokens, got {count}", name)
         if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
             raise InvalidRequest(
                 f"logit_bias: expected biases from {-MAX_BIAS} to {MAX_BIAS}", "logit_bias"
@@ -145,6 +162,12 @@ class SamplingParams:
             raise InvalidRequest(
                 f"stop: expected at most {MAX_STOPS} stop strings, none of them empty", "stop"
             )
+        if (longest := max(map(len, stop), default=0)) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop: expected stop strings of at most {MAX_STOP_CHARACTERS} characters, got one "
+                f"of {longest}",
+                "stop",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +176,8 @@ class Request:
     hashes or sentinels).
 
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
-    `time.monotonic()` seconds.
+    `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
+    an address). `group`: the answers of one HTTP request share it; "": a group of its own.
     """
 
     id: str
@@ -163,6 +187,8 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     arrival: float = 0.0
+    client: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +230,15 @@ Tier = Literal["device", "host", "disk"]
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
     """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
-    or `none` (it was encoded).
+    `pixels` (it was encoded from pixels that were still in the arena), or `none` (it was decoded
+    and encoded).
 
     `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
     `tier`: where the embedding was.
     """
 
     image: int
-    level: Literal["kv", "embedding", "none"]
+    level: Literal["kv", "embedding", "pixels", "none"]
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
     tier: Tier | None = None

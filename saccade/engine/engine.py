@@ -1,89 +1,155 @@
-"""The loop: messages in, a plan, a step, news out.
+"""The loop: handle what has come, plan and send what can be computed, tell what is new.
 
-Owns the order of these; the scheduler decides, the worker computes.
+Owns the order of these; the scheduler decides, the workers compute. Nothing here waits for a step:
+messages are handled while the workers compute. Knows nothing of processes and sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
+from saccade.core.child import HEARTBEAT_SECONDS
 from saccade.core.messages import (
     Abort,
-    ArenaFull,
-    News,
+    Alive,
+    Figures,
+    Output,
     PixelsFailed,
     PixelsReady,
+    Scrape,
     Stop,
     Submit,
     ToEngine,
+    ToFront,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
+from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, ImageKey
-from saccade.engine.link import EngineLink
-from saccade.sched.scheduler import Scheduler
+from saccade.engine.workers import WorkersLost
+from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
 
 
-class Workers(Protocol):
-    """All ranks together."""
+class Front(Protocol):
+    """The engine's end of the link to the front (`child.AsyncChannel`)."""
 
-    def execute(self, plan: Plan) -> Sampled:
-        """Run one step on every rank; the tokens are the same on each."""
+    @property
+    def over(self) -> bool:
+        """Whether the front has gone."""
+        ...
+
+    def take(self) -> Sequence[ToEngine]:
+        """Messages that are here."""
+        ...
+
+    def send(self, message: ToFront) -> None:
+        """Never waits."""
+        ...
+
+
+class Ranks(Protocol):
+    """All workers together (`engine.workers.Workers`)."""
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether they cannot go on."""
+        ...
+
+    @property
+    def overdue(self) -> str:
+        """Why no step has ended although one should have; empty while all is well."""
+        ...
+
+    def send(self, plan: Plan) -> None:
+        """Have a plan carried out after those before it. Never waits."""
+        ...
+
+    def take(self) -> Sequence[StepResult]:
+        """Answers to the oldest plans in flight, in order."""
+        ...
+
+    def tick(self) -> None:
+        """To be called every `child.HEARTBEAT_SECONDS`."""
+        ...
+
+    async def explain(self) -> str:
+        """The trouble that they are in."""
         ...
 
 
 class Engine:
-    """Runs until it is told to stop."""
+    """Runs until it is told to stop.
+
+    `arrived` is set by front and workers when there is something to take. `depth`: plans that may
+    be in flight.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, workers: Workers, link: EngineLink, metrics: Metrics
+        self,
+        scheduler: Scheduler,
+        workers: Ranks,
+        front: Front,
+        arrived: asyncio.Event,
+        metrics: Metrics,
+        depth: int = PLANS_IN_FLIGHT,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
-        self._link = link
+        self._front = front
+        self._arrived = arrived
         self._metrics = metrics
+        self._depth = depth
+        self._flight: deque[Plan] = deque()
         self._deltas: list[Delta] = []
-        self._returned: list[PixelSlot] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
-        self._arena_full = False
-        self._unadapted = False  # pictures were encoded since the graphs were last fitted to them
+        self._unadapted = False  # images were encoded since the graphs were last fitted to them
 
-    def run(self) -> None:
-        """Serve until a `Stop` has been carried out."""
-        stuck = False  # nothing can be done before the front sends something
-        while not self._finished():
-            for message in self._link.receive(self._patience() if stuck else 0.0):
-                self._handle(message)
-            plan = self._scheduler.plan()
-            stuck = plan.empty
-            if self._arena_full and not plan.encode and all(row.length == 1 for row in plan.rows):
-                stuck = not self._scheduler.yield_pixels() and stuck
-            if not plan.empty:
-                sampled = self._workers.execute(plan)
-                self._deltas += self._scheduler.apply(plan, sampled)
-                self._encoded += sampled.encoded
-                if plan.encode:
-                    self._unadapted = True
-                    most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
-                    self._metrics.set("saccade_step_patches_largest", most)
-            elif self._unadapted and self._scheduler.idle:
-                # One graph at a time: whatever comes in meanwhile goes first.
-                self._unadapted = self._workers.execute(Plan(plan.step, adapt=True)).unfinished
-                stuck = False
-            self._report()
+    async def run(self) -> None:
+        """Serve until a `Stop` has been carried out, or the front has gone.
+
+        Raises WorkersLost.
+        """
+        beat = asyncio.create_task(self._beat())
+        try:
+            while True:
+                self._arrived.clear()
+                for message in self._front.take():
+                    self._handle(message)
+                for result in self._workers.take():
+                    self._apply(result)
+                self._plan()
+                self._report()
+                if self._workers.in_trouble:
+                    raise WorkersLost(await self._workers.explain())
+                if beat.done():
+                    beat.result()
+                if self._finished():
+                    return
+                await self._arrived.wait()
+        finally:
+            beat.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._workers.tick()
+            self._front.send(Alive(self._workers.overdue))
+            self._arrived.set()  # deadlines are looked at
 
     def _finished(self) -> bool:
+        if self._front.over:
+            return True
         if self._deadline is None:
             return False
         if time.monotonic() >= self._deadline:
             self._deltas += self._scheduler.fail_all("the server is shutting down")
             self._report()
-        return self._scheduler.idle
-
-    def _patience(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            return True
+        return self._scheduler.idle and not self._flight
 
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
@@ -96,32 +162,54 @@ class Engine:
                 )
             case Abort(id):
                 self._deltas += scheduler.abort(id)
-            case PixelsReady(key, slot):
-                self._returned += scheduler.pixels_ready(key, slot)
+            case PixelsReady(key):
+                self._deltas += scheduler.pixels_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
-            case ArenaFull():
-                self._arena_full = True
+            case Scrape():
+                measure(scheduler, self._metrics)
+                self._front.send(Figures(self._metrics.changed()))
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
+
+    def _plan(self) -> None:
+        """Send plans until as many are in flight as may be, or nothing can be done before something
+        arrives.
+        """
+        while len(self._flight) < self._depth:
+            plan = self._scheduler.plan()
+            if not plan.empty:
+                self._send(plan)
+            elif self._unadapted and self._scheduler.idle and not self._flight:
+                # One graph at a time: whatever comes in meanwhile goes first.
+                self._send(Plan(plan.step, adapt=True))
+            else:
+                return
+
+    def _send(self, plan: Plan) -> None:
+        self._flight.append(plan)
+        self._workers.send(plan)
+        if plan.encode:
+            self._unadapted = True
+            most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
+            self._metrics.set("saccade_step_patches_largest", most)
+
+    def _apply(self, result: StepResult) -> None:
+        """Take in the answer to the oldest plan in flight."""
+        plan = self._flight.popleft()
+        if plan.adapt:
+            self._unadapted = result.unfinished
+        else:
+            self._deltas += self._scheduler.apply(result)
+            self._encoded += result.encoded
 
     def _report(self) -> None:
         """Send what has come together since the last report, if anything has."""
         notices = self._scheduler.take_notices()
-        done = (*self._returned, *notices.done)
-        measure(self._scheduler, self._metrics)
-        news = News(
-            tuple(self._deltas),
-            notices.want,
-            done,
-            notices.confirmed,
-            tuple(self._encoded),
-            self._metrics.changed(),
-        )
-        self._deltas, self._returned, self._encoded = [], [], []
-        self._arena_full = self._arena_full and not done  # else the front says so again
-        if news != News():
-            self._link.send(news)
+        output = Output(tuple(self._deltas), notices.want, notices.unwanted, tuple(self._encoded))
+        self._deltas, self._encoded = [], []
+        if output != Output():
+            self._front.send(output)
 
 
 def measure(scheduler: Scheduler, metrics: Metrics) -> None:
@@ -141,6 +229,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set(name, value)
     metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
+    metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
+    metrics.set("saccade_arena_bytes_in_use", scheduler.gallery.slots.bytes_in_use)
     for tier, shelf in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)

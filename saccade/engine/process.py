@@ -1,148 +1,129 @@
-"""The engine process: `python -m saccade.engine.process`, started by `engine/link.py` with a `Boot`
-on standard input.
+"""The engine process: `python -m saccade.engine.process`, started by `engine/link.py`.
 
-Loads the model, decides what was left open, then runs the engine loop. Tells the front why when it
-cannot.
+Starts the workers, decides what was left open once they have said what the machine has, then runs
+the engine loop. Tells the front why when it cannot. Holds no tensors and loads no torch.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-import torch
+import uvloop
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
-from saccade.core.arena import Arena
-from saccade.core.config import Dtype, EngineConfig, Hardware
-from saccade.core.errors import ConfigError, StartupError
+from saccade.core.child import AsyncChannel, ParentLink, enter
+from saccade.core.config import EngineConfig
+from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
-from saccade.core.messages import Failed, Ready
+from saccade.core.messages import (
+    ENGINE_END,
+    EngineBoot,
+    Failed,
+    Load,
+    Ready,
+    ToEngine,
+    ToFront,
+)
 from saccade.core.metrics import Metrics
-from saccade.core.options import ModelOptions, usable_cores
+from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
-from saccade.engine.link import Boot, EngineLink
-from saccade.engine.ranks import Ranks
 from saccade.engine.sizing import (
-    count_saved,
     describe,
     embedding_bytes_per_token,
+    pick_device,
+    pick_dtype,
     resolve,
     resolve_parallel,
+    share_hardware,
 )
+from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
-from saccade.parallel import meeting_place
-from saccade.runtime.rank import (
-    Load,
-    die_with_parent,
-    leave_signals_to_front,
-    load,
-    measure_hardware,
-)
-from saccade.runtime.worker import Worker
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
+
+FLUSH_SECONDS = 2.0
+"""A front that does not read gets so long before the engine goes."""
 
 
 def main() -> int:
     """Exit status 0 after an orderly stop, 1 otherwise."""
-    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
-    die_with_parent(boot.parent)
-    leave_signals_to_front()
-    link = EngineLink(boot.address)
+    boot, parent = enter(EngineBoot)
+    return uvloop.run(run(boot, parent))
+
+
+async def run(boot: EngineBoot, parent: ParentLink) -> int:
+    """Serve; on failure, tell the front why. Returns the exit status."""
+    arrived = asyncio.Event()
+    front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
+    metrics = Metrics()
+    workers = Workers(boot.parallel.tp_size, arrived, metrics)
     try:
-        serve(boot, link)
+        await serve(boot, front, workers, arrived, metrics)
     except StartupError as error:
-        link.send(Failed(str(error)))
+        front.send(Failed(str(error)))
+        return 1
+    except WorkersLost as lost:
+        front.send(Failed(str(lost)))
         return 1
     except Exception as error:
         traceback.print_exc()
-        link.send(Failed(f"the engine failed: {type(error).__name__}: {error}"))
+        front.send(Failed(f"the engine failed: {type(error).__name__}: {error}"))
         return 1
     finally:
-        link.close()
+        await workers.kill()
+        await front.flush(FLUSH_SECONDS)
     return 0
 
 
-def serve(boot: Boot, link: EngineLink) -> None:
-    """Load the model, on all ranks; tell the front what was decided; run until told to stop."""
+async def serve(
+    boot: EngineBoot,
+    front: AsyncChannel[ToFront, ToEngine],
+    workers: Workers,
+    arrived: asyncio.Event,
+    metrics: Metrics,
+) -> None:
+    """Load the model on all ranks; tell the front what was decided; run until told to stop.
+
+    Raises StartupError, WorkersLost.
+    """
     spec = load_spec(Path(boot.folder))
-    wanted = plan_load(boot, spec)
-    size = wanted.parallel.size
-    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
-    ranks = Ranks(wanted, arena, lambda why: give_up(boot.words_fd, why)) if size > 1 else None
-    net, shard = load(wanted)
-    hardware = share_hardware(wanted, ranks.wait_loaded() if ranks else [])
-    config = resolve(boot.model, boot.engine, spec, wanted.dtype, hardware, size)
-    metrics = Metrics()
-    if ranks:
-        ranks.begin(config)
-    worker = Worker(net, config, arena, shard, wanted.parallel.encoder, metrics)
-    if ranks:
-        ranks.follow(worker)
-    saved_bytes = sum(tokens for _, tokens in worker.saved) * embedding_bytes_per_token(
-        spec, config.dtype
-    )
-    config = count_saved(config, boot.engine, saved_bytes)
-    engine = Engine(
-        build_scheduler(config, spec, worker.saved, boot.arena_bytes),
-        ranks or worker,
-        link,
-        metrics,
-    )
-    decided = describe(
-        config, wanted.parallel, spec, hardware, wanted.patch_embed, len(worker.saved)
-    )
-    link.send(Ready(config.kv_tokens, config.context_length, decided))
-    engine.run()
-    worker.close()
-    if ranks:
-        ranks.close()
+    devices = await workers.start(boot.arena_fd, boot.arena_bytes)
+    load = plan_load(boot, spec, devices)
+    size = load.parallel.size
+    hardware = share_hardware(await workers.load(load))
+    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
+    saved = await workers.begin(config)
+    scheduler = build_scheduler(config, spec, saved, boot.arena_bytes)
+    engine = Engine(scheduler, workers, front, arrived, metrics)
+    decided = describe(config, load.parallel, spec, hardware, load.patch_embed, len(saved))
+    front.send(Ready(config.kv_tokens, config.context_length, decided))
+    await engine.run()
+    await workers.close()
 
 
-def plan_load(boot: Boot, spec: FamilySpec) -> Load:
-    """What rank 0 is to load, as the other ranks are but for their number. Raises ConfigError."""
-    device = pick_device(boot.model, boot.parallel.tp_size)
+def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
+    """What every rank is to load, where the workers see `devices` CUDA devices. Raises
+    ConfigError.
+    """
+    device = pick_device(boot.model.device, devices, boot.parallel.tp_size)
     parallel = resolve_parallel(boot.parallel, spec, device)
     return Load(
-        rank=0,
         folder=boot.folder,
         device=device,
-        dtype=pick_dtype(boot.model, Path(boot.folder)),
+        dtype=pick_dtype(boot.model.dtype, read_checkpoint(Path(boot.folder)).dtype()),
         format=boot.model.load_format,
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
         parallel=parallel,
-        group_fd=meeting_place(),
         patch_embed=boot.model.patch_embed,
     )
-
-
-def share_hardware(wanted: Load, others: list[Hardware]) -> Hardware:
-    """What each rank may use: its own device, as the fullest of them is, or its part of the
-    machine.
-    """
-    mine = measure_hardware(wanted.device)
-    ranks = 1 + len(others)
-    if wanted.device == "cuda":
-        free = min(each.free_bytes for each in (mine, *others))
-        return replace(mine, free_bytes=free, host_free_bytes=mine.host_free_bytes // ranks)
-    return replace(mine, total_bytes=mine.total_bytes // ranks, free_bytes=mine.free_bytes // ranks)
-
-
-def give_up(words_fd: int, why: str) -> None:
-    """End this process, whatever its main thread hangs in; the front reads why from the pipe."""
-    os.write(words_fd, why.encode())
-    os._exit(1)
 
 
 def build_scheduler(
@@ -153,7 +134,7 @@ def build_scheduler(
 ) -> Scheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`: embeddings on disk (`Worker.saved`).
+    `saved`: embeddings on disk (`Workers.begin`).
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = SchedulerLimits(
@@ -161,39 +142,16 @@ def build_scheduler(
         chunk_tokens=config.chunk_tokens,
         context_length=config.context_length,
         encode_patches=config.encode_patches,
-        arena_patches=arena_bytes // (3 * spec.image_rules.patch**2),
+        arena_bytes=arena_bytes,
+        patch_size=spec.image_rules.patch,
+        tower_budget=config.tower_budget,
+        tower_blocks=spec.encoder_blocks,
     )
     embeddings = EmbeddingCache(
         config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved
     )
     prefix = PrefixCache(pool) if config.prefix_cache else None
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
-
-
-def pick_dtype(model: ModelOptions, folder: Path) -> Dtype:
-    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
-    computes in.
-    """
-    wanted = read_checkpoint(folder).dtype() if model.dtype == "auto" else model.dtype
-    known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
-    return known.get(wanted, "bfloat16")
-
-
-def pick_device(model: ModelOptions, ranks: int) -> Literal["cpu", "cuda"]:
-    """Raises ConfigError when cuda is asked for and there is none, or not one for each rank."""
-    if model.device == "cpu":
-        return "cpu"
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if model.device == "cuda" and not devices:
-        raise ConfigError(
-            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
-            "--device cpu"
-        )
-    if 0 < devices < ranks:
-        raise ConfigError(
-            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
-        )
-    return "cuda" if devices else "cpu"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ sizes and counts only; nothing of tensors.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -48,6 +51,10 @@ graph.
 """
 
 
+LARGE_IMAGE_PIXELS = 2560 * 1440
+LARGE_IMAGE_STEPS = 8
+"""On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
+
 LARGEST_PICTURES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
 
@@ -56,6 +63,46 @@ NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives
 than it saves.
 """
+
+
+def pick_device(
+    wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
+) -> Literal["cpu", "cuda"]:
+    """`devices`: CUDA devices that the workers see.
+
+    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    if wanted == "cuda" and not devices:
+        raise ConfigError(
+            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
+            "--device cpu"
+        )
+    if 0 < devices < ranks:
+        raise ConfigError(
+            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
+        )
+    return "cuda" if devices else "cpu"
+
+
+def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
+    """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
+    computes in.
+    """
+    known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+    return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
+
+
+def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
+    """What each rank may use: its own device, as the fullest of them is, or its part of the
+    machine.
+    """
+    free = min(each.free_bytes for each in ranks)
+    first, count = ranks[0], len(ranks)
+    if first.device == "cuda":
+        return replace(first, free_bytes=free, host_free_bytes=first.host_free_bytes // count)
+    return replace(first, total_bytes=first.total_bytes // count, free_bytes=free // count)
 
 
 def resolve_parallel(
@@ -152,8 +199,17 @@ def resolve(
         prefix_cache=not engine.disable_radix_cache,
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
     )
+
+
+def tower_budget(spec: FamilySpec) -> int:
+    """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
+    a part of a large image, so that no step is much longer than others.
+    """
+    patches = min(LARGE_IMAGE_PIXELS, spec.image_rules.max_pixels) // spec.image_rules.patch**2
+    return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
 def resolve_encoder(engine: EngineOptions, spec: FamilySpec, *, flash: bool) -> EncoderConfig:
@@ -203,6 +259,11 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
             f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
             f"set it to {-(-3 * most // MIB)} or more"
         )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if media.arena_mb * MIB > memory:
+        raise ConfigError(
+            f"--arena-mb {media.arena_mb}: this machine has {memory // MIB} MiB of memory"
+        )
     return media.arena_mb * MIB
 
 
@@ -231,34 +292,27 @@ def resolve_embeddings(
     folder = Path(engine.embedding_cache_dir).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        # What is saved already counts too: else the budget would shrink at each restart.
+        room = shutil.disk_usage(folder).free + _bytes_below(folder)
     except FileExistsError:
         raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
     disk = (
-        free // 4
+        room // 4
         if engine.embedding_cache_disk_mb is None
         else engine.embedding_cache_disk_mb * MIB
     )
     return EmbeddingBudgets(device, host, disk, str(folder))
 
 
-def count_saved(config: EngineConfig, engine: EngineOptions, nbytes: int) -> EngineConfig:
-    """Add to a derived disk budget its quarter of `nbytes`, which the model's embeddings take there
-    already.
-
-    They are known only once the model is loaded. Without them the budget would shrink at each
-    restart.
-    """
-    if engine.embedding_cache_disk_mb is not None:
-        return config
-    return replace(
-        config,
-        embeddings=replace(
-            config.embeddings, disk_bytes=config.embeddings.disk_bytes + nbytes // 4
-        ),
-    )
+def _bytes_below(folder: Path) -> int:
+    """Bytes of the files in the folders of `folder`: embeddings of this model and of others."""
+    total = 0
+    for file in folder.glob("*/*"):
+        with suppress(FileNotFoundError):  # another server may have removed it
+            total += file.stat().st_size
+    return total
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:

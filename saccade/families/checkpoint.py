@@ -18,6 +18,8 @@ from saccade.core.errors import CheckpointError
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 """The built-in model's folder."""
 
+LARGEST = 2**31 - 1
+"""No integer of a configuration is larger."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
@@ -99,6 +101,8 @@ class Section:
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise CheckpointError(f"{self.where}: {names[0]} must be an integer, not {value!r}")
+        if abs(value) > LARGEST:
+            raise CheckpointError(f"{self.where}: {names[0]} must be at most {LARGEST}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -206,18 +210,39 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files of `folder`. Raises CheckpointError naming the file."""
+    """Read the JSON files of `folder`.
+
+    Raises CheckpointError naming the file, also for a quantised model: none can be read yet.
+    """
     processor = read_json(folder / "preprocessor_config.json", required=False)
     if not processor.data:
         processor = read_json(folder / "processor_config.json", required=False).section(
             "image_processor"
         )
+    config = read_json(folder / "config.json")
+    _refuse_quantised(config)
     return Checkpoint(
         folder=folder,
-        config=read_json(folder / "config.json"),
+        config=config,
         generation=read_json(folder / "generation_config.json", required=False),
         processor=processor,
     )
+
+
+def _refuse_quantised(section: Section) -> None:
+    """Raises CheckpointError for a `quantization_config`, wherever in config.json it stands."""
+    for name in ("quantization_config", "compression_config"):
+        if section.has(name):
+            settings = section.data[name]
+            method = settings.get("quant_method") if isinstance(settings, dict) else settings
+            raise CheckpointError(
+                f"{section.where}: {name}: the model is quantised ({method or 'no method named'}); "
+                "no method is supported yet, only weights in float32, float16 and bfloat16: use "
+                "the model's unquantised checkpoint"
+            )
+    for name, value in section.data.items():
+        if isinstance(value, dict):
+            _refuse_quantised(section.section(name))
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:

@@ -48,6 +48,7 @@ def build_front(
         template,
         Media(spec, media, arena, metrics),
         load_sampling_defaults(folder),
+        options.special_tokens_in_content,
     )
     return Front(
         intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests

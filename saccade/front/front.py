@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,19 +26,23 @@ from saccade.core.errors import (
 )
 from saccade.core.messages import (
     Abort,
-    ArenaFull,
     Failed,
-    News,
+    Figures,
+    Output,
     PixelsFailed,
     PixelsReady,
     Ready,
+    Scrape,
     Submit,
     ToEngine,
     ToFront,
 )
 from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
+from saccade.media.turns import BOUNDLESS, Room
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
 
 log = logging.getLogger("saccade")
@@ -46,9 +51,19 @@ State = Literal["starting", "ready", "stopping", "failed"]
 Finish = Literal["stop", "length"]
 Level = Literal["kv", "embedding", "pixels", "none"]
 
+SCRAPE_SECONDS = 1.0
+"""An engine that does not tell its figures for so long is frozen: the last ones are shown."""
+STALL_LOOK_SECONDS = 0.25
+"""While requests are waited for, looks at whether the engine still makes progress."""
+
 
 class EngineClient(Protocol):
     """The front's end of the engine (`engine.link.EngineProcess`)."""
+
+    @property
+    def stall(self) -> str:
+        """Why the engine makes no progress though it lives; empty while it does."""
+        ...
 
     async def start(self) -> Ready:
         """Raises StartupError."""
@@ -172,10 +187,12 @@ class Front:
         self._max_requests = max_requests
         self._ready: Ready | None = None
         self._admitted = 0
+        self._admitted_of: Counter[str] = Counter()  # by the name of the key
         self._answers: dict[str, _Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._scraped = asyncio.Event()
 
     # ---- life
 
@@ -191,7 +208,6 @@ class Front:
             self._fail(str(error))
             raise
         self._spawn(self._listen())
-        self._spawn(self._watch_arena())
         if self.state == "starting":
             self.state, self.reason = "ready", ""
         return self._ready
@@ -202,8 +218,12 @@ class Front:
         """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace)
+        deadline = time.monotonic() + grace
+        while not (self._idle.is_set() or self._engine.stall):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), min(left, STALL_LOOK_SECONDS))
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -214,6 +234,23 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._engine.stop(0.0)
         await self.intake.media.close()
+
+    @property
+    def health(self) -> tuple[State | Literal["stalled"], str]:
+        """The state, and why it is not "ready", if it is not."""
+        if self.state == "ready" and (stall := self._engine.stall):
+            return "stalled", stall
+        return self.state, self.reason
+
+    async def scrape(self) -> Metrics:
+        """All metrics, the engine's as of now."""
+        self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
+        if self.state in ("ready", "stopping") and self._ready is not None:
+            self._scraped.clear()
+            self._tell(Scrape())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
+        return self.metrics
 
     @property
     def ready(self) -> Ready:
@@ -228,31 +265,39 @@ class Front:
     # ---- requests
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
+    def admit(self, client: Client = ANYBODY) -> Iterator[None]:
         """A permit, to be taken before any work for a request.
 
         Raises Overloaded, or EngineUnavailable.
         """
         _ = self.ready
+        name = client.name
+        if client.limited and self._admitted_of[name] >= max(1, self._max_requests * SHARE):
+            raise Overloaded(
+                f"{self._admitted_of[name]} requests of this key are in flight, the most that one "
+                "of several keys may have (half of --max-queued-requests); try again"
+            )
         if self._admitted >= self._max_requests:
             raise Overloaded(
                 f"{self._admitted} requests are in flight, the most this server takes "
                 "(--max-queued-requests); try again"
             )
         self._admitted += 1
+        self._admitted_of[name] += 1
         self._idle.clear()
         self.metrics.set("saccade_requests_in_flight", self._admitted)
         try:
             yield
         finally:
             self._admitted -= 1
+            self._admitted_of[name] -= 1
             self.metrics.set("saccade_requests_in_flight", self._admitted)
             if not self._admitted:
                 self._idle.set()
 
-    async def prepare(self, ask: Ask) -> Prepared:
+    async def prepare(self, ask: Ask, client: Client = ANYBODY, room: Room = BOUNDLESS) -> Prepared:
         """`Intake.prepare` within this engine's context length."""
-        return await self.intake.prepare(ask, self.ready.context_length)
+        return await self.intake.prepare(ask, self.ready.context_length, client, room)
 
     async def generate(self, *prepared: Prepared) -> AsyncGenerator[Event, None]:
         """The events of all answers as they come; ends when each has had its last, or raises the
@@ -263,7 +308,10 @@ class Front:
         """
         _ = self.ready
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        requests = [(request, each.places) for each in prepared for request in _requests(each)]
+        group = prepared[0].request.id
+        requests = [
+            (request, each.places) for each in prepared for request in _requests(each, group)
+        ]
         answers = [
             _Answer(request, places, choice, self.vocabulary, events)
             for choice, (request, places) in enumerate(requests)
@@ -273,8 +321,6 @@ class Front:
         for picture in pictures:
             media.hold(picture)
         try:
-            for picture in pictures:
-                media.decode_ahead(picture)
             for answer in answers:
                 self._answers[answer.request.id] = answer
                 self._tell(Submit(answer.request))
@@ -324,8 +370,11 @@ class Front:
         try:
             while True:
                 message = await self._engine.receive()
-                if isinstance(message, News):
+                if isinstance(message, Output):
                     self._take(message)
+                elif isinstance(message, Figures):
+                    self.metrics.absorb(message.values)
+                    self._scraped.set()
                 elif isinstance(message, Failed):
                     self._fail(message.error)
         except EngineUnavailable as error:
@@ -336,15 +385,13 @@ class Front:
             log.exception("the front failed")
             self._fail("internal error: the front lost touch with the engine")
 
-    def _take(self, news: News) -> None:
-        self.metrics.absorb(news.metrics)
-        self.intake.media.confirm(news.confirmed)
+    def _take(self, news: Output) -> None:
         for encoded in news.encoded:
             self.intake.media.encoded(*encoded)
-        for slot in news.done:
-            self.intake.media.free(slot)
-        for key in news.want:
-            self._spawn(self._bring(key))
+        for key, slot in news.want:
+            self._spawn(self._decode(key, slot))
+        for key in news.unwanted:  # after the first step of a decode that has just been spawned
+            asyncio.get_running_loop().call_soon(self.intake.media.call_off, key)
         for delta in news.deltas:
             if answer := self._answers.get(delta.id):
                 try:
@@ -377,15 +424,12 @@ class Front:
         found = Found(
             outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
         )
-        if outcome.level != "none":
+        if outcome.level not in ("none", "pixels"):
             return found
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
-        level: Level = "pixels" if spent.reused else "none"
-        return replace(
-            found, level=level, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms
-        )
+        return replace(found, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms)
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:
@@ -398,22 +442,20 @@ class Front:
                 self.metrics.observe("saccade_itl_seconds", (now - answer.last_news) / num_tokens)
         answer.last_news = now
 
-    async def _bring(self, key: ImageKey) -> None:
+    async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
         """Pixels for the engine, or the reason why there are none, which ends every request that
-        names the picture.
+        names the image.
         """
         try:
-            self._tell(PixelsReady(key, await self.intake.media.pixels(key)))
+            await self.intake.media.decode(key, slot)
+            self._tell(PixelsReady(key))
+        except asyncio.CancelledError:
+            self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:
             self._lack(key, error)
         except Exception:  # the request must end all the same
             log.exception("a picture could not be brought to the engine")
             self._lack(key, InternalError())
-
-    async def _watch_arena(self) -> None:
-        while True:
-            await self.intake.media.wait_full()
-            self._tell(ArenaFull())
 
     def _lack(self, key: ImageKey, error: RequestError) -> None:
         for answer in self._answers.values():
@@ -432,9 +474,9 @@ class Front:
         task.add_done_callback(self._tasks.discard)
 
 
-def _requests(prepared: Prepared) -> Iterator[Request]:
-    """One engine request per answer wanted; their seeds count up."""
+def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
+    """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling)
+        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)

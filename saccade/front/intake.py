@@ -11,87 +11,56 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import Request, SamplingParams, Span
-from saccade.media.media import ImageSource, Media, Picture
-from saccade.text.prompt import ChatTemplate, TemplateMessage, Tokenizer
+from saccade.front.client import ANYBODY, Client
+from saccade.front.content import Chat
+from saccade.media.media import Media, Picture
+from saccade.media.turns import BOUNDLESS, Asker, Room
+from saccade.text.literal import Literals
+from saccade.text.prompt import ChatTemplate, Tokenizer
 
-Part = str | ImageSource
-"""A piece of a message: text, or a picture."""
+T = TypeVar("T")
 
-_LONG_TEXT = 20_000
-"""Characters beyond which tokenising would hold up the event loop (about 5 ms) and goes to a
-thread.
+_LONG_TEXT = 8_000
+"""Characters beyond which a prompt is rendered and tokenised in a thread (about 5 ms)."""
+
+_MANY_MESSAGES = 100
+
+_SLACK = 16
+"""A template may leave out most of what a chat holds. Text of so many times what the context can
+hold is refused all the same.
 """
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message.
-
-    `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content.
-    """
-
-    role: str
-    content: str | tuple[Part, ...] | None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def pictures(self) -> tuple[ImageSource, ...]:
-        parts = self.content if isinstance(self.content, tuple) else ()
-        return tuple(part for part in parts if isinstance(part, ImageSource))
-
-    def for_template(self) -> TemplateMessage:
-        """As chat templates read it; what is None is left out, as they expect."""
-        message: TemplateMessage = {"role": self.role, **self.fields}
-        if isinstance(self.content, tuple):
-            message["content"] = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-                for part in self.content
-            ]
-        elif self.content is not None:
-            message["content"] = self.content
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to be rendered by the chat template.
-
-    `variables` are the client's own for the template.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def pictures(self) -> tuple[ImageSource, ...]:
-        """In the order in which the template mentions them."""
-        return tuple(picture for message in self.messages for picture in message.pictures)
+_READERS = 2
+"""Threads that read large bodies and long prompts. More would take more turns from the event loop,
+which waits for each of them to let go of the interpreter.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
 
-    `sampling` holds the fields of `SamplingParams` that the client set; the rest get their defaults
-    in `prepare`. Raises as that does: a field out of bounds is refused before a picture is fetched.
+    `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
+    to chats. `sampling` holds the fields of `SamplingParams` that the client set; the rest get
+    their defaults in `prepare`. Raises as that does: a field out of bounds is refused before an
+    image is fetched.
     """
 
     prompt: Chat | str | tuple[int, ...]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     cache_salt: str = ""
+    add_special_tokens: bool | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
@@ -151,20 +120,31 @@ class Intake:
         template: ChatTemplate,
         media: Media,
         defaults: SamplingParams,
+        special_tokens_in_content: bool = False,
     ) -> None:
+        """`special_tokens_in_content`: special tokens that clients write in messages are such."""
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
         self.media = media
         self.defaults = defaults
+        self._literals = None if special_tokens_in_content else Literals(tokenizer)
+        self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
-    async def prepare(self, ask: Ask, context_length: int) -> Prepared:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of long work, which other requests need not wait for."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def prepare(
+        self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
+    ) -> Prepared:
         """Everything about `ask` that can be decided without decoding a picture.
 
-        Raises a RequestError that names the field.
+        `room`: where bytes that were not sent with it are counted. Raises a RequestError that
+        names the field.
         """
         arrival = time.monotonic()
-        prompt = await self.read(ask, context_length)
+        prompt = await self.read(ask, context_length, client, room)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(picture.image for picture in prompt.pictures)
         request = Request(
@@ -173,55 +153,71 @@ class Intake:
             prompt.spans,
             images,
             sampling,
-            ask.cache_salt,
+            client.salt(ask.cache_salt),
             arrival,
+            client.share(ask.cache_salt),
         )
         return Prepared(request, prompt.pictures, prompt.places, ask.n)
 
-    async def read(self, ask: Ask, context_length: int) -> Prompt:
+    async def read(
+        self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
+    ) -> Prompt:
         """The prompt of `ask`, which may be too long for the context, unless that shows before it
         is tokenised.
         """
         sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
-        pictures = await self.media.open_all(sources, ask.cache_salt)
-        tokens = await self._tokens(ask.prompt, context_length)
+        asker = Asker(client.share(ask.cache_salt), client.name, room)
+        pictures = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
+        if isinstance(prompt := ask.prompt, tuple):
+            tokens = self._check_tokens(prompt)
+        elif isinstance(prompt, Chat):
+            render = partial(self._encode_chat, prompt, context_length, ask.add_special_tokens)
+            many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
+            tokens = await self.in_thread(render) if many else render()
+        else:
+            special = ask.add_special_tokens is not False
+            encode = partial(self._encode, prompt, "prompt", context_length, special)
+            tokens = await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
         expanded, spans = self.spec.expand_prompt(tokens, [picture.image for picture in pictures])
         return Prompt(expanded, spans, pictures, tuple(source.param for source in sources))
 
-    async def _tokens(self, prompt: Chat | str | tuple[int, ...], context_length: int) -> list[int]:
-        if isinstance(prompt, tuple):
-            if outside := [token for token in prompt if token >= self.spec.vocab_size]:
-                raise InvalidRequest(
-                    f"prompt: token {outside[0]} is not below the vocabulary size, "
-                    f"{self.spec.vocab_size}",
-                    "prompt",
-                )
-            return list(prompt)
-        if isinstance(prompt, str):
-            text, special = prompt, True
-        else:
-            text, special = self._render(prompt), False
-        if len(text) < _LONG_TEXT:
-            return self.tokenizer.encode(text, special)
+    def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
+        if outside := [token for token in tokens if token >= self.spec.vocab_size]:
+            raise InvalidRequest(
+                f"prompt: token {outside[0]} is not below the vocabulary size, "
+                f"{self.spec.vocab_size}",
+                "prompt",
+            )
+        return list(tokens)
 
-        def encode() -> list[int]:
-            least = -(-len(text) // self.tokenizer.longest_token)
-            if least > context_length:
-                raise _too_long(
-                    prompt, f"{len(text)} characters, so at least {least} tokens", context_length
-                )
-            return self.tokenizer.encode(text, special)
+    def _encode(self, text: str, param: str, context_length: int, special: bool) -> list[int]:
+        self._check_length(text, param, context_length)
+        return self.tokenizer.encode(text, special)
 
-        return await asyncio.to_thread(encode)
+    def _encode_chat(self, chat: Chat, context_length: int, special: bool | None) -> list[int]:
+        if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
+            raise too_long("messages", f"{chat.num_characters} characters", context_length)
+        given: Any = {
+            "messages": [message.for_template() for message in chat.messages],
+            "tools": None if chat.tools is None else list(chat.tools),
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continue_final_message,
+            "variables": chat.variables,
+        }
+        if self._literals is None:
+            text = self.template.render(**given)
+            return self._encode(text, "messages", context_length, bool(special))
+        rendered = self._literals.render(self.template, **given)
+        self._check_length(rendered.text, "messages", context_length)
+        return self._literals.encode(rendered, bool(special))
 
-    def _render(self, chat: Chat) -> str:
-        return self.template.render(
-            [message.for_template() for message in chat.messages],
-            None if chat.tools is None else list(chat.tools),
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            variables=chat.variables,
-        )
+    def _check_length(self, text: str, param: str, context_length: int) -> None:
+        """Raises InvalidRequest for what cannot fit, whatever its tokens are."""
+        least = -(-len(text) // self.tokenizer.longest_token)
+        if least > context_length:
+            raise too_long(
+                param, f"{len(text)} characters, so at least {least} tokens", context_length
+            )
 
     def _sampling(self, ask: Ask, prompt_tokens: int, context_length: int) -> SamplingParams:
         """The request's sampling with nothing left open, and the answer bounded by what the context
@@ -231,7 +227,8 @@ class Intake:
             raise InvalidRequest("the prompt is empty", "prompt")
         room = context_length - prompt_tokens
         if room < 1:
-            raise _too_long(ask.prompt, f"{prompt_tokens} tokens", context_length)
+            param = "messages" if isinstance(ask.prompt, Chat) else "prompt"
+            raise too_long(param, f"{prompt_tokens} tokens", context_length)
         given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
         sampling = replace(self.defaults, **given)
         sampling = replace(
@@ -263,18 +260,21 @@ class Intake:
         return sampling
 
 
-def _too_long(
-    prompt: Chat | str | tuple[int, ...], has: str, context_length: int
-) -> InvalidRequest:
-    chat = isinstance(prompt, Chat)
+def too_long(param: str, has: str, context_length: int) -> InvalidRequest:
+    """For a prompt that leaves no room for an answer.
+
+    Clients know the error by its first words. They look for them in Python's `repr` of the whole
+    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
+    """
     advice = (
-        'shorten it, send fewer pictures, or smaller ones (detail "low", or max_pixels)'
-        if chat
+        "shorten it, send fewer pictures, or smaller ones (detail: low, or max_pixels)"
+        if param == "messages"
         else "shorten it"
     )
-    allowed = f"the context length of {context_length} allows {context_length - 1} and an answer"
     return InvalidRequest(
-        f"the prompt has {has}; {allowed}: {advice}",
-        "messages" if chat else "prompt",
+        f"This model's maximum context length is {context_length} tokens. The prompt has {has}; "
+        f"the context length of {context_length} allows {context_length - 1} and an answer: "
+        f"{advice}",
+        param,
         "context_length_exceeded",
     )

@@ -1,14 +1,13 @@
-"""Attention: causal over paged keys and values (language model), and bidirectional over segments
-(vision tower).
+"""Attention: causal over the keys and values of sequences (language model), and bidirectional over
+segments (vision tower).
 
-Owns nothing; knows nothing of sequences or pages beyond kv slot numbers. No mask larger than
-`MASK_VALUES` is ever made, on a CPU or in 16 bits none at all; grouped queries share their keys
-without copies.
+Owns nothing; knows nothing of pages. No mask larger than `MASK_VALUES` is ever made, on a CPU and
+in packed attention none at all; grouped queries share their keys without copies (but for packed
+attention in 32 bits).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
@@ -28,23 +27,8 @@ prefix.
 """
 MERGING = ("cpu",)
 """Devices on which a cached prefix is attended to apart from the rest, without any mask."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """One sequence's part of a batch: query rows [start, start + length) attend to its first
-    `kv_length` tokens.
-
-    The query rows are the last `length` of those `kv_length` tokens (causal, lower right).
-    `slots` are the kv slots of the tokens in order, an int64 tensor [kv_length]; `run` is the first
-    slot where they are consecutive (so that a slice can stand for a gather), else -1.
-    """
-
-    start: int
-    length: int
-    kv_length: int
-    slots: torch.Tensor
-    run: int
+LOWER_RIGHT = 2
+"""What torch's memory-efficient attention calls a causal mask whose corner is the lower right."""
 
 
 def write_kv(
@@ -61,46 +45,13 @@ def write_kv(
     v_cache.index_copy_(0, out_slots, v)
 
 
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    contexts: Sequence[Context],
-    scale: float,
-) -> torch.Tensor:  # [T, Hq, D]
-    """Causal attention of the queries `q` [T, Hq, D] of several sequences to their own cached
-    tokens.
-
-    The keys and values of the query rows themselves are in the caches [slots, Hkv, D] already.
-    Contexts cover [0, T) in order.
+def causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:  # [L, Hq, D]
+    """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D] of one sequence: its
+    last L tokens to all K.
     """
-    parts = []
-    for context in contexts:
-        rows = q if len(contexts) == 1 else q[context.start : context.start + context.length]
-        parts.append(_attend(rows, _cached(context, k_cache), _cached(context, v_cache), scale))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _cached(context: Context, cache: torch.Tensor) -> torch.Tensor:
-    """Keys or values [1, Hkv, K, D] of one sequence; a view of the cache where its slots are
-    consecutive.
-    """
-    if context.run < 0:
-        return cache.index_select(0, context.slots).transpose(0, 1).unsqueeze(0)
-    # One call where slicing and turning would be four: this runs twice per layer, sequence and
-    # token.
-    slot, head, value = cache.stride()
-    shape = (1, cache.shape[1], context.kv_length, cache.shape[2])
-    return cache.as_strided(
-        shape, (0, head, slot, value), cache.storage_offset() + context.run * slot
-    )
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal (lower right) attention of q [L, Hq, D] to k, v [1, Hkv, K, D]; returns [L, Hq, D]."""
     length, heads, dim = q.shape
-    if q.is_cuda and q.element_size() == 2 and not dim % 8:
-        return _flash_causal(q, k, v, scale)
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     if length == 1:
@@ -124,19 +75,40 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
 
 
-def _flash_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """One launch: this kernel's causal mask is the lower right one, and its groups of queries share
-    keys.
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Where sequences begin and end in packed rows: those of sequence i are
+    [bounds[i], bounds[i + 1]), none longer than `longest`.
+    """
+
+    bounds: torch.Tensor  # [R + 1] int32, on the rows' device
+    longest: int
+
+
+def packed_causal_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: Runs, keys: Runs, scale: float
+) -> torch.Tensor:  # [T, Hq, D]
+    """Causal (lower right) attention of q [T, Hq, D] to k, v [K, Hkv, D] of several sequences, each
+    to its own, in one launch (CUDA).
 
     PyTorch's `scaled_dot_product_attention` would give a cached prefix a mask, and on Hopper cuDNN,
     which plans anew for each length.
     """
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [1, K, Hkv, D]
-    flash = torch.ops.aten._flash_attention_forward
-    out, *_ = flash(
-        q.unsqueeze(0), k, v, None, None, len(q), k.shape[1], 0.0, True, False, scale=scale
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    lengths = (queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0)
+    if q.element_size() == 2:
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *lengths, True, False, scale=scale
+        )
+        return out[..., :dim]
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    out, *_ = torch.ops.aten._efficient_attention_forward(
+        q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), None, *lengths, LOWER_RIGHT, scale=scale
     )
-    return out.squeeze(0)
+    return out.squeeze(0)[..., :dim]
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -196,6 +168,8 @@ def varlen_attention(
 ) -> torch.Tensor:  # [T, H, D]
     """Bidirectional attention of q, k, v [T, H, D]: the rows of a segment see each other and
     nothing else.
+
+    Where k and v have more rows than q, all are of one segment.
     """
     attend = _flash_segments if backend == "flash" else _sdpa_segments
     return attend(q, k, v, segments, scale)
@@ -211,6 +185,7 @@ def _flash_segments(
     if missing := -dim % 8:
         q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
     bounds, longest = segments.bounds, segments.longest
+    assert len(k) == len(q)
     out, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
     )
@@ -221,6 +196,10 @@ def _sdpa_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
     """Neighbouring segments of equal length are one batched call."""
+    if len(k) > len(q):
+        queries, keys, values = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+        return attended.squeeze(0).transpose(0, 1)
     lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     start = 0

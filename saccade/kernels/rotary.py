@@ -48,6 +48,12 @@ class Rotation:
             cos, sin = self.cos.gather(0, rows), self.sin.gather(0, rows)
         return replace(self, cos=cos, sin=sin, index=None, axis=None)
 
+    def part(self, rows: slice) -> Rotation:
+        """That of some of the tokens."""
+        if self.index is None:
+            return replace(self, cos=self.cos[rows], sin=self.sin[rows])
+        return replace(self, index=self.index[:, rows])
+
 
 def rotary_tables(
     angles: torch.Tensor, pairs: Pairs = "halves"
@@ -85,7 +91,14 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
         # Imported where there is a GPU: elsewhere Triton need not be installed.
         from saccade.kernels.rotary_gpu import launch
 
-        launch(rotation, x)
+        launch(
+            x,
+            rotation.cos,
+            rotation.sin,
+            rotation.index,
+            rotation.axis,
+            halves=rotation.pairs == "halves",
+        )
         return
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"

@@ -1,4 +1,4 @@
-"""The rotary embedding of `rotary.py` as one Triton kernel.
+"""The rotary embedding of `rotary.py` as one Triton kernel. Knows tensors only.
 
 Imported only where it runs: on a GPU, or in Triton's interpreter.
 """
@@ -11,15 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.rotary import Rotation
-
 BLOCK_VALUES = 2048
 """Pairs that one program turns: tokens of a program times heads of a program times pairs of a head,
 at most.
 """
 
 
-@triton.jit
+# Each batch has other counts: a specialisation for some would be compiled within a request.
+@triton.jit(do_not_specialize=["tokens", "index_stride"])
 def _rotate(
     x,
     cos_table,
@@ -79,23 +78,30 @@ def _rotate(
     tl.store(high_at, (b * cos + a * sin).to(low.dtype), mask=mine)
 
 
-def launch(rotation: Rotation, x: torch.Tensor) -> None:
-    """`rotary.rotate_` in one launch."""
+def launch(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    index: torch.Tensor | None,
+    axis: torch.Tensor | None,
+    *,
+    halves: bool,
+) -> None:
+    """`rotary.rotate_` in one launch; the arguments are a `Rotation`'s."""
     assert x.stride(-1) == 1, "a head's values lie next to each other"
-    assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
+    assert cos.is_contiguous() and sin.is_contiguous()
     tokens, heads, _ = x.shape
     if tokens == 0:
         return
-    half = rotation.cos.shape[1] // 2
+    half = cos.shape[1] // 2
     block_pairs = triton.next_power_of_2(half)
     block_heads = min(triton.next_power_of_2(heads), max(1, BLOCK_VALUES // block_pairs))
     block_tokens = max(1, BLOCK_VALUES // (block_pairs * block_heads))
-    index, axis = rotation.index, rotation.axis
     assert index is None or index.stride(-1) == 1
     _rotate[triton.cdiv(tokens, block_tokens), triton.cdiv(heads, block_heads)](
         x,
-        rotation.cos,
-        rotation.sin,
+        cos,
+        sin,
         index,
         axis,
         tokens,
@@ -106,7 +112,7 @@ def launch(rotation: Rotation, x: torch.Tensor) -> None:
         half=half,
         has_index=index is not None,
         has_axis=axis is not None,
-        halves=rotation.pairs == "halves",
+        halves=halves,
         block_tokens=block_tokens,
         block_heads=block_heads,
         block_pairs=block_pairs,

@@ -12,10 +12,13 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpcore
 
 from saccade.core.errors import ImageError
+from saccade.media.network import Network, until_given_up
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -49,9 +52,16 @@ def is_public(address: Address) -> bool:
     )
 
 
+LOOKUPS = ThreadPoolExecutor(128, "saccade-dns")
+"""Threads of their own: a name server that does not answer must not hold up other work. As many as
+there may be fetches; they start when they are needed.
+"""
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, through the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(LOOKUPS, ask)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
@@ -64,7 +74,10 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, allow_private: bool, resolve: Resolve = resolve) -> None:
         self._allow_private = allow_private
         self._resolve = resolve
-        self._network = httpcore.AnyIOBackend()
+        self._network = Network()
+
+    async def _find(self, host: str, port: int) -> list[str]:
+        return await self._resolve(host, port)
 
     async def connect_tcp(
         self,
@@ -79,7 +92,8 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         Raises ImageError when an address is not public.
         """
         try:
-            addresses = await self._resolve(host, port)
+            found = until_given_up(self._find(host, port), httpcore.ConnectError)
+            addresses = await found
         except (OSError, UnicodeError) as error:
             raise ImageError(
                 f"the picture's host {host!r} cannot be found", code="image_unreachable"

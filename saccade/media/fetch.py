@@ -1,7 +1,8 @@
 """A picture's bytes from wherever its URL says: `data:`, `http(s):`, or `file:` below one allowed
 folder.
 
-Owns limits (bytes, seconds, redirects, hosts) and the single flight per URL. Which addresses may be
+Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
+(`flights.py`), and waits for its turn (`turns.py`) before its clock starts. Which addresses may be
 connected to is `address.py`'s policy; `http_cache.py` keeps what servers allow to be kept.
 Redirects are followed by hand, so that every hop passes the same checks. Knows nothing of what the
 bytes mean.
@@ -12,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import hishel
@@ -25,11 +28,21 @@ from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
+from saccade.media.flights import Flight, Flights
 from saccade.media.http_cache import Answer, HTTPCache
+from saccade.media.network import GIVEN_UP
+from saccade.media.turns import Asker, Turns
 
 MAX_REDIRECTS = 5
-MAX_FETCHES = 64
-"""Fetches that run beside each other; more wait their turn, within their own timeout."""
+MAX_FETCHES = 128
+"""Fetches that run beside each other; more wait their turn. httpcore must never be the one to
+queue: it loses connections for good when a request that waits is cancelled.
+"""
+CLIENT_FETCHES = 64
+REQUEST_FETCHES = 32
+"""Of these, what one client and one request may have at a time."""
+PATIENCE = 12
+"""A fetch waits for its turn for so many --fetch-timeouts at most."""
 CONNECT_TIMEOUT = 5.0
 REDIRECTS = {301, 302, 303, 307, 308}
 HEADERS = hishel.Headers(
@@ -42,6 +55,17 @@ INLINE_CHARACTERS = 1 << 20
 """Base64 text decoded on the event loop (0.2 ms); more goes to a thread."""
 
 
+@dataclass(slots=True)
+class _Trip:
+    """One flight's way through redirects, the clock for all of it, and what it last asked a
+    server.
+    """
+
+    flight: Flight
+    clock: asyncio.Timeout
+    exchange: asyncio.Task[Answer] | None = None
+
+
 class Fetcher:
     """Fetches for one server. `close` ends its connections."""
 
@@ -50,35 +74,41 @@ class Fetcher:
         self._metrics = metrics
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(),
-            max_connections=MAX_FETCHES,
+            max_connections=None,
+            max_keepalive_connections=MAX_FETCHES,
             keepalive_expiry=30.0,
             network_backend=PinnedNetwork(options.allow_private_media, resolve),
         )
         self._cache = HTTPCache(CACHE_BYTES)
-        self._flights: dict[tuple[str, str], asyncio.Task[bytes]] = {}
-        self._askers: dict[asyncio.Task[bytes], int] = {}
+        self._turns = Turns(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
+        self._flights = Flights(self._turns.enter)
+        self._exchanges: set[asyncio.Task[Answer]] = set()
 
-    async def fetch(self, url: str, salt: str) -> bytes:
-        """The encoded bytes.
+    async def fetch(self, url: str, salt: str, asker: Asker | None = None) -> bytes:
+        """The encoded bytes; those that were not sent with the request are counted in the asker's
+        room.
 
-        Raises ImageError when they cannot or must not be had, TooLarge beyond --max-image-bytes.
+        Raises ImageError when they cannot or must not be had, TooLarge beyond --max-image-bytes,
+        and Overloaded when there is no room, or no turn within `PATIENCE`.
         """
+        asker = asker or Asker()
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             return await self._decode_data_url(url)
         if scheme in ("http", "https"):
-            return await self._join_flight(url, salt)
+            return await self._flights.join(
+                (url, salt), asker, lambda flight: self._fetch_http(flight, url, salt)
+            )
         if scheme == "file":
-            return await asyncio.to_thread(self._read_file, url)
+            return await self._flights.join(url, asker, partial(self._read_local, url))
         raise ImageError(
             "a picture's URL must start with data:, https:, http: or file:",
             code="invalid_image_url",
         )
 
     async def close(self) -> None:
-        for task in list(self._askers):
-            task.cancel()
-        await asyncio.gather(*self._askers, return_exceptions=True)
+        await self._flights.close()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
         await self._pool.aclose()
 
     # ---- data:
@@ -101,45 +131,37 @@ class Fetcher:
 
     # ---- http: and https:
 
-    async def _join_flight(self, url: str, salt: str) -> bytes:
-        """One fetch per URL and tenant in flight.
-
-        It ends early only when the last who asked has gone.
-        """
-        flight = self._flights.get((url, salt))
-        if flight is None:
-            flight = asyncio.create_task(self._fetch_http(url, salt))
-            self._flights[url, salt] = flight
-            self._askers[flight] = 0
-        self._askers[flight] += 1
+    async def _fetch_http(self, flight: Flight, url: str, salt: str) -> bytes:
+        shown, trip = url[:200], _Trip(flight, asyncio.timeout(None))
         try:
-            return await asyncio.shield(flight)
-        finally:
-            self._askers[flight] -= 1
-            if not self._askers[flight]:
-                del self._askers[flight]
-                del self._flights[url, salt]
-                flight.cancel()
-
-    async def _fetch_http(self, url: str, salt: str) -> bytes:
-        shown = url[:200]
-        try:
-            async with asyncio.timeout(self._options.fetch_timeout):
-                return await self._follow(httpx.URL(url), salt)
+            async with trip.clock:
+                return await self._follow(trip, httpx.URL(url), salt)
         except TimeoutError:
             why = f"{shown} took longer than {self._options.fetch_timeout:g} s"
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:
             raise ImageError(
                 f"{shown} is not a valid URL: {error}", code="invalid_image_url"
             ) from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             why = f"{shown} cannot be fetched: {error or type(error).__name__}"
+        finally:
+            if trip.exchange is not None and not trip.exchange.done():
+                trip.exchange.add_done_callback(lambda _: self._turns.leave(flight.ticket))
+            else:
+                self._turns.leave(flight.ticket)
         raise ImageError(why, code="image_unreachable")
 
-    async def _follow(self, url: httpx.URL, salt: str) -> bytes:
+    async def _begin(self, trip: _Trip) -> None:
+        """Wait for the turn of a flight that has not had it; then its clock starts."""
+        if trip.clock.when() is None:
+            await self._turns.wait(trip.flight.ticket, PATIENCE * self._options.fetch_timeout)
+            now = asyncio.get_running_loop().time()
+            trip.clock.reschedule(now + self._options.fetch_timeout)
+
+    async def _follow(self, trip: _Trip, url: httpx.URL, salt: str) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             self._check(url)
-            answer = await self._cache.get(str(url), salt, HEADERS, partial(self._send, url))
+            answer = await self._cache.get(str(url), salt, HEADERS, partial(self._send, trip, url))
             if answer.status == 200:
                 return answer.body
             if answer.status not in REDIRECTS or "location" not in answer.headers:
@@ -151,12 +173,32 @@ class Fetcher:
             f"the picture's URL redirects more than {MAX_REDIRECTS} times", code="image_unreachable"
         )
 
-    async def _send(self, url: httpx.URL, headers: hishel.Headers) -> Answer:
-        timeouts = {
-            "connect": CONNECT_TIMEOUT,
-            "read": self._options.fetch_timeout,
-            "write": CONNECT_TIMEOUT,
-        }
+    async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> Answer:
+        await self._begin(trip)
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        exchange = asyncio.create_task(self._exchange(trip.flight, url, headers, given_up))
+        trip.exchange = exchange
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._end)
+        try:
+            return await asyncio.shield(exchange)
+        finally:
+            given_up.set_result(None)
+
+    def _end(self, exchange: asyncio.Task[Answer]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # whoever asked may have gone
+
+    async def _exchange(
+        self,
+        flight: Flight,
+        url: httpx.URL,
+        headers: hishel.Headers,
+        given_up: asyncio.Future[None],
+    ) -> Answer:
+        """Ask the server of `url`, in a task of its own that is never cancelled (`network.py`)."""
+        GIVEN_UP.set(given_up)
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
         )
@@ -165,7 +207,7 @@ class Fetcher:
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
         ]
         async with self._pool.stream(
-            "GET", target, headers=sent, extensions={"timeout": timeouts}
+            "GET", target, headers=sent, extensions={"timeout": {"connect": CONNECT_TIMEOUT}}
         ) as response:
             fields: dict[str, list[str]] = {}
             for name, value in response.headers:
@@ -173,11 +215,14 @@ class Fetcher:
                     value.decode("latin-1")
                 )
             length = fields.get("content-length", ["0"])[0]
-            self.check_size(int(length) if length.isdigit() else 0)
+            announced = int(length[:20]) if length.isascii() and length.isdigit() else 0
+            self.check_size(announced)
+            flight.grow(announced)
             body = bytearray()
             async for chunk in response.aiter_stream():
+                self.check_size(len(body) + len(chunk))
+                flight.grow(len(body) + len(chunk))
                 body += chunk
-                self.check_size(len(body))
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")
             return Answer(response.status, hishel.Headers(fields), bytes(body))
@@ -207,7 +252,14 @@ class Fetcher:
 
     # ---- file:
 
-    def _read_file(self, url: str) -> bytes:
+    async def _read_local(self, url: str, flight: Flight) -> bytes:
+        file = await asyncio.to_thread(self._open_file, url)
+        with file:
+            flight.grow(os.fstat(file.fileno()).st_size)
+            return await asyncio.to_thread(file.read, self._options.max_image_bytes)
+
+    def _open_file(self, url: str) -> BinaryIO:
+        """A regular file below the allowed folder, open, and no larger than a picture may be."""
         root = self._options.allowed_local_media_path
         if root is None:
             raise ImageError(
@@ -227,16 +279,20 @@ class Fetcher:
             path = Path(os.fsdecode(unquote_to_bytes(parts.path))).resolve(strict=True)
             if not path.is_relative_to(Path(root).resolve()):
                 raise refused
-            with os.fdopen(
+            file = os.fdopen(
                 os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb"
-            ) as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
-                    raise refused
-                self.check_size(found.st_size)
-                return file.read()
-        except (OSError, ValueError) as error:
+            )
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
             raise refused from error
+        try:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise refused
+            self.check_size(found.st_size)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def check_size(self, size: int) -> None:
         limit = self._options.max_image_bytes
@@ -254,8 +310,10 @@ def _decode_base64(url: str, start: int) -> bytes:
         space in data for space in " \n\r\t\f"
     ):  # `base64 FILE` prints lines, and browsers read them
         data = "".join(data.split())
+    data += "=" * (-len(data) % 4)  # some clients leave the padding out
+    url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(data, validate=True)
+        return pybase64.b64decode(data, altchars=url_safe, validate=True)
     except ValueError as error:
         raise ImageError(
             f"the data: URL is not valid base64: {error}", code="invalid_image_url"

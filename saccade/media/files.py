@@ -3,31 +3,49 @@
     FOLDER / DIGEST / content          the bytes; DIGEST is their blake3 in hexadecimal
     FOLDER / DIGEST / SUFFIX.json      one upload of them: "file-DIGEST-SUFFIX" is its id
     FOLDER / incoming / ...            what is being written
+    FOLDER / lock                      whoever has locked it writes; it says what is in use
 
 The disk is the only truth: a restart loads nothing, and several servers may share a folder (writers
-take turns by a lock file). Everything is written whole, synced and then renamed into place; what is
-read is compared with its digest, and dropped if it does not agree. Every method blocks: call it on
-a thread. Knows nothing of HTTP, and of pictures only what `check` tells it.
+take turns by the lock). Everything is written whole, synced and then renamed into place; what is
+read is compared with its digest, and dropped if it does not agree. Every method blocks, for the
+lock a few seconds at most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP
+or pictures.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from blake3 import blake3
 
 from saccade.core.config import MIB
-from saccade.core.errors import NotFound, TooLarge
+from saccade.core.errors import NotFound, StorageBusy, StorageFull, TooLarge
+
+log = logging.getLogger("saccade")
+
+MOST_FILES = 50_000
+"""Uploads that a folder holds at most: each list looks at every one of them."""
+BLOCK = 4096
+"""Bytes of disk that the smallest file takes, and a folder."""
+LOCK_SECONDS = 5.0
+"""How long another process may hold the lock before this one gives up."""
+LOCK_PAUSE = 0.01
+"""Seconds between two looks at a lock that is held."""
+PIECE = 1 << 18
+"""Bytes of a file read at a time."""
 
 _ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -38,7 +56,7 @@ class Stored:
     """One upload.
 
     `created` is in nanoseconds since the epoch; `expires`, in seconds, is None for a file that
-    stays.
+    stays. `owner` is the name of the key that sent it, where there are several.
     """
 
     id: str
@@ -47,24 +65,62 @@ class Stored:
     nbytes: int
     created: int
     expires: int | None
+    owner: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """blake3 of the content."""
+        return bytes.fromhex(self.id[5:69])
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """What is in use: bytes of disk, uploads, when the first of them expires, and the folder's
+    time of change when this was true.
+    """
+
+    nbytes: int = 0
+    files: int = 0
+    expires: int | None = None
+    changed: int = 0
+
+    def holds(self, folder: Path, now: float) -> bool:
+        """Whether it still is, as far as a look at the folder tells."""
+        return (
+            self.changed == folder.stat().st_mtime_ns
+            and (self.expires is None or self.expires > now)
+            and not any((folder / "incoming").iterdir())
+        )
+
+    def plus(self, nbytes: int, files: int, expires: int | None = None) -> _Ledger:
+        ends = [end for end in (self.expires, expires) if end is not None]
+        return _Ledger(self.nbytes + nbytes, self.files + files, min(ends, default=None))
 
 
 class FileStore:
-    """Files in `folder`, at most `budget` bytes of content together; nothing is touched before the
+    """Files in `folder`, at most `budget` bytes of disk together; nothing is touched before the
     first `save`.
 
     When the budget is used up, uploads are refused rather than old files dropped: a file that was
-    accepted is there until its owner deletes it or it expires.
+    accepted is there until its owner deletes it or it expires. What one `owner` has uploaded is
+    not there for any other. All raise StorageBusy where the folder cannot be read or locked.
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
         self._folder = folder
         self._budget = budget
+        self._writing = threading.Lock()
+        self._gave_up = -LOCK_SECONDS
+        self._damaged = False
+        self._known: dict[Path, tuple[tuple[int, int], Stored]] = {}
 
-    def save(self, data: bytes, name: str, purpose: str, lifetime: int | None) -> Stored:
+    def save(
+        self, data: bytes, name: str, purpose: str, lifetime: int | None, owner: str = ""
+    ) -> Stored:
         """Keep `data`, for `lifetime` seconds if that is given.
 
-        Raises TooLarge when there is no room for it.
+        Raises TooLarge when there is no room for it within the budget, StorageFull when the disk
+        does not take it.
         """
         digest, now = blake3(data).hexdigest(), time.time_ns()
         stored = Stored(
@@ -74,64 +130,99 @@ class FileStore:
             len(data),
             now,
             lifetime and now // 10**9 + lifetime,
+            owner,
         )
-        with self._locked():
-            self._sweep()
-            home = self._folder / digest
+        note, home = json.dumps(asdict(stored)).encode(), self._folder / digest
+        with self._locked() as lock:
+            ledger = self._read_ledger(lock)
+            needed = _on_disk(len(note))
             if not home.exists():
-                self._check_room(len(data))
+                needed += BLOCK + _on_disk(len(data))
+            self._check_room(ledger, needed, len(data))
+            lock.truncate(0)  # until all is written: whoever finds it so counts anew
             home.mkdir(exist_ok=True, mode=0o700)
             # Written even if it is there: a damaged copy would otherwise spoil every later upload
             # of the same bytes.
             self._write(home / "content", data)
-            self._write(self._note(stored.id), json.dumps(asdict(stored)).encode())
+            self._write(self._note(stored.id), note)
             _sync(self._folder)
+            self._write_ledger(lock, ledger.plus(needed, 1, stored.expires))
         return stored
 
-    def entries(self) -> list[Stored]:
-        """All files, oldest first."""
-        found = (self._read_note(note) for note in self._folder.glob("*/*.json"))
-        return sorted(
-            (stored for stored in found if stored is not None),
-            key=lambda stored: (stored.created, stored.id),
+    def entries(self, owner: str = "") -> list[Stored]:
+        """All files of `owner`, oldest first."""
+        known: dict[Path, tuple[tuple[int, int], Stored]] = {}
+        with _readable():
+            for home in self._homes():
+                size = _size(home / "content")
+                for note in home.glob("*.json"):
+                    if (found := self._look(note)) is None or found[1].nbytes != size:
+                        self._damaged = True
+                    else:
+                        known[note] = found
+        self._known = known
+        now = time.time()
+        mine = (
+            stored for _, stored in known.values() if stored.owner == owner and _alive(stored, now)
         )
+        return sorted(mine, key=lambda stored: (stored.created, stored.id))
 
-    def find(self, id: str) -> Stored:
+    def find(self, id: str, owner: str = "") -> Stored:
         """Raises NotFound."""
         stored = self._read_note(self._note(id))
-        if stored is None:
+        if stored is None or stored.owner != owner:
             raise NotFound(
                 f"there is no file {id!r}; it may have been deleted, or have expired",
                 code="file_not_found",
             )
         return stored
 
-    def read(self, id: str) -> bytes:
+    def read(self, id: str, owner: str = "") -> bytes:
         """The content, as it was uploaded.
 
         Raises NotFound, also when the disk has damaged it; it is dropped then.
         """
-        self.find(id)
+        with self.open(id, owner) as file:
+            return file.read()
+
+    def open(self, id: str, owner: str = "") -> BinaryIO:
+        """The content, to be read from its start; it has been compared with its digest.
+
+        Raises as `read` does.
+        """
+        self.find(id, owner)
         home = self._note(id).parent
-        data = _content(home)
-        if data is None:
-            with self._locked():
-                if _content(home) is None:  # and nobody has uploaded it again meanwhile
+        file = _content(home)
+        if file is None:
+            with self._locked() as lock:
+                file = _content(home)
+                if file is None:  # and nobody has uploaded it again meanwhile
+                    lock.truncate(0)
                     shutil.rmtree(home, ignore_errors=True)
+        if file is None:
             raise NotFound(
                 f"the content of {id!r} was damaged on disk and has been dropped: upload it again",
                 code="file_not_found",
             )
-        return data
+        return file
 
-    def delete(self, id: str) -> None:
+    def delete(self, id: str, owner: str = "") -> None:
         """Raises NotFound."""
-        self.find(id)
-        with self._locked():
-            self._note(id).unlink(missing_ok=True)
-            self._sweep()
+        self.find(id, owner)
+        note = self._note(id)
+        with self._locked() as lock:
+            ledger = self._read_ledger(lock)
+            if (nbytes := _size(note)) is None:
+                return
+            lock.truncate(0)
+            freed = _on_disk(nbytes)
+            note.unlink()
+            if not any(note.parent.glob("*.json")):
+                freed += BLOCK + _on_disk(_size(note.parent / "content") or 0)
+                shutil.rmtree(note.parent, ignore_errors=True)
+            self._write_ledger(lock, ledger.plus(-freed, -1))
 
-    # ---- inside
+    # ---- notes
 
     def _note(self, id: str) -> Path:
         """Where the note of an upload lies. Raises NotFound for what is no id of ours."""
@@ -140,68 +231,160 @@ class FileStore:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
         return self._folder / parts[1] / f"{parts[2]}.json"
 
+    def _look(self, path: Path) -> tuple[tuple[int, int], Stored] | None:
+        """What a note says, with what changes when it does: it is read anew only then."""
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        stamp = found.st_mtime_ns, found.st_ino
+        if (known := self._known.get(path)) is not None and known[0] == stamp:
+            return known
+        stored = self._parse(path)
+        return None if stored is None else (stamp, stored)
+
+    def _parse(self, path: Path) -> Stored | None:
+        """What a note says; None when it is damaged or not there."""
+        try:
+            stored = Stored(**json.loads(path.read_bytes()))
+            return stored if self._note(stored.id) == path else None
+        except (OSError, ValueError, TypeError, NotFound):
+            return None
+
     def _read_note(self, path: Path) -> Stored | None:
         """The upload a note describes; None when it is not there, has expired, or does not describe
         what lies beside it.
         """
-        try:
-            stored = Stored(**json.loads(path.read_bytes()))
-            whole = (path.parent / "content").stat().st_size == stored.nbytes and self._note(
-                stored.id
-            ) == path
-        except (OSError, ValueError, TypeError, NotFound):
+        stored = self._parse(path)
+        if stored is None or _size(path.parent / "content") != stored.nbytes:
             return None
-        return (
-            stored if whole and (stored.expires is None or stored.expires > time.time()) else None
-        )
+        return stored if _alive(stored, time.time()) else None
 
-    def _sweep(self) -> None:
+    # ---- what is in use
+
+    def _read_ledger(self, lock: BinaryIO) -> _Ledger:
+        """What is in use, from the lock file if that can be true, else by looking at everything."""
+        try:
+            ledger = _Ledger(**json.loads(lock.read(1 << 10)))
+            if not self._damaged and ledger.holds(self._folder, time.time()):
+                return ledger
+        except (ValueError, TypeError):
+            pass
+        return self._sweep()
+
+    def _write_ledger(self, lock: BinaryIO, ledger: _Ledger) -> None:
+        told = asdict(ledger) | {"changed": self._folder.stat().st_mtime_ns}
+        lock.seek(0)
+        lock.write(json.dumps(told).encode())
+        lock.flush()
+
+    def _sweep(self) -> _Ledger:
         """Remove what no upload stands for: expired and damaged notes, content without a note, what
-        a crash left half written.
+        a crash left half written. Returns what is left.
         """
-        for home in self._homes():
-            notes = list(home.glob("*.json"))
-            gone = [note for note in notes if self._read_note(note) is None]
-            for note in gone:
-                note.unlink()
-            if len(gone) == len(notes):
-                shutil.rmtree(home, ignore_errors=True)
+        self._damaged, ledger = False, _Ledger()
         for left in (self._folder / "incoming").iterdir():
             left.unlink()
+        for home in self._homes():
+            kept = 0
+            for note in list(home.glob("*.json")):
+                if (stored := self._read_note(note)) is None:
+                    note.unlink()
+                else:
+                    kept += 1
+                    ledger = ledger.plus(_on_disk(_size(note) or 0), 1, stored.expires)
+            if kept:
+                ledger = ledger.plus(BLOCK + _on_disk(_size(home / "content") or 0), 0)
+            else:
+                shutil.rmtree(home, ignore_errors=True)
+        return ledger
 
     def _homes(self) -> Iterator[Path]:
-        return (path for path in self._folder.iterdir() if _DIGEST.fullmatch(path.name))
+        """The folders of contents; none where there is no folder yet."""
+        with suppress(FileNotFoundError):
+            yield from (path for path in self._folder.iterdir() if _DIGEST.fullmatch(path.name))
 
-    def _check_room(self, nbytes: int) -> None:
-        used = sum((home / "content").stat().st_size for home in self._homes())
-        if used + nbytes > self._budget:
+    def _check_room(self, ledger: _Ledger, needed: int, nbytes: int) -> None:
+        remedy = "delete some, or upload with expires_after"
+        if ledger.files >= MOST_FILES:
             raise TooLarge(
-                f"the file has {nbytes / MIB:.1f} MiB; of the {self._budget / MIB:.0f} MiB for "
-                f"uploaded files {used / MIB:.1f} are in use: "
-                "delete some, upload with expires_after, or start the server with a larger "
-                "--files-mb",
+                f"{ledger.files} files are kept, the most there may be: {remedy}",
+                "file",
+                "file_storage_full",
+            )
+        if ledger.nbytes + needed > self._budget:
+            raise TooLarge(
+                f"the file has {nbytes / MIB:.1f} MiB and takes {needed / MIB:.3f} of disk; of the "
+                f"{self._budget / MIB:.0f} MiB for uploaded files {ledger.nbytes / MIB:.3f} are in "
+                f"use: {remedy}, or start the server with a larger --files-mb",
                 "file",
                 "file_storage_full",
             )
 
+    # ---- writing
+
     def _write(self, path: Path, data: bytes) -> None:
         """Put a whole file in place, or none."""
         new = self._folder / "incoming" / secrets.token_hex(8)
-        with open(new, "wb", opener=_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        try:
+            with open(new, "wb", opener=_private) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
         _sync(path.parent)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One writer at a time, in this process and in others."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self._folder / "incoming").mkdir(exist_ok=True, mode=0o700)
-        with open(self._folder / "lock", "w", opener=_private) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> Iterator[BinaryIO]:
+        """One writer at a time, in this process and in others. Yields the lock file.
+
+        Raises StorageBusy when another process keeps the lock, StorageFull for what goes wrong
+        with the disk inside.
+        """
+        with self._writing:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (self._folder / "incoming").mkdir(exist_ok=True, mode=0o700)
+                with open(self._folder / "lock", "r+b", opener=_made) as lock:
+                    self._lock(lock)
+                    yield lock
+            except OSError as error:
+                log.warning("uploaded files: %s", error)
+                raise StorageFull(
+                    f"the disk for uploaded files (--files-dir) does not take this: "
+                    f"{error.strerror or error}: nothing was kept"
+                ) from error
+
+    def _lock(self, lock: BinaryIO) -> None:
+        """Who finds it held soon after another has waited in vain does not wait as long again."""
+        now = time.monotonic()
+        until = now + LOCK_SECONDS if now - self._gave_up > LOCK_SECONDS else now
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    self._gave_up = time.monotonic()
+                    raise StorageBusy(
+                        "another process has held the lock of the folder of uploaded files "
+                        f"(--files-dir) for {LOCK_SECONDS:g} s or more: try again later"
+                    ) from None
+            time.sleep(LOCK_PAUSE)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.warning("uploaded files: %s", error)
+        raise StorageBusy(
+            f"the folder of uploaded files (--files-dir) cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def _private(path: str, flags: int) -> int:
@@ -209,13 +392,44 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _content(home: Path) -> bytes | None:
-    """What lies in `home`, if it is what its name says."""
+def _made(path: str, flags: int) -> int:
+    """The same, of a file that is made if it is not there, and keeps what it holds."""
+    return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _on_disk(nbytes: int) -> int:
+    """What a file takes of a disk, at least."""
+    return max(1, -(-nbytes // BLOCK)) * BLOCK
+
+
+def _alive(stored: Stored, now: float) -> bool:
+    return stored.expires is None or stored.expires > now
+
+
+def _size(path: Path) -> int | None:
     try:
-        data = (home / "content").read_bytes()
+        return path.stat().st_size
     except OSError:
         return None
-    return data if blake3(data).hexdigest() == home.name else None
+
+
+def _content(home: Path) -> BinaryIO | None:
+    """What lies in `home`, if it is what its name says: open, at its start."""
+    try:
+        file = (home / "content").open("rb")
+    except OSError:
+        return None
+    try:
+        hasher = blake3()
+        while piece := file.read(PIECE):
+            hasher.update(piece)
+        if hasher.hexdigest() == home.name:
+            file.seek(0)
+            return file
+    except OSError:
+        pass
+    file.close()
+    return None
 
 
 def _sync(folder: Path) -> None:

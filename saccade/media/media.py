@@ -3,11 +3,8 @@ needed, decode.
 
     open:          URL -> bytes -> digest -> header -> key, size, tokens.       No decoding.
     hold:          a request that names the picture is in flight: keep its bytes.
-    decode_ahead:  the engine has never confirmed its embedding: start decoding now.
-    pixels:        the engine asked for it: its slot in the arena, decoded if that has not happened
-    yet.
-    free, confirm: what the engine says when it is done with a slot, and when an embedding is
-    resident.
+    decode:        the engine asked for its pixels: into the slot that it named.
+    call_off:      the engine needs them no more.
     release:       the request has ended.
 
 Knows nothing of prompts, HTTP or the engine's messages.
@@ -18,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import PIL.Image
+from cachetools import LRUCache
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
@@ -33,20 +32,34 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
-from saccade.media.content import Budget, Probe, digest, encode_array, encode_image, identify, probe
+from saccade.media.content import (
+    RAW_MAGIC,
+    Budget,
+    Probe,
+    check_pixels,
+    digest,
+    encode_array,
+    encode_image,
+    identify,
+    read_raw,
+)
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
-from saccade.media.lru import LRU
+from saccade.media.flights import Flight, Flights
+from saccade.media.jobs import Job, check_memory
 from saccade.media.pixels import Decoders
-from saccade.media.pool import DecodePool, Job
-from saccade.media.slots import Slots
+from saccade.media.pool import DecodePool
+from saccade.media.turns import Asker
+from saccade.media.uploads import Uploads
 
 REMEMBERED_HEADERS = 1 << 16
-REMEMBERED_CONFIRMED = 1 << 16
 
 INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 
+
+LONG_URL = 1 << 13
+"""Characters from which a URL is taken to hold the picture itself."""
 
 DEFAULT_BUDGET = Budget()
 
@@ -71,6 +84,24 @@ class ImageSource:
     budget: Budget = DEFAULT_BUDGET
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Encoded:
+    """A picture's bytes, held once however many requests name them. `digest` is their blake3."""
+
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What reading one source brought. Times in ms."""
+
+    encoded: Encoded
+    probe: Probe
+    fetch_ms: float
+    digest_ms: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """A picture that was opened: what the engine is told (`image`), and what decoding it would
@@ -80,21 +111,25 @@ class Picture:
     image: Image
     probe: Probe
     size: tuple[int, int]
-    data: bytes
+    encoded: Encoded
+    asker: Asker
     fetch_ms: float
     digest_ms: float
+
+    @property
+    def data(self) -> bytes:
+        return self.encoded.data
 
 
 @dataclass(slots=True)
 class Spent:
     """What the pixels and the embedding of a picture in flight have cost so far.
 
-    `reused`: its pixels were still in the arena. `encoded` is `time.monotonic()` when the vision
+    `encoded` is `time.monotonic()` when the vision
     tower was done with it.
     """
 
     decode_ms: float = 0.0
-    reused: bool = False
     encode_ms: float = 0.0
     encoded: float = 0.0
 
@@ -112,13 +147,13 @@ class Media:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        self.files = FileStore(options.files_folder, options.files_mb * MIB)
+        self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
-        self._pool = DecodePool(arena, options.workers, options.decode_timeout, metrics)
-        self._slots = Slots(arena, metrics)
-        self._decoders = Decoders(self._pool, self._slots, metrics)
-        self._probes: LRU[bytes, Probe] = LRU(REMEMBERED_HEADERS)
-        self._confirmed: LRU[ImageKey, None] = LRU(REMEMBERED_CONFIRMED)
+        self._pool = DecodePool(arena, options, metrics)
+        self._decoders = Decoders(self._pool, metrics)
+        self._reads = Flights()
+        self._encoded: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()  # by digest
+        self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -129,11 +164,16 @@ class Media:
     async def close(self) -> None:
         await self._decoders.close()
         await self._fetcher.close()
+        await self._reads.close()
+        self.files.close()
 
-    async def open_all(self, sources: Sequence[ImageSource], salt: str) -> tuple[Picture, ...]:
-        """Open a request's pictures beside each other.
+    async def open_all(
+        self, sources: Sequence[ImageSource], salt: str, asker: Asker | None = None
+    ) -> tuple[Picture, ...]:
+        """Open a request's pictures beside each other; what several of them name is read once.
 
-        The first that fails ends the others. Raises as `open` does.
+        The first that fails ends the others. `client` is who takes turns with others; by default
+        the salt. Raises as `open` does.
         """
         limit = self._options.max_images_per_request
         if len(sources) > limit:
@@ -144,63 +184,110 @@ class Media:
                 param=sources[limit].param,
                 code="too_many_images",
             )
-        tasks = [asyncio.create_task(self.open(source, salt)) for source in sources]
+        asker, reads = asker or Asker(salt), dict[Hashable, asyncio.Task[_Read]]()
+        for source in sources:
+            if (name := _name(source.url)) not in reads:
+                reads[name] = asyncio.create_task(self._read(source.url, salt, asker))
+        opening = [
+            asyncio.create_task(self._identify(source, salt, asker, reads[_name(source.url)]))
+            for source in sources
+        ]
         try:
-            return tuple(await asyncio.gather(*tasks))
-        except BaseException:
+            return tuple(await asyncio.gather(*opening))
+        finally:
+            tasks = (*opening, *reads.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            raise
 
-    async def open(self, source: ImageSource, salt: str) -> Picture:
+    async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> Picture:
         """Name a picture and say what it costs, without decoding it.
 
-        Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is no
-        picture, or is beyond a limit.
+        Bytes that do not come with the request are counted in the asker's room before they are
+        read. Raises ImageError (TooLarge, NotFound) with `param` set when it cannot be fetched, is
+        no picture, or is beyond a limit; Overloaded where there is no room or no turn for it.
         """
+        return (await self.open_all((source,), salt, asker))[0]
+
+    async def _identify(
+        self, source: ImageSource, salt: str, asker: Asker, reading: asyncio.Task[_Read]
+    ) -> Picture:
         try:
-            begun = time.perf_counter()
-            data = await self._bytes(source.url, salt)
-            fetched = time.perf_counter()
-            name = (
-                digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
-            )
-            found = self._probes.get(name)
-            if found is None:
-                found = probe(data, self._options.max_image_pixels)
-                self._probes.put(name, found)
-            content = identify(name, found, source.budget, salt, self._spec)
+            read = await reading
+            content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
             self._check_fits(content.size)
+            check_memory(
+                read.probe, len(read.encoded.data), content.size, self._options.decode_memory
+            )
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
-        done = time.perf_counter()
         return Picture(
             content.image,
-            found,
+            read.probe,
             content.size,
-            data,
-            (fetched - begun) * 1e3,
-            (done - fetched) * 1e3,
+            read.encoded,
+            asker,
+            read.fetch_ms,
+            read.digest_ms,
         )
 
-    async def _bytes(self, url: str | bytes | FileId, salt: str) -> bytes:
+    async def _read(self, url: str | bytes | FileId, salt: str, asker: Asker) -> _Read:
+        """The bytes of a source, their digest, and their header."""
+        begun = time.perf_counter()
+        data = await self._bytes(url, salt, asker)
+        fetched = time.perf_counter()
+        name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
+        encoded = self._encoded.setdefault(name, Encoded(data, name))
+        found = await self._header(name, data, asker.request)
+        done = time.perf_counter()
+        return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+
+    async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
+        """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
+        if not data:
+            raise ImageError("the picture is empty (0 bytes)")
+        found = self._probes.get(name)
+        if found is None:
+            # Our own format, without a parser; its bytes may be many.
+            raw = data.startswith(RAW_MAGIC)
+            found = read_raw(data) if raw else await self._pool.read_header(name, data, request)
+            check_pixels(found, self._options.max_image_pixels)
+            self._probes[name] = found
+        return found
+
+    async def _bytes(self, url: str | bytes | FileId, salt: str, asker: Asker) -> bytes:
         match url:
             case bytes():
                 return url
             case FileId(id):
-                return await asyncio.to_thread(self.files.read, id)
+                return await self._upload(id, asker)
             case _:
-                return await self._fetcher.fetch(url, salt)
+                return await self._fetcher.fetch(url, salt, asker)
 
-    def check(self, data: bytes, param: str) -> None:
+    async def _upload(self, id: str, asker: Asker) -> bytes:
+        """The content of a file of the asker's own, from a request in flight that holds the same
+        bytes if there is one.
+        """
+        stored = await self.files.find(id, asker.owner)
+        if (held := self._encoded.get(stored.digest)) is not None:
+            asker.room.reserve(len(held.data))
+            return held.data
+
+        async def read(flight: Flight) -> bytes:
+            flight.grow(stored.nbytes)
+            return await self.files.read(id, asker.owner)
+
+        return await self._reads.join(stored.digest, asker, read)
+
+    async def check(self, data: bytes, param: str) -> None:
         """Whether a request could name these bytes as a picture.
 
         Raises ImageError or TooLarge with the reason why not.
         """
         try:
             self._fetcher.check_size(len(data))
-            probe(data, self._options.max_image_pixels)
+            name = await asyncio.to_thread(digest, data)
+            await self._header(name, data, Asker().request)
         except (ImageError, TooLarge) as error:
             raise _at(error, param) from error
 
@@ -229,46 +316,35 @@ class Media:
         self._spent.setdefault(picture.image.key, Spent())
 
     def release(self, picture: Picture) -> None:
-        """The request has ended.
-
-        The last one to go ends a decode that nobody asked for and no worker has begun.
-        """
+        """The request has ended: one `hold` less."""
         key = picture.image.key
         self._held[key].remove(picture)
         if not self._held[key]:
             del self._held[key], self._spent[key]
-            self._decoders.drop(key)
-
-    def decode_ahead(self, picture: Picture) -> None:
-        """Start decoding a picture that the engine will probably ask for: one whose embedding it
-        has never confirmed.
-        """
-        if picture.image.key not in self._confirmed:
-            self._decoders.ahead(picture.image.key, _job(picture, urgent=False))
 
     # ---- the engine's side
 
-    async def pixels(self, key: ImageKey) -> PixelSlot:
-        """Where the pixels of a held picture lie. The slot is the engine's until `free`.
+    async def decode(self, key: ImageKey, slot: PixelSlot) -> None:
+        """Decode a held image into its slot. When this ends, nothing writes there any more.
 
         Raises ImageError when the bytes cannot be decoded or no request in flight holds them,
-        EngineUnavailable without decode workers.
+        EngineUnavailable without image workers, CancelledError after `call_off`.
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        spent = self._spent[key]
-        spent.reused = self._slots.reusable(key)
-        slot = await self._decoders.pixels(key, _job(self._held[key][0], urgent=True))
-        spent.decode_ms = 0.0 if spent.reused else self._decoders.decode_ms.get(key) or 0.0
-        return slot
+        picture = self._held[key][0]
+        assert (slot.height, slot.width) == picture.size
+        asker = picture.asker
+        job = Job(
+            key.digest, picture.data, picture.probe, picture.size, asker.client, asker.request
+        )
+        await self._decoders.decode(key, job, slot)
+        if spent := self._spent.get(key):
+            spent.decode_ms = job.ms
 
-    async def wait_full(self) -> None:
-        """Until the engine holds so much of the arena that a picture it asked for finds no room."""
-        await self._slots.wait_full()
-
-    def free(self, slot: PixelSlot) -> None:
-        """The engine has finished with a slot."""
-        self._slots.done(slot)
+    def call_off(self, key: ImageKey) -> None:
+        """Nobody needs an image that is being decoded: `decode` ends."""
+        self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
         """The engine has encoded a picture, which took `ms` and ended `at`."""
@@ -283,14 +359,6 @@ class Media:
     def spent(self, key: ImageKey) -> Spent:
         """What a held picture has cost."""
         return self._spent[key]
-
-    def confirm(self, keys: Iterable[ImageKey]) -> None:
-        """The engine holds these pictures' embeddings: no need to decode them ahead again.
-
-        It asks if it lost one.
-        """
-        for key in keys:
-            self._confirmed.put(key, None)
 
 
 def source_from_object(picture: object, param: str) -> ImageSource:
@@ -320,8 +388,11 @@ def source_from_object(picture: object, param: str) -> ImageSource:
     )
 
 
-def _job(picture: Picture, urgent: bool) -> Job:
-    return Job(picture.data, picture.probe, picture.size, urgent)
+def _name(url: str | bytes | FileId) -> Hashable:
+    """What two sources have in common that name the same bytes. Bytes that are there already, and
+    texts that hold them, are compared by their digests later: that costs less.
+    """
+    return url if isinstance(url, FileId) or len(url) < LONG_URL else id(url)
 
 
 def _at(error: RequestError, param: str) -> RequestError:

@@ -1,262 +1,429 @@
-"""The decode workers as the front sees them: a queue of jobs, processes that come and go, answers.
+"""Headers read and images decoded, by processes that hostile bytes may kill.
 
-Owns the processes and their queue. Each worker has one job at a time. One that crashes or overruns
-its time is killed and replaced; its job is tried once more on another process, then fails with an
-ImageError. Knows nothing of keys; memory it writes to was reserved by the caller.
+Owns the queues of what waits for an image worker, and the digests that are refused for a while
+because they cost a worker. One image alone bears what its bytes do to a worker. The same bytes are
+read or decoded once at a time, for all who wait; what nobody waits for any more is dropped, and its
+worker stopped. Knows nothing of keys; memory that workers write to was reserved by the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import json
-import os
-import socket
-import subprocess
-import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from signal import SIGKILL
+from typing import Any
+
+from cachetools import TTLCache
 
 from saccade.core.arena import Arena
+from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
-from saccade.media import decode_worker
+from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
+from saccade.media.jobs import Job, JobQueue, decoding_bytes
+from saccade.media.lanes import Lane, Lanes, WorkerLost
+from saccade.media.worker import Decode, Decoded, Header, ReadHeaders
 
-START_TIMEOUT = 120.0
-"""Seconds a worker may take to import torch, on a machine where everything else starts at the same
-time.
+TRIES = 2
+"""Tries per image that loses its worker: the second tells a bad image from bad luck. There is none
+after a time-out.
 """
-
-ATTEMPTS = 2
-"""Tries per job that ends its worker: the second one, on a fresh process, tells a bad picture from
-bad luck.
+GRACE_SECONDS = 0.2
+"""How long a decode may go on that nobody waits for: most end sooner, and the worker is kept."""
+HEADER_SECONDS = 5.0
+"""How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its
+processor time is limited to far less.)
 """
+SLACK_BYTES = 128 * MIB
+"""Address space of a worker beside the price of its images, for what the allocator rounds up."""
 
-RESTART_PAUSE = 1.0
-"""Seconds between tries once workers keep failing to start."""
+REFUSED_IMAGES = 1 << 12
+REFUSED_SECONDS = 600.0
+"""How many digests are refused after they cost a worker, and for how long."""
 
-INLINE_BYTES = 1 << 20
-"""Bytes that are copied on the event loop; more go through a thread."""
-
-_numbers = itertools.count()
-
-
-class WorkerLost(Exception):
-    """A worker died or had to be killed; the message says how, as the end of a sentence about the
-    picture.
-    """
-
-
-class StartFailed(Exception):
-    """A worker ended before it was ready."""
+BATCH_IMAGES = 16
+"""Headers in one order: few, for all requests take turns."""
+BATCH_BYTES = 16 * MIB
+"""Encoded bytes in one order of headers, unless it has one image only."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One picture to decode: `size` is its (height, width) in the arena. Urgent ones go first,
-    older ones before newer.
+class Reading:
+    """A header to be read, for `waiters` calls. `tries` counts workers lost."""
 
-    `ms` is how long it took, once it is done.
+    digest: bytes
+    data: bytes
+    done: asyncio.Future[Probe]
+    waiters: int = 0
+    tries: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """A job, where in the arena it goes, and its end. `tries` counts workers lost.
+
+    `batch` is what decodes it, and None while it waits.
     """
 
-    data: bytes
-    probe: Probe
-    size: tuple[int, int]
-    urgent: bool
-    number: int = field(default_factory=lambda: next(_numbers))
-    running: bool = False
-    attempts: int = 0
-    ms: float = 0.0
+    job: Job
+    offset: int
+    done: asyncio.Future[None]
+    tries: int = 0
+    batch: Batch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One decode of some bytes, for several sizes. `ended`: no worker writes for it any more."""
+
+    works: list[Decoding]
+    memory: int
+    limit: asyncio.Timeout
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def nbytes(self) -> int:
-        return self.size[0] * self.size[1] * 3
+    def wanted(self) -> bool:
+        return any(not work.done.done() for work in self.works)
 
-    @property
-    def turn(self) -> tuple[bool, int]:
-        """Sorts jobs into the order they are served in."""
-        return not self.urgent, self.number
+    def hurry(self, when: float) -> None:
+        """Have the decode end by then, if it is under way."""
+        with suppress(RuntimeError):  # it has yet to begin, or has just ended
+            if when < (self.limit.when() or when):
+                self.limit.reschedule(when)
+
+
+class HeaderQueue:
+    """Headers that wait to be read; requests take turns."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, deque[Reading]] = {}
+
+    def __iter__(self) -> Iterator[Reading]:
+        return (reading for queue in self._requests.values() for reading in queue)
+
+    def add(self, reading: Reading, request: str) -> None:
+        self._requests.setdefault(request, deque()).append(reading)
+
+    def put_back(self, readings: list[Reading]) -> None:
+        """They are the next."""
+        first = deque([*readings, *self._requests.pop("", ())])
+        self._requests = {"": first, **self._requests}
+
+    def take(self) -> list[Reading]:
+        """The next order: one of each request, and again, as far as there is room."""
+        batch: list[Reading] = []
+        nbytes = 0
+        while self._requests and len(batch) < BATCH_IMAGES:
+            request = next(iter(self._requests))
+            queue = self._requests.pop(request)
+            while queue and not queue[0].waiters:
+                queue.popleft()
+            if not queue:
+                continue
+            if batch and nbytes + len(queue[0].data) > BATCH_BYTES:
+                self._requests = {request: queue, **self._requests}
+                break
+            reading = queue.popleft()
+            batch.append(reading)
+            nbytes += len(reading.data)
+            if queue:
+                self._requests[request] = queue  # behind the others
+        return batch
 
 
 class DecodePool:
-    """`workers` decode processes over one arena."""
+    """All image workers of one server, over one arena."""
 
-    def __init__(self, arena: Arena, workers: int, timeout: float, metrics: Metrics) -> None:
-        self._arena = arena
-        self._workers = workers
-        self._timeout = timeout
+    def __init__(self, arena: Arena, options: MediaOptions, metrics: Metrics) -> None:
+        self._options = options
         self._metrics = metrics
-        self._queue: dict[Job, tuple[int, asyncio.Future[None]]] = {}
-        self._arrived = asyncio.Semaphore(0)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._readers = Lanes(
+            arena, 1, False, metrics, self._dispatch_readings, self._fail_readings
+        )
+        self._decoders = Lanes(
+            arena, options.workers, True, metrics, self._dispatch_jobs, self._fail_jobs
+        )
+        self._headers = HeaderQueue()
+        self._readings: dict[bytes, Reading] = {}
+        self._turns = JobQueue(options.decode_memory)
+        self._waiting: dict[Job, Decoding] = {}
+        self._batches: dict[bytes, Batch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refused: TTLCache[bytes, str] = TTLCache(REFUSED_IMAGES, REFUSED_SECONDS)
 
     def start(self) -> None:
-        """Start the workers in the background, on the running loop; jobs wait for the first that is
+        """Start the workers in the background, on the running loop; work waits until they are
         ready.
         """
-        self._tasks = [asyncio.create_task(self._keep_working()) for _ in range(self._workers)]
+        self._readers.start()
+        self._decoders.start()
+
+    async def close(self) -> None:
+        """End the workers, and cancel what waits for them."""
+        running = [work for batch in self._batches.values() for work in batch.works]
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._readers.close(), self._decoders.close())
+        for reading in self._readings.values():
+            reading.done.cancel()
+        for work in (*running, *self._waiting.values()):
+            work.done.cancel()
+
+    # ---- what callers wait for
+
+    async def read_header(self, digest: bytes, data: bytes, request: str = "") -> Probe:
+        """What the header of an image says. `digest` names its bytes; requests take turns.
+
+        Raises ImageError when they are no image that can be decoded here, EngineUnavailable when no
+        worker starts.
+        """
+        self._check_refused(digest)
+        reading = self._readings.get(digest)
+        if reading is None:
+            reading = Reading(digest, data, asyncio.get_running_loop().create_future())
+            reading.done.add_done_callback(_look_at_error)
+            self._readings[digest] = reading
+            self._headers.add(reading, request)
+            # Soon, not now: the other images of the request go with it.
+            asyncio.get_running_loop().call_soon(self._dispatch_readings)
+        reading.waiters += 1
+        try:
+            found = await asyncio.shield(reading.done)
+        finally:
+            reading.waiters -= 1
+            if (not reading.waiters or reading.done.done()) and self._readings.get(
+                digest
+            ) is reading:
+                del self._readings[digest]
+        return found
 
     async def decode(self, job: Job, offset: int) -> None:
         """Decode `job` to `offset` in the arena. Raises ImageError when it cannot be done,
         EngineUnavailable when no worker starts.
 
-        May be cancelled while the job waits; once `job.running`, only `close` may end it, for its
-        worker writes to the arena.
+        When this call has ended, also by being cancelled, nothing writes to the arena for it. The
+        work of a cancelled call ends with it, unless others wait for the same bytes.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[job] = (offset, done)
-        self._arrived.release()
+        self._check_refused(job.digest)
+        work = Decoding(job, offset, asyncio.get_running_loop().create_future())
+        self._wait(work)
+        # Soon, not now: other sizes of the same bytes go with it.
+        asyncio.get_running_loop().call_soon(self._dispatch_jobs)
         try:
-            await done
-        finally:
-            del self._queue[job]
-
-    async def close(self) -> None:
-        """Kill the workers and cancel what still waits for them."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, done in self._queue.values():
-            done.cancel()
-
-    async def _keep_working(self) -> None:
-        """One worker's place: a process, and when that is lost, another."""
-        failures = 0
-        while True:
-            try:
-                async with _Process(self._arena) as process:
-                    failures = 0
-                    while True:
-                        await self._serve(process, await self._next())
-            except WorkerLost:
-                self._metrics.inc("saccade_decode_worker_restarts_total")
-            except StartFailed as error:
-                failures += 1
-                if failures >= ATTEMPTS:
-                    self._fail_waiting(str(error))
-                    await asyncio.sleep(RESTART_PAUSE)
-
-    async def _next(self) -> Job:
-        while True:
-            await self._arrived.acquire()
-            waiting = [
-                job for job, (_, done) in self._queue.items() if not (job.running or done.done())
-            ]
-            if waiting:
-                job = min(waiting, key=lambda job: job.turn)
-                job.running = True
-                return job
-
-    async def _serve(self, process: _Process, job: Job) -> None:
-        """Have `process` do `job`.
-
-        Raises WorkerLost after a crash or an overrun; the job then waits for its second try or has
-        failed.
-        """
-        offset, done = self._queue[job]
-        try:
-            answer = await asyncio.wait_for(process.run(job, offset), self._timeout)
-        except (TimeoutError, WorkerLost) as lost:
-            await process.kill()  # before anyone else may use that part of the arena
-            job.attempts += 1
-            job.running = False
-            if job.attempts < ATTEMPTS:
-                self._arrived.release()
-            elif not done.done():
-                why = (
-                    f"decoding it takes longer than {self._timeout:g} s"
-                    if isinstance(lost, TimeoutError)
-                    else str(lost)
-                )
-                done.set_exception(ImageError(f"the picture cannot be decoded: {why}"))
-            raise WorkerLost from lost
-        if done.done():
-            return
-        job.ms = answer.ms
-        if answer.error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(ImageError(f"the picture cannot be decoded: {answer.error}"))
-
-    def _fail_waiting(self, why: str) -> None:
-        for job, (_, done) in self._queue.items():
-            if not job.running and not done.done():
-                done.set_exception(EngineUnavailable(why))
-
-
-class _Process:
-    """One worker process: `async with` waits until it is ready, and kills it at the end."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    async def __aenter__(self) -> _Process:
-        ours, theirs = socket.socketpair()
-        self._inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
-        descriptors = (theirs.fileno(), self._arena.fd, self._inbox)
-        arguments = (descriptors[0], descriptors[1], self._arena.size, descriptors[2], os.getpid())
-        command = [sys.executable, "-m", decode_worker.__name__, *map(str, arguments)]
-        with theirs:
-            # The worker asks to die with the thread that starts it, which is the event loop's.
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        try:
-            await asyncio.wait_for(self._answer(), START_TIMEOUT)
-        except (TimeoutError, WorkerLost) as error:
-            await self.kill()
-            raise StartFailed(
-                f"the decode workers do not start (exit status {self._child.returncode}): see "
-                "the server's log"
-            ) from error
-        except BaseException:
-            await self.kill()
+            await work.done
+        except asyncio.CancelledError:
+            work.done.cancel()
+            if job in self._waiting:
+                self._leave(work)
+            elif work.batch is not None:
+                await self._abandon(work.batch)
             raise
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.kill()
+    async def _abandon(self, batch: Batch) -> None:
+        """Return when nothing writes for a batch that one call does not want any more."""
+        if not batch.wanted:
+            batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
+        while not batch.ended.is_set():
+            try:
+                await batch.ended.wait()
+            except asyncio.CancelledError:  # once was enough: the slot must be safe
+                continue
 
-    async def run(self, job: Job, offset: int) -> decode_worker.Answer:
-        """Do one job. Raises WorkerLost."""
-        inbox = os.dup(self._inbox)  # a copy for the thread alone: it may outlive a cancelled call
-        if len(job.data) <= INLINE_BYTES:
-            _fill(inbox, job.data)
-        else:
-            await asyncio.to_thread(_fill, inbox, job.data)
-        order = decode_worker.Job(
-            len(job.data), job.probe.upright, job.probe.orientation, offset, job.size
-        )
-        self._writer.write(decode_worker.encode(order))
-        return await self._answer()
+    def _check_refused(self, digest: bytes) -> None:
+        if why := self._refused.get(digest):
+            raise ImageError(why)
 
-    async def _answer(self) -> decode_worker.Answer:
+    # ---- who is next
+
+    def _wait(self, work: Decoding) -> None:
+        work.batch = None
+        work.job.running = False
+        self._waiting[work.job] = work
+        self._turns.add(work.job)
+
+    def _leave(self, work: Decoding) -> None:
+        del self._waiting[work.job]
+        self._turns.remove(work.job)
+
+    def _dispatch_readings(self) -> None:
+        """Give headers to a worker that has none."""
+        if (lane := self._readers.idle()) and (readings := self._headers.take()):
+            self._run(lane, self._read(lane, readings), self._dispatch_readings)
+
+    def _dispatch_jobs(self) -> None:
+        """Give jobs to workers that have none."""
+        while self._waiting and (lane := self._decoders.idle()):
+            in_use = sum(batch.memory for batch in self._batches.values())
+            jobs = self._turns.take(in_use, self._batches.keys())
+            if not jobs:
+                return
+            works = [self._waiting.pop(job) for job in jobs]
+            self._run(lane, self._decode(lane, works), self._dispatch_jobs)
+
+    def _run(self, lane: Lane, work: Coroutine[None, None, None], then: Callable[[], None]) -> None:
+        """Have a lane do some work, and `then` look for more."""
+        lane.busy = True
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            lane.busy = False
+            if not task.cancelled():
+                task.result()
+                lane.empty()
+                then()
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(over)
+
+    def _fail_readings(self, why: str) -> None:
+        for reading in self._readings.values():
+            _fail(reading.done, EngineUnavailable(why))
+
+    def _fail_jobs(self, why: str) -> None:
+        for work in [*self._waiting.values()]:
+            self._leave(work)
+            _fail(work.done, EngineUnavailable(why))
+
+    # ---- headers
+
+    async def _read(self, lane: Lane, readings: list[Reading]) -> None:
+        """Have one worker read some headers. What it does not come to waits again."""
+        places = await self._readers.prepare(lane, [reading.data for reading in readings])
+        pixels = self._options.max_image_pixels
+        read = 0
         try:
-            line = await self._reader.readline()
-        except ConnectionError:
-            line = b""
-        if not line:
-            raise WorkerLost("its decoder crashed")
-        return decode_worker.Answer(**json.loads(line))
+            self._readers.send(lane, ReadHeaders(lane.number, lane.serial, places, pixels))
+            for reading in readings:
+                async with asyncio.timeout(HEADER_SECONDS):
+                    header = await lane.answer()
+                assert isinstance(header, Header)
+                self._read_one(reading, header)
+                read += 1
+        except TimeoutError:
+            await self._readers.kill(lane)
+            self._refuse_header(readings[read], "reading the picture's header takes too long")
+            read += 1
+        except WorkerLost as lost:
+            readings[read].tries += 1
+            if readings[read].tries >= TRIES:
+                self._refuse_header(
+                    readings[read], "the picture's header crashes its reader", lost.signal
+                )
+                read += 1
+        self._headers.put_back(readings[read:])
 
-    async def kill(self) -> None:
-        """End the process and wait until it has gone. Calling it again does nothing."""
-        if self._child.poll() is None:
-            self._child.kill()
-            await asyncio.to_thread(self._child.wait)
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-        if self._inbox >= 0:
-            os.close(self._inbox)
-            self._inbox = -1
+    def _read_one(self, reading: Reading, header: Header) -> None:
+        self._metrics.inc("saccade_headers_read_total")
+        if header.slow:
+            self._refuse_header(reading, header.error)
+        elif header.probe is None:
+            _fail(reading.done, ImageError(header.error, code=header.code))
+        elif not reading.done.done():
+            reading.done.set_result(header.probe)
+
+    def _refuse_header(self, reading: Reading, why: str, signal: int = 0) -> None:
+        if signal != SIGKILL:
+            self._refused[reading.digest] = why
+        _fail(reading.done, ImageError(why))
+
+    # ---- pixels
+
+    async def _decode(self, lane: Lane, works: list[Decoding]) -> None:
+        """Have one worker decode some bytes, for all sizes of `works`."""
+        job = works[0].job
+        memory = decoding_bytes(job.probe, len(job.data), [work.job.size for work in works])
+        error: str | None = None
+        limit = asyncio.timeout(None)
+        batch = self._batches[job.digest] = Batch(works, memory, limit)
+        for work in works:
+            work.batch = batch
+            work.job.running = True
+        try:
+            await self._decoders.prepare(lane, [job.data])
+            if batch.wanted:
+                async with limit:
+                    seconds = self._options.decode_timeout
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                    answer = await self._order(lane, batch)
+                error = answer.error
+                for work in works:
+                    work.job.ms = answer.ms
+        except TimeoutError:
+            await self._decoders.kill(lane)
+            if batch.wanted:
+                error = f"decoding it takes longer than {self._options.decode_timeout:g} s"
+                self._refused[job.digest] = f"the picture cannot be decoded: {error}"
+        except WorkerLost as lost:
+            error = self._lost(batch, lost.signal)
+        finally:
+            del self._batches[job.digest]
+            batch.ended.set()
+        self._settle(batch, error)
+
+    async def _order(self, lane: Lane, batch: Batch) -> Decoded:
+        """The worker's answer. Raises WorkerLost."""
+        job = batch.works[0].job
+        self._metrics.inc("saccade_decodes_total")
+        order = Decode(
+            lane.number,
+            lane.serial,
+            len(job.data),
+            job.probe.upright,
+            job.probe.orientation,
+            tuple((work.offset, *work.job.size) for work in batch.works),
+            batch.memory + SLACK_BYTES,
+        )
+        self._decoders.send(lane, order)
+        answer = await lane.answer()
+        assert isinstance(answer, Decoded)
+        return answer
+
+    def _lost(self, batch: Batch, signal: int) -> str | None:
+        """The worker has ended: what is said to those who have no try left. The others wait
+        again.
+        """
+        left = [work for work in batch.works if not work.done.done()]
+        for work in left:
+            work.tries += 1
+        if all(work.tries < TRIES for work in left):
+            for work in left:
+                self._wait(work)
+            batch.works = []
+            return None
+        if signal != SIGKILL:
+            self._refused[left[0].job.digest] = "the picture cannot be decoded: its decoder crashed"
+        return "its decoder crashed"
+
+    def _settle(self, batch: Batch, error: str | None) -> None:
+        """Tell all who wait for a batch, and for its bytes if they are bad."""
+        works = batch.works
+        if error is not None and works:
+            digest = works[0].job.digest
+            later = [work for work in self._waiting.values() if work.job.digest == digest]
+            for work in later:
+                self._leave(work)
+            works = [*works, *later]
+        for work in works:
+            work.job.running = False
+            if error is not None:
+                _fail(work.done, ImageError(f"the picture cannot be decoded: {error}"))
+            elif not work.done.done():
+                work.done.set_result(None)
 
 
-def _fill(inbox: int, data: bytes) -> None:
-    """Write the file from its start, and close it."""
-    try:
-        written = 0
-        while written < len(data):
-            written += os.pwrite(inbox, memoryview(data)[written:], written)
-    finally:
-        os.close(inbox)
+def _fail(done: asyncio.Future[Any], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
+
+
+def _look_at_error(done: asyncio.Future[Probe]) -> None:
+    """All who waited may have left."""
+    if not done.cancelled():
+        done.exception()

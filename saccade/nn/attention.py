@@ -1,5 +1,5 @@
-"""Causal self-attention over the paged cache: rotary embedding, grouped key/value heads, queries
-and keys normalised where asked.
+"""What surrounds causal self-attention in a layer: projections, rotary embedding, queries and keys
+normalised where asked. Knows nothing of the cache: `protocol.Attention` does.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.kernels.attention import paged_attention, write_kv
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.rotary import Rotation, rotate_
 from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.protocol import Batch
+from saccade.nn.protocol import Attention
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -34,14 +33,17 @@ class CausalAttention:
     together.
     """
 
-    __slots__ = ("eps", "heads", "kv_heads", "out", "qk_weight", "qkv", "scale")
+    __slots__ = ("eps", "heads", "kv_heads", "layer", "out", "qk_weight", "qkv")
 
-    def __init__(self, weights: Weights, name: str, shape: AttentionShape, shard: Shard) -> None:
+    def __init__(
+        self, weights: Weights, name: str, shape: AttentionShape, shard: Shard, layer: int
+    ) -> None:
+        """`layer`: whose keys and values these are."""
+        self.layer = layer
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.heads = shard.divide(shape.heads, "attention heads")
         sharing = shard.over(shape.kv_heads)
         self.kv_heads = sharing.divide(shape.kv_heads, "key/value heads")
-        self.scale = shape.head_dim**-0.5
         columns = [
             Column(f"{name}.q_proj", q, shard),
             Column(f"{name}.k_proj", kv, sharing),
@@ -58,20 +60,13 @@ class CausalAttention:
             ] * self.kv_heads
             self.qk_weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation,
-        batch: Batch,
-        kv: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; writes the keys and values of all T tokens into `kv`."""
+    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]"""
         rotated = self.heads + self.kv_heads
         qkv = self.qkv(x).view(x.shape[0], rotated + self.kv_heads, -1)  # [T, Hq + 2 Hkv, D]
         qk = qkv[:, :rotated]
         if self.qk_weight is not None:
             qk = rms_norm(qk, self.qk_weight, self.eps)
         rotate_(rotation, qk)
-        write_kv(qk[:, self.heads :], qkv[:, rotated:], *kv, batch.out_slots)
-        attended = paged_attention(qk[:, : self.heads], *kv, batch.contexts, self.scale)
+        attended = attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:], self.layer)
         return self.out(attended.flatten(1))

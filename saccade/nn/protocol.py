@@ -1,13 +1,12 @@
-"""What one forward pass reads (`Batch`, `Pack`), and what a family's network must answer
-(`FamilyNet`, `VisionNet`).
+"""What one forward pass reads (`Batch`, `Pack`), what it calls on (`Attention`), and what the
+network of a family must answer (`FamilyNet`, `VisionNet`).
 
-Both are passed as arguments, never kept in a global. `runtime/batch.py` and `runtime/encoder.py`
-build them.
+All are passed as arguments, never kept in a global. `runtime/` builds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,20 +14,30 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
-from saccade.kernels.attention import Backend, Context, Segments
+from saccade.kernels.attention import Backend, Segments
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer (keys, values), each [kv slots, kv heads, head dim].
 
-A kv slot is page * page_size + offset in page.
-"""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the host knows of a batch's lengths; a captured graph takes the largest that may come.
+
+    row: tokens of the longest row; context: of the longest sequence; contexts: of all sequences
+    together.
+    """
+
+    row: int
+    context: int
+    contexts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of several sequences, back to back; on the device.
+    """T tokens of R rows, back to back; on the device, in memory that stays where it is.
 
-    contexts: one per sequence, in order, covering [0, T) (see kernels/attention.py).
+    Row r is the last `q_starts[r + 1] - q_starts[r]` tokens of a sequence whose first
+    `kv_lengths[r]` tokens are in the KV cache once the row's own are; it lies on the pages
+    `page_table[slots[r]]`, in order. Lines of the page table are slots, so that a step writes only
+    the pages that are new.
     embeddings: image rows to put in place of token embeddings at `splice_rows`; all deepstack
     levels side by side.
     sample_rows: the rows whose logits are wanted.
@@ -37,10 +46,30 @@ class Batch:
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [3, T] int64
     out_slots: torch.Tensor  # [T] int64: kv slot that each token's key and value go to
-    contexts: tuple[Context, ...]
+    slots: torch.Tensor  # [R] int64
+    page_table: torch.Tensor  # [slots, pages] int32
+    q_starts: torch.Tensor  # [R + 1] int32
+    kv_lengths: torch.Tensor  # [R] int32
+    bounds: Bounds
     splice_rows: torch.Tensor  # [S] int64
     embeddings: torch.Tensor  # [S, embedding_width]
-    sample_rows: torch.Tensor  # [R] int64
+    sample_rows: torch.Tensor  # [D] int64
+
+
+class Attention(Protocol):
+    """Causal self-attention over the paged KV cache, whose keys and values it writes."""
+
+    def plan(self, batch: Batch) -> None:
+        """Prepare for a batch: once per step, before the first layer."""
+        ...
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """q [T, Hq, D] attends to the cached tokens of its own sequences and to k, v [T, Hkv, D],
+        which are cached first. Returns [T, Hq, D].
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +107,36 @@ class GridFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows `rows` of a pack attend to its rows `keys`, within `segments` (of `rows`, from its first
+    row on); where `keys` are more than `rows`, all are one segment's.
+    """
+
+    rows: slice
+    keys: slice
+    segments: Segments
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows of several pictures, back to back, as the blocks of a vision tower take them; on the
+    """Rows of several images, back to back, as the blocks of a vision tower take them; on the
     device.
 
-    segments: one for each kind of attention, as in `GridFacts`.
+    cuts: for each kind of attention in the tower, as in `GridFacts.segments`, the pieces in which
+    a block does its work. They depend on the pack alone, so that its embeddings have the same bits
+    whenever the pieces are computed.
     """
 
     rows: torch.Tensor  # [N, hidden]
     places: torch.Tensor  # [A, N] int64
-    segments: tuple[Segments, ...]
+    cuts: tuple[tuple[Cut, ...], ...]
     attention: Backend
+
+
+Pieces = Generator[int, None, torch.Tensor]
+"""Work in pieces: yields what the next piece costs in patch-blocks, does it when resumed, and
+returns embeddings [M, embedding_width] of all images of a pack, in the tower's order; owned.
+"""
 
 
 class VisionNet(Protocol):
@@ -113,6 +161,11 @@ class VisionNet(Protocol):
         ...
 
     @property
+    def depth(self) -> int:
+        """Blocks that each patch goes through."""
+        ...
+
+    @property
     def longest_segments(self) -> tuple[int | None, ...]:
         """For each kind of attention, the most patches that may see each other; None: as many as a
         picture has.
@@ -120,17 +173,17 @@ class VisionNet(Protocol):
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Computed anew at every call: `runtime/positions.py` keeps them."""
+        """Computed anew at every call: `runtime/positions.py` keeps them. The host waits for
+        nothing.
+        """
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """The rows [N, hidden] of a picture, uint8 [H, W, 3], already resized, on the device."""
         ...
 
-    def blocks(self, pack: Pack) -> torch.Tensor:
-        """Embeddings [M, embedding_width] of all pictures of a pack, in the tower's order;
-        owned.
-        """
+    def blocks(self, pack: Pack) -> Pieces:
+        """The tower's blocks, N x depth patch-blocks in all."""
         ...
 
 
@@ -143,8 +196,8 @@ class FamilyNet(Protocol):
     @property
     def vision(self) -> VisionNet: ...
 
-    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Logits [R, vocab_size] in float32 of `batch.sample_rows`; writes the keys and values of
-        all T tokens into `kv`.
+    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """Logits [D, vocab_size] in float32 of `batch.sample_rows`; `attention` has planned for
+        `batch`.
         """
         ...

@@ -1,144 +1,297 @@
-"""From a plan to tensors: the worker's per-slot state, and `build_batch`.
+"""From a plan to tensors: what the worker remembers of each slot, and the buffers of a step.
 
-A slot remembers what the plan does not repeat: token values (those that this worker sampled too),
-rotary positions and the page table.
+Owns the page table, the tokens drawn last (on the device: the host need not know them to begin the
+next step), and one staging buffer that a step's numbers cross to the device in, in one copy. A slot
+remembers what the plan does not repeat: prompt tokens, rotary positions and pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from saccade.core.plan import Open, Plan, Row
-from saccade.kernels.attention import Context
-from saccade.nn.protocol import Batch
+from saccade.core.plan import Open, Plan, Row, Splice
+from saccade.nn.protocol import Batch, Bounds
+from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import SamplerState
+from saccade.runtime.sampler import Draws, uniform
+
+Integers = npt.NDArray[np.int64]
+FLOAT, LONG = Struct("d"), Struct("q")
+IN_FLIGHT = 2
+"""Plans that may be begun before the first one's result is read."""
+UPDATES = 4096
+"""New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What is known of a sequence since it was opened.
+
+    shift: from the place of a later token to its position. seed: None where nothing is drawn at
+    random.
+    """
+
+    tokens: Integers  # [P]
+    positions: Integers  # [3, P]
+    shift: int
+    prompt_length: int
+    seed: int | None
 
 
 class PageTable:
-    """KV slots of one sequence's tokens, in order, on the device; grows page by page.
-
-    `run` is the first KV slot while all pages are consecutive (attention then reads a slice instead
-    of gathering), else -1.
+    """The pages of every slot's sequence, in order: int32 [slots, pages] on the device, and copies
+    for the host (one of them, on a CPU, the same memory).
     """
 
-    def __init__(self, page_size: int, device: torch.device) -> None:
-        self._page_size = page_size
-        self._last_page = -1
-        self.run = -1
-        self.length = 0
-        self.host = np.empty(64 * page_size, np.int64)
-        self.device_slots = self._to_device(device)
+    def __init__(self, slots: int, pages: int, device: torch.device) -> None:
+        # Never read beyond a sequence's pages: memory that is not touched costs nothing on a CPU.
+        on_host = torch.empty((slots, pages), dtype=torch.int32)
+        self.array = on_host.numpy()
+        self.lists: list[list[int]] = [[] for _ in range(slots)]
+        self.on_device = on_host if device.type == "cpu" else on_host.to(device)
+        self._apart = self.on_device is not on_host
+        self._updates: list[int] = []  # flat places that the device does not know yet
 
-    def _to_device(self, device: torch.device) -> torch.Tensor:
-        slots = torch.from_numpy(self.host)
-        return slots if device.type == "cpu" else slots.to(device)
+    def open(self, slot: int, pages: Sequence[int]) -> None:
+        """The sequence in `slot` is another one, and has these pages."""
+        self.array[slot, : len(pages)] = pages
+        self.lists[slot] = list(pages)
+        if self._apart and pages:
+            self._updates = [at for at in self._updates if at // self.array.shape[1] != slot]
+            self._send(slot, 0, len(pages))
 
-    def append(self, pages: Sequence[int]) -> None:
-        size, begin = self._page_size, self.length
-        end = begin + len(pages) * size
-        if end > len(self.host):
-            grown = np.empty(max(end, 2 * len(self.host)), np.int64)
-            grown[:begin] = self.host[:begin]
-            self.host = grown
-            self.device_slots = self._to_device(self.device_slots.device)
-        for page in pages:
-            first = page * size
-            self.host[self.length : self.length + size] = np.arange(first, first + size)
-            if self.length == 0:
-                self.run = first
-            elif page != self._last_page + 1:
-                self.run = -1
-            self._last_page = page
-            self.length += size
-        if self.device_slots.device.type != "cpu":
-            self.device_slots[begin:end].copy_(torch.from_numpy(self.host[begin:end]))
+    def append(self, slot: int, pages: Sequence[int]) -> None:
+        """It has grown."""
+        start = len(self.lists[slot])
+        self.array[slot, start : start + len(pages)] = pages
+        self.lists[slot] += pages
+        if not self._apart:
+            return
+        if len(self._updates) + len(pages) > UPDATES:
+            self._send(slot, start, len(pages))
+        else:
+            place = slot * self.array.shape[1] + start
+            self._updates += range(place, place + len(pages))
+
+    def take_updates(self) -> tuple[list[int], list[int]]:
+        """Flat places of the table and what they hold now, to be sent with the step's numbers."""
+        places, self._updates = self._updates, []
+        return places, self.array.reshape(-1)[places].tolist() if places else []
+
+    def _send(self, slot: int, start: int, count: int) -> None:
+        pages = self.array[slot, start : start + count].copy()
+        self.on_device[slot, start : start + count].copy_(send(pages, self.on_device.device))
 
 
-class Slot:
-    """One sequence on this worker. `tokens` grows by the tokens sampled here."""
+class Staging:
+    """One buffer of `words` x 8 bytes on the device, and what fills it: on a CPU the same memory,
+    else pinned buffers, one per plan that may be in flight.
+    """
+
+    def __init__(self, words: int, device: torch.device) -> None:
+        apart = device.type != "cpu"
+        self._hosts = [
+            torch.empty(words, dtype=torch.int64, pin_memory=apart)
+            for _ in range(IN_FLIGHT if apart else 1)
+        ]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._device = (
+            torch.empty(words, dtype=torch.int64, device=device) if apart else self._hosts[0]
+        )
+        self._apart = apart
+        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
+        self._turn = 0
+
+    def next(self) -> Integers:
+        """Host memory to be filled for the next step."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        if (copied := self._copied[self._turn]) is not None:
+            copied.synchronize()  # of two steps ago: long done
+        return self._arrays[self._turn]
+
+    def send(self, words: int) -> torch.Tensor:
+        """Its first words, on the device, always at the same address."""
+        if self._apart:
+            self._device[:words].copy_(self._hosts[self._turn][:words], non_blocking=True)
+            self._copied[self._turn] = copied = torch.cuda.Event()
+            copied.record()
+        return self._device[:words]
+
+
+class Batcher:
+    """All slots of one worker, and the batches made of them."""
 
     def __init__(
-        self, opened: Open, known: PositionCache, page_size: int, device: torch.device
+        self, known: PositionCache, slots: int, chunk_tokens: int, table: PageTable, page_size: int
     ) -> None:
-        self.tokens = list(opened.tokens)
-        self._positions, next_position = known.sequence(
+        """At most `slots` sequences; a step computes at most `chunk_tokens` beside one token of
+        each.
+        """
+        device = table.on_device.device
+        self._known = known
+        self._page_size = page_size
+        self._table = table
+        self._slots: list[Slot | None] = [None] * slots
+        self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
+        # Of each token: itself, three positions, its kv slot, perhaps a place in a splice. Of each
+        # row: its slot, three of its draw, and two halves. Of an update: a place and half a page.
+        self._staging = Staging(6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 2, device)
+
+    def open(self, opened: Open) -> None:
+        """A sequence enters a slot that is empty."""
+        assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
+        positions, following = self._known.sequence(
             len(opened.tokens), opened.spans, opened.images
         )  # [3, P]
-        # Every token after those known now is text: all three axes advance by one.
-        self._shift = next_position - len(opened.tokens)
-        self.table = PageTable(page_size, device)
-        self.table.append(opened.pages)
-        self.sampler = SamplerState(opened.sampling, opened.tokens, opened.prompt_length)
-
-    def positions(self, start: int, length: int) -> np.ndarray:
-        """Rotary positions [3, length] of tokens [start, start + length)."""
-        known = self._positions.shape[1]
-        if start >= known:
-            later = np.arange(start + self._shift, start + self._shift + length)
-            return np.broadcast_to(later, (3, length))
-        assert start + length <= known, (
-            "a row lies either in the tokens a slot was opened with, or after them"
+        tokens = np.array(opened.tokens, np.int64)
+        sampling = opened.sampling
+        self._slots[opened.slot] = Slot(
+            tokens,
+            positions,
+            # Every token after those known now is text: all three axes advance by one.
+            following - len(tokens),
+            opened.prompt_length,
+            sampling.seed if sampling.temperature > 0.0 else None,
         )
-        return self._positions[:, start : start + length]
+        self._table.open(opened.slot, opened.pages)
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        self.sampler.append(token)
+    def close(self, slot: int) -> None:
+        self._slots[slot] = None
+
+    def keep(self, draws: Draws, tokens: torch.Tensor) -> None:
+        """These were drawn; the next step's rows of these slots begin with them."""
+        self._drawn.index_copy_(0, draws.slots, tokens)
+
+    def build(self, plan: Plan, embeddings: EmbeddingMemory) -> tuple[Batch, Draws]:
+        """The tensors of one step, valid until the next is built. Appends each row's new pages
+        first.
+        """
+        rows, table = plan.rows, self._table
+        q_starts = list(accumulate([row.length for row in rows], initial=0))
+        ends = [row.start + row.length for row in rows]
+        self._grow(rows)
+        host = self._staging.next()
+        total = q_starts[-1]
+        decoding = self._write_tokens(rows, q_starts, host[: 5 * total].reshape(5, total))
+        drawn = [index for index, row in enumerate(rows) if row.sample]
+        slots = [rows[index].slot for index in drawn]
+        counts, points = self._count(slots, [ends[index] for index in drawn])
+        splices = splice_rows(plan.splices)
+        places, pages = table.take_updates()
+        longs = [
+            *(row.slot for row in rows),
+            *(q_starts[index + 1] - 1 for index in drawn),
+            *slots,
+            *places,
+            *map(bits, points),
+        ]
+        words = append(host, 5 * total, longs, splices, [*q_starts, *ends, *pages])
+        count, lines = len(drawn), len(rows)
+        sizes = (total, 3 * total, total, lines, count, count, len(places), count, len(splices))
+        there = self._staging.send(words).split([*sizes, words - sum(sizes)])
+        tokens, positions, out_slots, owners, sample_rows, drawing, updates, chances, shown, _ = (
+            there
+        )
+        ints = there[-1].view(torch.int32)
+        if places:
+            at = 2 * lines + 1
+            table.on_device.view(-1).index_copy_(0, updates, ints[at : at + len(places)])
+        if decoding:
+            torch.index_select(self._drawn, 0, owners[:decoding], out=tokens[:decoding])
+        batch = Batch(
+            tokens=tokens,
+            positions=positions.view(3, total),
+            out_slots=out_slots,
+            slots=owners,
+            page_table=table.on_device,
+            q_starts=ints[: lines + 1],
+            kv_lengths=ints[lines + 1 : 2 * lines + 1],
+            bounds=Bounds(max(row.length for row in rows), max(ends), sum(ends)),
+            splice_rows=shown,
+            embeddings=embeddings.gather(
+                [(each.key, each.offset, each.length) for each in plan.splices]
+            ),
+            sample_rows=sample_rows,
+        )
+        return batch, Draws(slots, counts, drawing, chances.view(torch.float64))
+
+    def _grow(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.pages:
+                self._table.append(row.slot, row.pages)
+            held = len(self._table.lists[row.slot]) * self._page_size
+            assert row.start + row.length <= held, "a row reaches beyond its pages"
+
+    def _write_tokens(self, rows: Sequence[Row], q_starts: Sequence[int], into: Integers) -> int:
+        """Tokens, three rotary positions and kv slots, [5, T]. How many rows decode: they come
+        first, and their tokens are put in on the device.
+        """
+        size, lists, decoding = self._page_size, self._table.lists, 0
+        positions: list[int] = []
+        places: list[int] = []
+        for index, row in enumerate(rows):
+            slot = self._slots[row.slot]
+            assert slot is not None, "a plan names an empty slot"
+            start, end = row.start, row.start + row.length
+            if start >= len(slot.tokens):
+                assert row.length == 1 and decoding == index, "rows that decode come first"
+                decoding += 1
+                positions.append(start + slot.shift)
+                places.append(lists[row.slot][start // size] * size + start % size)
+                continue
+            assert end <= len(slot.tokens), "a row lies in the tokens of an open, or after them"
+            part = into[:, q_starts[index] : q_starts[index + 1]]
+            place = np.arange(start, end)
+            part[0] = slot.tokens[start:end]
+            part[1:4] = slot.positions[:, start:end]
+            part[4] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
+        if decoding:
+            into[1:4, :decoding] = positions
+            into[4, :decoding] = places
+        return decoding
+
+    def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Tokens drawn before in each slot, and the uniform number of the next draw."""
+        counts, points = [], []
+        for index, end in zip(slots, ends):
+            slot = self._slots[index]
+            assert slot is not None
+            count = end - slot.prompt_length
+            counts.append(count)
+            points.append(0.0 if slot.seed is None else uniform(slot.seed, count))
+        return counts, points
 
 
-def build_batch(
-    plan: Plan, slots: Sequence[Slot | None], embeddings: EmbeddingMemory, device: torch.device
-) -> Batch:
-    """The tensors of one step. Appends each row's new pages to its slot's table first."""
-    tokens: list[int] = []
-    contexts: list[Context] = []
-    sample_rows: list[int] = []
-    positions: list[np.ndarray] = []
-    out_slots: list[np.ndarray] = []
-    for row in plan.rows:
-        slot = slots[row.slot]
-        assert slot is not None, "a plan names an empty slot"
-        if row.pages:
-            slot.table.append(row.pages)
-        contexts.append(_context(row, len(tokens), slot.table))
-        tokens += slot.tokens[row.start : row.start + row.length]
-        positions.append(slot.positions(row.start, row.length))
-        out_slots.append(slot.table.host[row.start : row.start + row.length])
-        if row.sample:
-            sample_rows.append(len(tokens) - 1)
-    splice_rows = [np.arange(splice.row, splice.row + splice.length) for splice in plan.splices]
-
-    def put(array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-    return Batch(
-        tokens=put(np.array(tokens, np.int64)),  # [T]
-        positions=put(np.concatenate(positions, axis=1)),  # [3, T]
-        out_slots=put(np.concatenate(out_slots)),  # [T]
-        contexts=tuple(contexts),
-        splice_rows=put(
-            np.concatenate(splice_rows) if splice_rows else np.empty(0, np.int64)
-        ),  # [S]
-        embeddings=embeddings.gather(
-            [(splice.key, splice.offset, splice.length) for splice in plan.splices]
-        ),  # [S, W]
-        sample_rows=put(np.array(sample_rows, np.int64)),  # [R]
-    )
+def append(
+    host: Integers, start: int, longs: Sequence[int], rows: Integers, ints: Sequence[int]
+) -> int:
+    """Write numbers into `host` from word `start` on, back to back; where they end."""
+    host[start : start + len(longs)] = longs
+    start += len(longs)
+    if len(rows):
+        host[start : start + len(rows)] = rows
+        start += len(rows)
+    end = start + -(-len(ints) // 2)
+    host[start:end].view(np.int32)[: len(ints)] = ints
+    return end
 
 
-def _context(row: Row, begin: int, table: PageTable) -> Context:
-    kv_length = row.start + row.length
-    assert kv_length <= table.length, "a row reaches beyond its pages"
-    return Context(
-        start=begin,
-        length=row.length,
-        kv_length=kv_length,
-        slots=table.device_slots[:kv_length],
-        run=table.run,
-    )
+def bits(value: float) -> int:
+    """Those of a float64, as an int64."""
+    whole: int = LONG.unpack(FLOAT.pack(value))[0]
+    return whole
+
+
+def splice_rows(splices: Sequence[Splice]) -> Integers:
+    """The batch rows that are image rows, in the order of the splices."""
+    if not splices:
+        return np.empty(0, np.int64)
+    return np.concatenate([np.arange(splice.row, splice.row + splice.length) for splice in splices])

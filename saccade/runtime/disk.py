@@ -1,47 +1,32 @@
-"""Embeddings on disk: one safetensors file each, written and read by one thread beside the worker,
-so that no step waits for a write.
+"""The disk tier: embeddings written and read (`files.py`) by one thread beside the worker, so that
+no step waits for it.
 
-A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
-checksum of its values. Whatever else lies in the model's folder is removed, but for folders, and
-for what could not be looked at: the next run may be able to. A file appears under its name only
-when it is whole and on the disk (write, fsync, rename).
-Decides nothing but this: what cannot be written is not written, what cannot be read is not there,
-and `collect` says so.
+Owns that thread and its jobs. Decides nothing but this: what cannot be written is not written, what
+cannot be read is not there, and `collect` says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
-import stat
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import torch
-from blake3 import blake3
-from safetensors.torch import save
 
 from saccade.core.family import FamilySpec
 from saccade.core.plan import DiskEvent
 from saccade.core.types import ImageKey
+from saccade.runtime.files import FORMAT, Damaged, EmbeddingFiles, Lend, discard, values_of
 
 log = logging.getLogger("saccade")
 
-FORMAT = "saccade-embedding-1"
-"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
-the fingerprint does not show.
-"""
-SUFFIX = ".safetensors"
-TENSOR = "embedding"
 PENDING_BYTES = 1 << 30
 """Bytes that may wait to be written; what would come on top is not saved."""
-LARGEST_HEADER = 1 << 16
 
 
 def fingerprint_encoder(
@@ -62,11 +47,7 @@ def fingerprint_encoder(
     )
     rows = encode([pixels.to(device)])[0].cpu()  # [16, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
-    return hashlib.blake2b(told.encode() + _bytes(rows), digest_size=16).digest()
-
-
-class Damaged(Exception):
-    """The file is not what its name promises."""
+    return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +55,7 @@ class _Job:
     kind: Literal["read", "write", "remove"]
     key: ImageKey
     embedding: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    key: ImageKey
-    num_tokens: int
-    checksum: str
+    wait: Callable[[], None] = lambda: None
 
 
 class DiskTier:
@@ -91,33 +66,47 @@ class DiskTier:
 
     def __init__(self, root: Path, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
         """Raises OSError where the folder cannot be had."""
-        self._folder = root / fingerprint.hex()
-        self._identity = {"format": FORMAT, "model": fingerprint.hex()}
-        self._width = width
-        self._dtype = dtype
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.found = self._scan()
+        self.files = EmbeddingFiles(root, fingerprint, width, dtype)
+        self.found = self.files.scan()
         self._jobs: deque[_Job] = deque()
         self._pending: Counter[ImageKey] = Counter()  # writes and removals not yet done
         self._pending_bytes = 0
+        self._reading = 0  # reads not yet done
         self._events: deque[DiskEvent] = deque()
         self._read: dict[ImageKey, torch.Tensor] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False
+        self._lend: Lend = lambda _: None
+        self._give: Callable[[torch.Tensor], None] = lambda _: None
         self._thread = threading.Thread(target=self._work, name="saccade-disk", daemon=True)
         self._thread.start()
 
-    def write(self, key: ImageKey, embedding: torch.Tensor) -> None:
-        """Begin to write `embedding` [n, width], which is on the CPU and does not change any
-        more.
+    def use(self, lend: Lend, give: Callable[[torch.Tensor], None]) -> None:
+        """Read into memory from `lend`, where it has some, and `give` back what has been written.
+        Before the first job; both are called by the thread.
+        """
+        self._lend, self._give = lend, give
+
+    def write(
+        self, key: ImageKey, embedding: torch.Tensor, wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin to write `embedding` [n, width], which is on the CPU and, once `wait` returns, does
+        not change any more. `wait` is called by the thread.
         """
         with self._changed:
-            if self._pending_bytes + embedding.nbytes > PENDING_BYTES:
-                self._events.append((key, "not saved"))
+            if self._pending_bytes + embedding.nbytes <= PENDING_BYTES:
+                self._pending_bytes += embedding.nbytes
+                self._put(_Job("write", key, embedding, wait))
                 return
-            self._pending_bytes += embedding.nbytes
-            self._put(_Job("write", key, embedding))
+            self._events.append((key, "not saved"))
+        self._give(embedding)
+
+    def pass_over(self, key: ImageKey) -> None:
+        """There was no room to write it."""
+        with self._changed:
+            self._events.append((key, "not saved"))
+            self._changed.notify_all()
 
     def read(self, key: ImageKey) -> None:
         """Begin to read; `collect` says when it has been."""
@@ -129,9 +118,15 @@ class DiskTier:
             self._put(_Job("remove", key))
 
     def take(self, key: ImageKey) -> torch.Tensor:
-        """What was read, [n, width] on the CPU; no longer kept here."""
+        """What was read, [n, width] on the CPU; no longer kept here. The taker gives back what was
+        lent.
+        """
         with self._changed:
             return self._read.pop(key)
+
+    def forget(self, key: ImageKey) -> None:
+        """What was read is not needed."""
+        self._give(self.take(key))
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
         """What has come to pass since the last call; with `wait`, at least one event, for which a
@@ -148,6 +143,18 @@ class DiskTier:
             self._events.clear()
         return events
 
+    @property
+    def told(self) -> bool:
+        """Whether `collect` has something to tell, were it bad news."""
+        with self._changed:
+            return bool(self._events) or self._ended
+
+    @property
+    def busy(self) -> bool:
+        """Whether a read is under way, or has ended and `collect` has not told."""
+        with self._changed:
+            return bool(self._events) or self._reading > 0 or self._ended
+
     def close(self) -> None:
         """Do what is left to do, then end."""
         with self._changed:
@@ -157,7 +164,9 @@ class DiskTier:
 
     def _put(self, job: _Job) -> None:
         self._jobs.append(job)
-        if job.kind != "read":
+        if job.kind == "read":
+            self._reading += 1
+        else:
             self._pending[job.key] += 1
         self._changed.notify_all()
 
@@ -187,7 +196,9 @@ class DiskTier:
 
     def _finish(self, job: _Job, event: DiskEvent | None) -> None:
         with self._changed:
-            if job.kind != "read":
+            if job.kind == "read":
+                self._reading -= 1
+            else:
                 self._pending[job.key] -= 1
                 self._pending_bytes -= job.embedding.nbytes if job.embedding is not None else 0
             if event is not None:
@@ -195,20 +206,24 @@ class DiskTier:
                 self._changed.notify_all()
 
     def _do(self, job: _Job) -> DiskEvent | None:
-        path = self._path(job.key)
+        path = self.files.path(job.key)
         try:
             if job.kind == "remove":
                 path.unlink(missing_ok=True)
             elif job.embedding is not None:
-                self._store(path, job.key, job.embedding)
+                try:
+                    job.wait()
+                    self.files.store(path, job.key, job.embedding)
+                finally:
+                    self._give(job.embedding)
             else:
-                embedding = self._load(path, job.key)
+                embedding = self.files.load(path, job.key, self._lend, self._give)
                 with self._changed:
                     self._read[job.key] = embedding
                 return job.key, "read"
             return None
         except Damaged as error:
-            _discard(path, error)
+            discard(path, error)
         except (
             OSError
         ) as error:  # it may pass (too many open files, a disk that is away): the file stays
@@ -216,119 +231,3 @@ class DiskTier:
         if job.kind == "remove":
             return None
         return job.key, "not read" if job.kind == "read" else "not saved"
-
-    # ---- files
-
-    def _path(self, key: ImageKey) -> Path:
-        name = hashlib.blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
-        return self._folder / (name.hexdigest() + SUFFIX)
-
-    def _store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
-        metadata = self._identity | {
-            "digest": key.digest.hex(),
-            "settings": key.settings.hex(),
-            "salt": key.salt,
-        }
-        data = save({TENSOR: embedding}, metadata | {"blake3": _checksum(embedding)})
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            draft.touch(mode=0o600)
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
-
-    def _load(self, path: Path, key: ImageKey) -> torch.Tensor:
-        """Raises Damaged, and OSError where the file cannot be read."""
-        with _open(path) as file:
-            header = self._header(file, path)
-            data = bytearray(file.read())
-        if header.key != key:
-            raise Damaged("it holds another picture")
-        if blake3(data).hexdigest() != header.checksum:
-            raise Damaged("its checksum is wrong")
-        return torch.frombuffer(data, dtype=self._dtype).view(header.num_tokens, self._width)
-
-    def _scan(self) -> tuple[tuple[ImageKey, int], ...]:
-        """What is whole by its name, header and size, the oldest first."""
-        found: list[tuple[int, ImageKey, int]] = []
-        for path in self._folder.iterdir():
-            try:
-                with _open(path) as file:
-                    header = self._header(file, path)
-                    found.append(
-                        (os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens)
-                    )
-            except Damaged as error:
-                _discard(path, error)
-            except OSError as error:
-                log.warning("embedding cache on disk: %s is not used: %s", path.name, error)
-        return tuple(
-            (key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0])
-        )
-
-    def _header(self, file: BinaryIO, path: Path) -> _Header:
-        """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
-        size = os.fstat(file.fileno()).st_size
-        text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
-        try:
-            told = json.loads(text)
-            metadata, shape = told["__metadata__"], told[TENSOR]["shape"]
-            key = ImageKey(
-                bytes.fromhex(metadata["digest"]),
-                bytes.fromhex(metadata["settings"]),
-                metadata["salt"],
-            )
-            checksum = metadata["blake3"]
-            named = self._path(key)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise Damaged("its header makes no sense") from None
-        if named != path:
-            raise Damaged("its name is another picture's")
-        if any(metadata.get(name) != value for name, value in self._identity.items()):
-            raise Damaged("it is of another model or format")
-        row = self._width * self._dtype.itemsize
-        num_tokens, rest = divmod(size - 8 - len(text), row)
-        if rest or num_tokens < 1 or shape != [num_tokens, self._width]:
-            raise Damaged("its size is wrong")
-        return _Header(key, num_tokens, checksum)
-
-
-def _open(path: Path) -> BinaryIO:
-    """A file to read.
-
-    Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to
-    write.
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise Damaged("it is not a regular file")
-    return path.open("rb")
-
-
-def _discard(path: Path, why: Damaged) -> None:
-    """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing
-    can where writing is forbidden.
-    """
-    try:
-        path.unlink()
-    except OSError as error:
-        log.warning(
-            "embedding cache on disk: %s is not used (%s), and cannot be removed: %s",
-            path.name,
-            why,
-            error,
-        )
-    else:
-        log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
-
-
-def _checksum(embedding: torch.Tensor) -> str:
-    return blake3(_bytes(embedding)).hexdigest()
-
-
-def _bytes(rows: torch.Tensor) -> bytes:
-    return rows.contiguous().view(torch.uint8).numpy().tobytes()

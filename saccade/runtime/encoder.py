@@ -6,22 +6,30 @@ Owns the buffers that graphs read and write. Knows nothing of plans, ranks or th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.kernels.attention import Segments
-from saccade.nn.protocol import FamilyNet, GridFacts, Pack, VisionNet
+from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
+from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner
 from saccade.runtime.positions import PositionCache
+
+T = TypeVar("T")
 
 CPU_PACK = 1024
 """Patches of one packed forward on a CPU: larger packs only leave its caches.
 
 An accelerator takes all pictures at once.
+"""
+CPU_PIECE = 1024
+"""Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
+pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (LOG.md).
 """
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
@@ -53,6 +61,7 @@ class PackedEncoder:
         self._attention = config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
+        self._piece = None if like.is_cuda else CPU_PIECE
         self._graphs: GraphRunner[Pack] | None = None
         self._buffers: PackBuffers | None = None
         if config.graph_sizes and capture is not None:
@@ -64,41 +73,61 @@ class PackedEncoder:
         """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on
         the device. Each owns its storage.
         """
+        return drain(self.pieces(pixels))
+
+    def pieces(self, pixels: Sequence[torch.Tensor]) -> Generator[int, None, list[torch.Tensor]]:
+        """The same in pieces: yields what the next one costs in patch-blocks, and does it when
+        resumed. The bits do not depend on when that is.
+        """
         facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
         embeddings: list[torch.Tensor] = []
-        for pack in packs([fact.num_patches for fact in facts], self._pack):
-            embeddings += self._forward(pixels[pack], facts[pack])
+        for pack in self.packs([fact.num_patches for fact in facts]):
+            embeddings += yield from self._forward(pixels[pack], facts[pack])
         return embeddings
+
+    @property
+    def depth(self) -> int:
+        """Blocks that each patch goes through."""
+        return self._vision.depth
+
+    def packs(self, patches: Sequence[int]) -> list[slice]:
+        """Which neighbouring pictures, of `patches` each, go through the tower together."""
+        return packs(patches, self._pack)
 
     @torch.inference_mode()
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         return self._graphs is not None and self._graphs.adapt()
 
+    def close(self) -> None:
+        """Let go of the graphs."""
+        self._graphs = None
+
     def _forward(
         self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]
-    ) -> list[torch.Tensor]:
+    ) -> Generator[int, None, list[torch.Tensor]]:
         rows = [self._vision.embed(image, fact) for image, fact in zip(pixels, facts)]
         if self._graphs is not None and self._buffers is not None:
-            buffers = self._buffers
-            output = self._graphs.run(
-                sum(map(len, rows)), lambda inputs: buffers.fill(inputs, rows, facts)
-            )
-            if output is not None:
-                return split(output, facts, self._vision.merged)
-        return split(self._vision.blocks(self._eager_pack(rows, facts)), facts, self._vision.merged)
+            buffers, size = self._buffers, sum(map(len, rows))
+            if size <= self._graphs.largest:
+                yield size * self._vision.depth
+            # Not before it is replayed: the buffers are every pack's.
+            replayed = self._graphs.run(size, lambda inputs: buffers.fill(inputs, rows, facts))
+            if replayed is not None:
+                return split(replayed, facts, self._vision.merged)
+        output = yield from self._vision.blocks(self._eager_pack(rows, facts))
+        return split(output, facts, self._vision.merged)
 
     def _eager_pack(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> Pack:
         alone = len(rows) == 1
-        segments = []
+        cuts = []
         for kind in zip(*(fact.segments for fact in facts)):
             lengths = [length for each in kind for length in each]
-            bounds = torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32)
-            segments.append(Segments(bounds.to(self._device, non_blocking=True), max(lengths)))
+            cuts.append(cut_segments(lengths, self._piece, self._device))
         return Pack(
             rows=rows[0] if alone else torch.cat(list(rows)),
             places=facts[0].places if alone else torch.cat([fact.places for fact in facts], dim=1),
-            segments=tuple(segments),
+            cuts=tuple(cuts),
             attention=self._attention,
         )
 
@@ -125,9 +154,13 @@ class PackBuffers:
 
     def inputs(self, size: int) -> Pack:
         if size not in self._inputs:
-            segments = tuple(self._segments(size, limit) for limit in self._vision.longest_segments)
+            whole = slice(0, size)
+            cuts = tuple(
+                (Cut(whole, whole, self._segments(size, limit)),)
+                for limit in self._vision.longest_segments
+            )
             self._inputs[size] = Pack(
-                self._rows[:size], self._places[:, :size], segments, self._attention
+                self._rows[:size], self._places[:, :size], cuts, self._attention
             )
         return self._inputs[size]
 
@@ -141,7 +174,7 @@ class PackBuffers:
         return self._output[: size // self._vision.merged]
 
     def compute(self, inputs: Pack) -> torch.Tensor:
-        return self._vision.blocks(inputs)
+        return drain(self._vision.blocks(inputs))
 
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
         """Write a pack of pictures and its padding.
@@ -149,7 +182,8 @@ class PackBuffers:
         False where they have more segments than there is room for.
         """
         found = []
-        for segments, kind in zip(inputs.segments, zip(*(fact.segments for fact in facts))):
+        whole = [cut.segments for (cut,) in inputs.cuts]
+        for segments, kind in zip(whole, zip(*(fact.segments for fact in facts))):
             lengths = [length for each in kind for length in each]
             bounds = segment_bounds(
                 lengths, len(inputs.rows), len(segments.bounds) - 1, segments.longest
@@ -157,7 +191,7 @@ class PackBuffers:
             if bounds is None:
                 return False
             found.append(bounds)
-        for segments, bounds in zip(inputs.segments, found):
+        for segments, bounds in zip(whole, found):
             source = bounds.pin_memory() if segments.bounds.is_cuda else bounds
             segments.bounds.copy_(source, non_blocking=True)
         start = 0
@@ -168,6 +202,44 @@ class PackBuffers:
         inputs.rows[start:] = 0
         inputs.places[:, start:] = 0
         return True
+
+
+def cut_segments(
+    lengths: Sequence[int], limit: int | None, device: torch.device
+) -> tuple[Cut, ...]:
+    """Neighbouring segments with up to `limit` rows together, and longer ones in equal parts of at
+    least that. limit None: one cut.
+    """
+
+    def segments(each: Sequence[int]) -> Segments:
+        bounds = np.array(list(accumulate(each, initial=0)), np.int32)
+        return Segments(send(bounds, device), max(each))
+
+    cuts: list[Cut] = []
+    start = 0
+    for group in packs(lengths, limit) if limit else [slice(0, len(lengths))]:
+        each = [length for length in lengths[group] if length]
+        end = start + sum(each)
+        whole = slice(start, end)
+        if limit and sum(each) > limit:  # a single one
+            size = -(-(end - start) // ((end - start) // limit))
+            for first in range(start, end, size):
+                rows = slice(first, min(first + size, end))
+                cuts.append(Cut(rows, whole, segments([rows.stop - rows.start])))
+        elif each:
+            cuts.append(Cut(whole, whole, segments(each)))
+        start = end
+    return tuple(cuts)
+
+
+def drain(pieces: Generator[int, None, T]) -> T:
+    """Do all the work at once; what it returns."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 def room(size: int, limit: int | None) -> int:

@@ -1,4 +1,4 @@
-"""KV pages on the device, and picture embeddings in their tiers. Owns the tensors; the scheduler
+"""KV pages on the device, and image embeddings in their tiers. Owns the tensors; the scheduler
 decides what lies in them.
 
 Page 0 is the dummy page: nothing is ever read from it. Rows that only pad a batch write there.
@@ -14,53 +14,59 @@ from saccade.core.family import KVLayout
 from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
+from saccade.runtime.attention import KVCache
 from saccade.runtime.disk import DiskTier
+from saccade.runtime.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
+from saccade.runtime.streams import Copies
 
 
-class KVMemory:
+def allocate_kv(
+    layout: KVLayout, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
     """Keys and values of every page, one pair of tensors per layer: [pages * page_size, kv_heads,
     head_dim].
     """
-
-    def __init__(
-        self, layout: KVLayout, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.page_size = page_size
-        shape = (pages * page_size, layout.kv_heads, layout.head_dim)
-        # empty, not zeros: untouched pages cost no memory on the CPU.
-        self.layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = tuple(
-            (
-                torch.empty(shape, dtype=dtype, device=device),
-                torch.empty(shape, dtype=dtype, device=device),
-            )
-            for _ in range(layout.layers)
+    shape = (pages * page_size, layout.kv_heads, layout.head_dim)
+    # empty, not zeros: untouched pages cost no memory on the CPU.
+    return tuple(
+        (
+            torch.empty(shape, dtype=dtype, device=device),
+            torch.empty(shape, dtype=dtype, device=device),
         )
+        for _ in range(layout.layers)
+    )
 
 
 class EmbeddingMemory:
-    """Embeddings of pictures by key, in every tier: [num_tokens, embedding_width] each, each in
-    memory of its own.
+    """Embeddings of images by key, in every tier: [num_tokens, embedding_width] each, each in
+    memory of its own. Nothing here waits for a copy.
 
     What comes from disk is read by the first rank and handed to the others.
     """
 
     def __init__(
-        self,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard,
-        disk: DiskTier | None,
+        self, like: torch.Tensor, shard: Shard, disk: DiskTier | None, host_bytes: int = 0
     ) -> None:
-        self._device = device
+        """`like` [0, width] has the dtype and the device. host_bytes: of the host tier."""
         self._shard = shard
         self._disk = disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
-        self._ready: dict[
-            ImageKey, torch.cuda.Event
-        ] = {}  # of rows that are still being computed on another stream, or were
-        self._host: dict[ImageKey, torch.Tensor] = {}
-        self._none = torch.empty((0, width), dtype=dtype, device=device)
+        # of rows that are still being made on another stream, or were
+        self._ready: dict[ImageKey, torch.cuda.Event] = {}
+        self._unsaved: set[ImageKey] = set()  # to be saved once they are encoded
+        self._none = like
+        self._host: HostTier = SameMemory()
+        self._buffers: Buffers | None = None
+        if like.is_cuda:
+            copies, row = Copies(like.device), like.shape[1] * like.element_size()
+            self._host = PinnedTier(Slab(host_bytes // row, like, like.device), copies)
+            if disk is not None:
+                self._buffers = Buffers(Slab(BUFFER_BYTES // row, like, like.device), copies)
+                disk.use(self._buffers.lend, self._buffers.give)
+
+    def __len__(self) -> int:
+        """Embeddings on the device."""
+        return len(self._rows)
 
     def put(
         self, key: ImageKey, embedding: torch.Tensor, ready: torch.cuda.Event | None = None
@@ -73,9 +79,10 @@ class EmbeddingMemory:
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, (
             "an embedding owns its memory"
         )
-        self._rows[key] = embedding
-        if ready is not None:
-            self._ready[key] = ready
+        self._keep(key, embedding, ready)
+        if key in self._unsaved:
+            self._unsaved.remove(key)
+            self.save(key)
 
     def move(self, move: Move) -> None:
         """Carry out one move. Copies between host and device are in stream order."""
@@ -85,22 +92,32 @@ class EmbeddingMemory:
                 del self._rows[key]
                 self._ready.pop(key, None)
             case "device", "host":
-                self._host[key] = self._to_host(self._use(key))
-                del self._rows[key]
+                self._host.put(key, self._rows.pop(key), self._ready.pop(key, None))
             case "host", None:
-                del self._host[key]
+                self._host.drop(key)
             case "host", "device":
-                self._rows[key] = self._host.pop(key).to(self._device, non_blocking=True)
+                self._keep(key, *self._host.pop(key))
             case "staged", "device":
-                self._rows[key] = self._receive(move)
+                self._receive(move)
             case source, target:
                 if self._disk is not None:
                     _move_on_disk(self._disk, key, source, target)
 
     def save(self, key: ImageKey) -> None:
-        """Begin to write an embedding that is on the device to disk."""
-        if self._disk is not None:
-            self._disk.write(key, self._use(key).cpu())
+        """Begin to write an embedding to disk that is on the device, or will be."""
+        if self._disk is None:
+            return
+        if key not in self._rows:
+            self._unsaved.add(key)
+        elif self._buffers is None:
+            self._disk.write(key, self._rows[key])
+        else:
+            try:
+                rows, wait = self._buffers.fetch(self._rows[key], self._ready.get(key))
+            except BufferError:
+                self._disk.pass_over(key)
+            else:
+                self._disk.write(key, rows, wait)
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
         """Rows [offset, offset + length) of each (key, offset, length), back to back: [sum of
@@ -111,30 +128,35 @@ class EmbeddingMemory:
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
+    def _keep(self, key: ImageKey, rows: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+        self._rows[key] = rows
+        if ready is not None:
+            self._ready[key] = ready
+
     def _use(self, key: ImageKey) -> torch.Tensor:
         """The rows of an embedding on the device, for work on the current stream, which waits for
         them.
         """
         rows = self._rows[key]
         if (ready := self._ready.pop(key, None)) is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(rows.device)
             stream.wait_event(ready)
             # Their memory is the other stream's: not to be used again before this one is done.
             rows.record_stream(stream)
         return rows
 
-    def _to_host(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return rows
-        return torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows, non_blocking=True)
-
-    def _receive(self, move: Move) -> torch.Tensor:
-        """What the first rank has read; the others add nothing to it."""
-        if self._disk is not None:
-            rows = self._disk.take(move.key).to(self._device)
+    def _receive(self, move: Move) -> None:
+        """What the first rank has read goes to all."""
+        key, ready = move.key, None
+        if self._disk is None:
+            rows = self._none.new_empty((move.num_tokens, self._none.shape[1]))
+        elif self._buffers is None:
+            rows = self._disk.take(key)
         else:
-            rows = self._none.new_zeros((move.num_tokens, self._none.shape[1]))
-        return self._shard.all_reduce(rows)
+            rows, ready = self._buffers.bring(self._disk.take(key))
+        self._keep(key, rows, ready)
+        if self._shard.size > 1:
+            self._rows[key] = self._shard.broadcast(self._use(key))
 
 
 def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | None) -> None:
@@ -144,6 +166,6 @@ def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | 
         case "disk", None:
             disk.remove(key)
         case "staged", None:
-            disk.take(key)
+            disk.forget(key)
         case _:
             raise AssertionError(f"no embedding goes from {source} to {target}")

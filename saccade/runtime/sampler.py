@@ -1,21 +1,29 @@
 """From logits to tokens: penalties, temperature, top-k, top-p, min-p, and log-probabilities.
 
-A row's draw depends on its own logits, its seed and how many tokens it has drawn, never on the rest
-of the batch: one uniform number per token comes from a counter-based hash of (seed, count), and
-picks from the row's own cumulative distribution.
+Owns the parameters and the token counts of each slot, on the device: the host waits for nothing
+between the logits and the next step. A row's draw depends on its own logits, its seed and how many
+tokens it has drawn, never on the rest of the batch: one uniform number per token comes from a
+counter-based hash of (seed, count), which is known before the logits are, and picks from the row's
+own cumulative distribution, the best token first.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.nn.transfer import send
+from saccade.runtime.edits import Edits
 
 _MASK = (1 << 64) - 1
+NUCLEUS_TOKENS = 1024
+"""On a CPU, a row whose draw lies among its so many best tokens needs no sort of all of them."""
+ROUNDING = 1e-5
+"""Probability that rounding may move from one side of a bound to the other."""
 
 
 def uniform(seed: int, count: int) -> float:
@@ -32,125 +40,184 @@ def uniform(seed: int, count: int) -> float:
     return (z >> 11) * 2.0**-53
 
 
-class SamplerState:
-    """What sampling remembers of one sequence."""
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The D rows of a step that a token is drawn for, known before their logits.
 
-    def __init__(self, params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> None:
-        self.params = params
-        self.count = len(tokens) - prompt_length
-        penalises = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        self._prompt = set(tokens[:prompt_length]) if penalises else set()
-        self._output = Counter(tokens[prompt_length:]) if penalises else Counter()
-        self.penalises = penalises
-
-    def append(self, token: int) -> None:
-        self.count += 1
-        if self.penalises:
-            self._output[token] += 1
-
-    def edit(self, logits: torch.Tensor, stop_ids: Sequence[int]) -> None:
-        """Apply penalties, bias and the ban on early stops to one row [V] of logits, in place.
-
-        Repetition penalty: Keskar et al. 2019 (CTRL), over prompt and output. Presence and
-        frequency: OpenAI's, over the output.
-        """
-        params = self.params
-        if self.penalises:
-            self._penalise(logits)
-        if params.logit_bias:
-            ids, bias = zip(*params.logit_bias)
-            logits[list(ids)] += torch.tensor(bias, device=logits.device)
-        if self.count < params.min_tokens:
-            logits[[*stop_ids, *params.stop_token_ids]] = -torch.inf
-
-    def _penalise(self, logits: torch.Tensor) -> None:
-        params, device = self.params, logits.device
-        if params.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(self._prompt | self._output.keys()), device=device)
-            values = logits[seen]
-            logits[seen] = torch.where(
-                values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-            )
-        if self._output and (params.presence_penalty or params.frequency_penalty):
-            ids = torch.tensor(list(self._output.keys()), device=device)
-            counts = torch.tensor(list(self._output.values()), device=device, dtype=logits.dtype)
-            logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
-
-    @property
-    def edits(self) -> bool:
-        return self.penalises or bool(self.params.logit_bias) or self.count < self.params.min_tokens
-
-
-def sample(
-    logits: torch.Tensor, states: Sequence[SamplerState], stop_ids: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[TokenLogprobs | None, ...]]:
-    """Draw one token per row of `logits` [R, V] float32 (changed in place).
-
-    `stop_ids`: the model's own end tokens.
+    counts: tokens that each has drawn before.
     """
-    wants = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-    raw = torch.log_softmax(logits[wants], dim=-1) if wants else None  # [W, V], before any edit
-    for row, state in enumerate(states):
-        if state.edits:
-            state.edit(logits[row], stop_ids)
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [row for row, state in enumerate(states) if state.params.temperature > 0.0]
-    if drawn:
-        whole = len(drawn) == len(states)
-        for row, token in zip(
-            drawn, _draw(logits if whole else logits[drawn], [states[row] for row in drawn])
-        ):
-            tokens[row] = token
-    reports: list[TokenLogprobs | None] = [None] * len(states)
-    if raw is not None:
-        for index, row in enumerate(wants):
-            reports[row] = _report(raw[index], tokens[row], states[row].params.logprobs or 0)
-    return tuple(tokens), tuple(reports)
+
+    rows: Sequence[int]  # slots, for the host
+    counts: Sequence[int]
+    slots: torch.Tensor  # [D] int64
+    uniforms: torch.Tensor  # [D] float64
 
 
-def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
-    """Sample rows [D, V] whose temperature is above 0."""
-    params = [state.params for state in states]
-    vocab = logits.shape[-1]
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Log-probabilities of W of the rows drawn, `rows`, each with `tops[i]` of the K best; where
+    they were computed, or in host memory that they are being copied to.
+    """
 
-    def column(values: list[float]) -> torch.Tensor:  # [D, 1]
-        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+    rows: Sequence[int]
+    tops: Sequence[int]
+    chosen: torch.Tensor  # [W]
+    best: torch.Tensor  # [W, K]
+    ids: torch.Tensor  # [W, K]
 
-    limits = [min(p.top_k or vocab, vocab) for p in params]
-    # Best first. A full sort of a large vocabulary is the dear case; top-k for every row makes it
-    # cheap.
-    best, order = torch.topk(
-        logits / column([p.temperature for p in params]), max(limits), dim=-1
-    )  # [D, K]
-    probs = torch.softmax(best, dim=-1)
-    rank = torch.arange(probs.shape[1], device=logits.device)
-    keep = rank < torch.tensor(limits, device=logits.device).unsqueeze(1)
-    probs = _renormalise(probs * keep)
-    top_p, min_p = column([p.top_p for p in params]), column([p.min_p for p in params])
-    keep = (probs.cumsum(dim=-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
-    keep[:, 0] = True
-    cumulative = _renormalise(probs * keep).double().cumsum(dim=-1)
-    draws = np.array([[uniform(state.params.seed, state.count)] for state in states])
-    # The smallest index whose cumulative probability exceeds the draw; rounding may leave the total
-    # just below it.
-    points = torch.from_numpy(draws).to(logits.device) * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, points, right=True).clamp_(max=probs.shape[1] - 1)
-    index = torch.minimum(index, keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True))
-    return order.gather(1, index).squeeze(1).tolist()
+    def read(self, tokens: Sequence[int]) -> tuple[TokenLogprobs | None, ...]:
+        """For the client, one per row drawn; None where none were asked for."""
+        found: list[TokenLogprobs | None] = [None] * len(tokens)
+        chosen, best, ids = self.chosen.tolist(), self.best.tolist(), self.ids.tolist()
+        for index, (row, top) in enumerate(zip(self.rows, self.tops)):
+            pairs = tuple(zip(ids[index][:top], best[index][:top]))
+            found[row] = TokenLogprobs(token=tokens[row], logprob=chosen[index], top=pairs)
+        return tuple(found)
 
 
-def _renormalise(probs: torch.Tensor) -> torch.Tensor:
+class Sampler:
+    """Draws for all slots of one worker. `stop_ids`: the model's own end tokens."""
+
+    def __init__(
+        self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._asked: list[SamplingParams] = [SamplingParams()] * slots
+        # temperature, top-p, min-p
+        self._params = torch.zeros((slots, 3), dtype=torch.float32, device=device)
+        self._edits = Edits(vocab_size, stop_ids, device)
+
+    def open(
+        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
+    ) -> None:
+        """A sequence enters `slot`: its prompt, and the answer so far."""
+        self._asked[slot] = params
+        if params.temperature > 0.0:
+            row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
+            self._params[slot].copy_(send(row, self._device))
+        self._edits.open(slot, params, tokens, prompt_length)
+
+    def close(self, slot: int) -> None:
+        self._asked[slot] = SamplingParams()
+        self._edits.close(slot)
+
+    def __call__(
+        self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Report | None]:
+        """One token [D] int64 per row of `logits` [D, V] float32, which are changed in place.
+
+        masks: [D, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
+        i may be drawn.
+        """
+        asked = [self._asked[slot] for slot in draws.rows]
+        wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
+        # of the model's own distribution, before any edit
+        raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
+        edited = [(row, slot) for row, slot in enumerate(draws.rows) if slot in self._edits]
+        for row, slot in edited:
+            self._edits.apply(slot, logits[row], draws.counts[row])
+        if masks is not None:
+            logits.masked_fill_(forbidden(masks, logits.shape[1]), -torch.inf)
+        tokens = self._choose(logits, draws, asked)
+        for row, slot in edited:
+            self._edits.add(slot, tokens[row : row + 1])
+        if raw is None:
+            return tokens, None
+        tops = [asked[row].logprobs or 0 for row in wants]
+        best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
+        chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
+        return tokens, Report(wants, tops, chosen, best, ids)
+
+    def _choose(
+        self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]
+    ) -> torch.Tensor:
+        """The best of each row, or one drawn."""
+        drawn = [row for row, params in enumerate(asked) if params.temperature > 0.0]
+        if drawn and len(drawn) == len(asked):
+            return self._draw(logits, asked, draws.slots, draws.uniforms)
+        tokens = logits.argmax(dim=-1)
+        if drawn:
+            index = self._send(drawn)
+            found = self._draw(
+                logits.index_select(0, index),
+                [asked[row] for row in drawn],
+                draws.slots.index_select(0, index),
+                draws.uniforms.index_select(0, index),
+            )
+            tokens.index_copy_(0, index, found)
+        return tokens
+
+    def _pick(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Rows of `x`; itself where they are all."""
+        return x if len(rows) == len(x) else x.index_select(0, self._send(rows))
+
+    def _send(self, rows: Sequence[int]) -> torch.Tensor:
+        return send(np.array(rows, np.int64), self._device)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        asked: Sequence[SamplingParams],
+        slots: torch.Tensor,
+        points: torch.Tensor,
+    ) -> torch.Tensor:
+        """Tokens [D] of rows [D, V] whose temperature is above 0."""
+        vocab = logits.shape[-1]
+        temperature, top_p, min_p = self._params.index_select(0, slots).split(1, dim=1)
+        limits = [min(params.top_k, vocab) if params.top_k > 0 else vocab for params in asked]
+        scaled = logits / temperature
+        probs, order, whole = best_probs(scaled, limits, top_p, min_p, points)
+        rank = torch.arange(probs.shape[1], device=logits.device)
+        if min(limits) < probs.shape[1]:
+            few = self._send(limits).unsqueeze(1)
+            probs = torch.where(few < vocab, renormalise(probs * (rank < few)), probs)
+        keep = (probs.cumsum(dim=-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
+        keep[:, 0] = True
+        cumulative = (probs * keep).double().cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        if whole is not None:
+            total = torch.where(whole, 1.0, total)
+        # The smallest index whose cumulative probability exceeds the point; rounding may leave the
+        # sum just below it.
+        found = torch.searchsorted(cumulative, points.unsqueeze(1) * total, right=True)
+        last = keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
+        return order.gather(1, torch.minimum(found, last)).squeeze(1)
+
+
+def best_probs(
+    scaled: torch.Tensor,
+    limits: Sequence[int],
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    points: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Probabilities [D, K] of the best tokens of each row, best first, and which they are: all that
+    a draw can fall on.
+
+    Third [D, 1], where K tokens need not be all: rows of which every token may be drawn.
+    """
+    vocab = scaled.shape[1]
+    short = all(limit <= NUCLEUS_TOKENS or limit == vocab for limit in limits)
+    if short and max(limits) > NUCLEUS_TOKENS and scaled.device.type == "cpu":
+        best, order = torch.topk(scaled, NUCLEUS_TOKENS, dim=-1)
+        probs = (best - scaled.logsumexp(dim=-1, keepdim=True)).exp()
+        mass = probs.sum(dim=-1, keepdim=True)
+        few = torch.tensor(limits).unsqueeze(1) < vocab
+        cut = few | (mass > top_p + ROUNDING) | (probs[:, -1:] < min_p * probs[:, :1])
+        whole = ~few & (min_p == 0.0) & (top_p >= 1.0)
+        if bool((cut | (whole & (points.unsqueeze(1) < mass - ROUNDING))).all()):
+            return probs, order, whole
+    best, order = torch.topk(scaled, max(limits), dim=-1)
+    return torch.softmax(best, dim=-1), order, None
+
+
+def renormalise(probs: torch.Tensor) -> torch.Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
 
 
-def _report(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprobs:
-    """Log-probabilities [V] of one row, for the client."""
-    best: tuple[tuple[int, float], ...] = ()
-    if top:
-        values, ids = torch.topk(logprobs, min(top, logprobs.shape[0]))
-        best = tuple(zip(ids.tolist(), values.tolist()))
-    return TokenLogprobs(token=token, logprob=float(logprobs[token]), top=best)
+def forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Where bits [D, words] int32 are 0, as booleans [D, vocab_size]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
+    bits = (masks.unsqueeze(-1) >> shifts) & 1
+    return bits.flatten(1)[:, :vocab_size] == 0

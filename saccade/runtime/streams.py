@@ -7,6 +7,7 @@ Owns streams and events; knows nothing of what runs on them.
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +33,6 @@ class Lane:
         self._copies = torch.cuda.Stream(device)
         self._device = device
         self._inner = torch.cuda.stream(self._stream)
-        self._uploaded: torch.cuda.Event | None = None
 
     def __enter__(self) -> Self:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -42,34 +42,108 @@ class Lane:
     def __exit__(self, *exception: object) -> None:
         self._inner.__exit__(*exception)
 
-    def mark(self) -> torch.cuda.Event:
-        """A point in the work launched so far, with its time."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
-
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of host tensors on the device, for work on the lane; nobody waits for them but
         that work.
         """
         with torch.cuda.stream(self._copies):
             copies = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
-            self._uploaded = torch.cuda.Event()
-            self._uploaded.record()
-        self._stream.wait_event(self._uploaded)
+            uploaded = torch.cuda.Event()
+            uploaded.record()
+        self._stream.wait_event(uploaded)
         for copy in copies:
             copy.record_stream(self._stream)  # their memory is the copying stream's
         return copies
 
-    def wait_uploads(self) -> None:
-        """Until the host memory of all uploads may change."""
-        if self._uploaded is not None:
-            self._uploaded.synchronize()
-            self._uploaded = None
-
     def wait(self) -> None:
         """Until all work on the lane is done."""
         self._stream.synchronize()
+
+
+class Stopwatch:
+    """The time that work takes, in however many parts: `with stopwatch`, each of them.
+
+    On a device, of the current stream's work, whose end is not waited for.
+    """
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._on_device = on_device
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._begun = 0.0
+        self._seconds = 0.0
+        self._ended = 0.0
+
+    def __enter__(self) -> Self:
+        if self._on_device:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self._marks.append((begin, end))
+        self._begun = time.monotonic()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._on_device:
+            self._marks[-1][1].record()
+        self._ended = time.monotonic()
+        self._seconds += self._ended - self._begun
+
+    @property
+    def last(self) -> torch.cuda.Event:
+        """The end of the last part, on a device."""
+        return self._marks[-1][1]
+
+    def done(self) -> bool:
+        """Whether the last part has ended."""
+        return not self._on_device or self.last.query()
+
+    def read(self) -> tuple[float, float]:
+        """The ms of all parts, and `time.monotonic()` at the end of the last, or as soon as it was
+        seen. Waits for it.
+        """
+        if not self._on_device:
+            return 1e3 * self._seconds, self._ended
+        self.last.synchronize()
+        return sum(begin.elapsed_time(end) for begin, end in self._marks), time.monotonic()
+
+
+class Copies:
+    """A stream for copies of embeddings between host and device, which no work waits for but what
+    uses them. Copies are made in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+
+    def to_host(
+        self, rows: torch.Tensor, parts: Sequence[torch.Tensor], ready: torch.cuda.Event | None
+    ) -> torch.cuda.Event:
+        """Copy rows [n, width] into pinned `parts`, back to back. Returns when that is done.
+
+        ready: when rows that another stream makes are there; None: made on the current one.
+        """
+        if ready is None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        else:
+            self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            for part, piece in zip(parts, rows.split([len(part) for part in parts])):
+                part.copy_(piece, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        rows.record_stream(self._stream)  # not to be used again before
+        return done
+
+    def to_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Copies of host `parts`, back to back, and when they are there."""
+        with torch.cuda.stream(self._stream):
+            shape = (sum(map(len, parts)), parts[0].shape[1])
+            rows = torch.empty(shape, dtype=parts[0].dtype, device=self._device)
+            for part, piece in zip(parts, rows.split([len(part) for part in parts])):
+                piece.copy_(part, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        return rows, done
 
 
 class Pinned:
@@ -83,8 +157,8 @@ class Pinned:
             error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
             if error:
                 logger.warning(
-                    "the pixel arena could not be pinned (CUDA error %d): pictures are copied "
-                    "to the GPU more slowly",
+                    "host memory could not be pinned (CUDA error %d): copies between it and the "
+                    "GPU are slower",
                     error,
                 )
                 with suppress(

@@ -1,18 +1,20 @@
-"""Pictures to embeddings: reads pixels from the arena, runs the vision tower on all of a step's
-pictures in one packed forward.
+"""Images to embeddings: reads pixels from the arena, and runs the vision tower on them, a part in
+each step where the plan says so.
 
-Ranks share the work in one of two ways. "weights": each runs its slice of the tower on every
-picture. "data": each runs the whole tower on its own part of the pictures, and the embeddings are
-gathered once. On a GPU that shares nothing, pictures are encoded on a stream beside the language
-model's: rows that do not show them do not wait for them.
+Owns the encodings that have begun and not ended. Ranks share the work in one of two ways.
+"weights": each runs its slice of the tower on every image. "data": each runs the whole tower on its
+own part of the images, and the embeddings are gathered once. On a GPU that shares nothing, images
+are encoded on a stream beside the language model's: rows that do not show them do not wait for
+them.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,12 +25,12 @@ from saccade.core.plan import Encode
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.streams import Lane, Pinned
+from saccade.runtime.streams import Lane, Pinned, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Embedding [num_tokens, embedding_width] of a picture, in memory of its own.
+    """Embedding [num_tokens, embedding_width] of an image, in memory of its own.
 
     `ready`: when the stream that computes it has done so.
     """
@@ -38,8 +40,36 @@ class Encoded:
     ready: torch.cuda.Event | None = None
 
 
+@dataclass(slots=True)
+class Encoding:
+    """Images that are encoded together, and how far that is.
+
+    cost: patch-blocks that it takes the rank that has most to do; what has been spent of them
+    decides, on every rank alike, in which step the encoding ends. `done` and `following` are of
+    this rank's own pieces: done so far, and the next one, None where nothing is left.
+    """
+
+    encodes: Sequence[Encode]
+    pieces: Generator[int, None, list[torch.Tensor]]
+    cost: int
+    watch: Stopwatch
+    spent: int = 0
+    done: int = 0
+    following: int | None = 0
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def run(self, limit: int | None) -> None:
+        """Do the pieces that lie within `limit` patch-blocks from the beginning; None: all."""
+        while self.following is not None and (limit is None or self.done + self.following <= limit):
+            self.done += self.following
+            try:
+                self.following = next(self.pieces)
+            except StopIteration as end:
+                self.following, self.rows = None, end.value
+
+
 class VisionEncoder:
-    """Encodes the pictures that plans name."""
+    """Encodes the images that plans name."""
 
     def __init__(
         self,
@@ -59,49 +89,91 @@ class VisionEncoder:
         self._split = shard.size > 1 and mode == "data"
         # Collectives of two streams could meet those of another rank in another order.
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
-        self._finished: list[tuple[ImageKey, float, float]] = []
-        self._running: list[tuple[Sequence[Encode], torch.cuda.Event, torch.cuda.Event]] = []
+        self._begun: deque[Encoding] = deque()
+        self._ended: deque[Encoding] = deque()  # computed, or at least all launched
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
-    def encode(self, encodes: Sequence[Encode]) -> list[Encoded]:
-        """The embedding of each. Its pixels are read before `finish` returns, on every rank."""
-        pixels = [
-            torch.from_numpy(self._arena.view(encode.pixels)) for encode in encodes
-        ]  # uint8 [H, W, 3]
-        if self._lane is None:
-            return self._encode_here(encodes, pixels)
-        there = self._lane.upload(pixels)
-        with self._lane as lane:
-            begin, end = lane.mark(), torch.cuda.Event(enable_timing=True)
-            embeddings = self._encoder.encode(there)
-            end.record()
-        self._running.append((encodes, begin, end))
-        return [Encoded(encode.key, rows, end) for encode, rows in zip(encodes, embeddings)]
+    def begin(self, encodes: Sequence[Encode]) -> None:
+        """Queue images behind those that have begun before. Their pixels stay where they are until
+        `ended` has named them.
+        """
+        patches = [math.prod(encode.grid) for encode in encodes]
+        if self._split:
+            parts = split_evenly(patches, self._shard.size)
+            most = max(sum(patches[index] for index in part) for part in parts)
+            self._add(encodes, [encodes[index] for index in parts[self._shard.rank]], most)
+            return
+        for pack in self._encoder.packs(patches):
+            self._add(encodes[pack], encodes[pack], sum(patches[pack]))
+
+    def _add(self, encodes: Sequence[Encode], mine: Sequence[Encode], patches: int) -> None:
+        pixels = [torch.from_numpy(self._arena.view(encode.pixels)) for encode in mine]
+        if self._lane is not None:
+            pixels = self._lane.upload(pixels)
+        elif self._like.is_cuda:
+            pixels = [each.to(self._like.device, non_blocking=True) for each in pixels]
+        self._begun.append(
+            Encoding(
+                encodes,
+                self._encoder.pieces(pixels),
+                patches * self._encoder.depth,
+                Stopwatch(on_device=self._like.is_cuda),
+            )
+        )
+
+    def advance(self, tower: int) -> list[Encoded]:
+        """Spend `tower` patch-blocks (0: as many as it takes) on what has begun, in order. The
+        embeddings that are then computed, or being computed.
+        """
+        left = tower or math.inf
+        found: list[Encoded] = []
+        while self._begun and left > 0:
+            encoding = self._begun[0]
+            share = int(min(left, encoding.cost - encoding.spent))
+            encoding.spent += share
+            left -= share
+            whole = encoding.spent == encoding.cost
+            with self._lane or nullcontext(), encoding.watch:
+                encoding.run(None if whole else encoding.spent)
+                rows = self._gather(encoding) if whole and self._split else encoding.rows
+            if whole:
+                ready = encoding.watch.last if self._lane is not None else None
+                found += [
+                    Encoded(each.key, own, ready) for each, own in zip(encoding.encodes, rows)
+                ]
+                encoding.rows = []
+                self._ended.append(self._begun.popleft())
+        return found
+
+    def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
+        """Images whose encoding has ended since the last call, with ms and `time.monotonic()` at
+        the end. wait: for one, if any is being computed.
+        """
+        found: list[tuple[ImageKey, float, float]] = []
+        while self._ended and (self._ended[0].watch.done() or (wait and not found)):
+            encoding = self._ended.popleft()
+            found += share_ms(encoding.encodes, *encoding.watch.read())
+        return tuple(found)
+
+    @property
+    def computing(self) -> bool:
+        """Whether there is an encoding of which `ended` will tell without another step."""
+        return bool(self._ended)
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether `ended` has something to tell."""
+        return bool(self._ended) and self._ended[0].watch.done()
 
     def encode_now(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Embeddings of pictures uint8 [H, W, 3] on the device, for whatever is launched from now
         on.
         """
-        if self._lane is None:
-            return self._encoder.encode(pixels)
-        with self._lane as lane:
+        with self._lane or nullcontext():
             embeddings = self._encoder.encode(pixels)
-        lane.wait()
-        return embeddings
-
-    def finish(self) -> tuple[tuple[ImageKey, float, float], ...]:
-        """Wait until all pixels have been read.
-
-        What has been encoded since the last call, with ms and `time.monotonic()` at its end.
-        """
         if self._lane is not None:
-            self._lane.wait_uploads()
-            while self._running and self._running[0][2].query():
-                encodes, begin, end = self._running.pop(0)
-                self._finished += share_ms(encodes, begin.elapsed_time(end))
-        finished = tuple(self._finished)
-        self._finished.clear()
-        return finished
+            self._lane.wait()
+        return embeddings
 
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
@@ -110,38 +182,19 @@ class VisionEncoder:
             self._lane.wait()
         return self._encoder.adapt()
 
-    def _encode_here(
-        self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]
-    ) -> list[Encoded]:
-        """On the stream of everything else."""
-        begun = time.perf_counter()
-        encode = self._encode_split if self._split else self._encode_whole
-        embeddings = encode(encodes, pixels)
-        if self._like.is_cuda:
-            # The last collective has passed here only when every rank has taken part in it, and so
-            # has read its pixels.
-            torch.cuda.synchronize()
-        self._finished += share_ms(encodes, 1e3 * (time.perf_counter() - begun))
-        return [Encoded(encode.key, rows) for encode, rows in zip(encodes, embeddings)]
+    def close(self) -> None:
+        """Let go of the graphs, which hold on to collectives."""
+        self._encoder.close()
 
-    def _upload(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.to(self._like.device, non_blocking=True)
-
-    def _encode_whole(
-        self, _: Sequence[Encode], pixels: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        return self._encoder.encode([self._upload(each) for each in pixels])
-
-    def _encode_split(
-        self, encodes: Sequence[Encode], pixels: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        spec, shard = self._spec, self._shard
+    def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
+        """Everyone's embeddings, in the order of the encodes."""
+        spec, shard, encodes = self._spec, self._shard, encoding.encodes
+        patches = [math.prod(encode.grid) for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
-        parts = split_evenly(tokens, shard.size)
+        parts = split_evenly(patches, shard.size)
         longest = max(sum(tokens[index] for index in part) for part in parts)
-        mine = self._encoder.encode([self._upload(pixels[index]) for index in parts[shard.rank]])
         rows = self._like.new_zeros((longest, spec.embedding_width))
-        if mine:
+        if mine := encoding.rows:
             torch.cat(mine, out=rows[: sum(map(len, mine))])
         everyones = shard.all_gather(rows)  # [size, longest, embedding_width]
         embeddings: list[torch.Tensor] = [rows] * len(encodes)
@@ -154,10 +207,14 @@ class VisionEncoder:
         return embeddings
 
 
-def share_ms(encodes: Sequence[Encode], ms: float) -> list[tuple[ImageKey, float, float]]:
-    """What encoding took for each picture of a pack, by patches; it has just ended."""
-    patches, now = [math.prod(encode.grid) for encode in encodes], time.monotonic()
-    return [(encode.key, ms * count / sum(patches), now) for encode, count in zip(encodes, patches)]
+def share_ms(
+    encodes: Sequence[Encode], ms: float, ended: float
+) -> list[tuple[ImageKey, float, float]]:
+    """What encoding took for each image of a pack, by patches, and when it ended."""
+    patches = [math.prod(encode.grid) for encode in encodes]
+    return [
+        (encode.key, ms * count / sum(patches), ended) for encode, count in zip(encodes, patches)
+    ]
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:

@@ -5,9 +5,13 @@ Decides nothing; knows nothing of requests, queues or caches beyond what plans s
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from saccade.core.arena import Arena
@@ -15,27 +19,87 @@ from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, Sampled
+from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.nn.protocol import FamilyNet
+from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.batch import Slot, build_batch
+from saccade.runtime.attention import attention_for
+from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture, eager
-from saccade.runtime.memory import EmbeddingMemory, KVMemory
+from saccade.runtime.memory import EmbeddingMemory, allocate_kv
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.sampler import sample
+from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.vision import VisionEncoder
 
+MaskSource = Callable[[], npt.NDArray[np.int32]]
+POLL_SECONDS = 5e-4
+"""Between two looks, where both a disk and a GPU may be the first to end."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Step:
+    """A plan that has been begun. What it drew is on its way to the host."""
+
+    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier | None) -> None:
+        self._plan = plan
+        self._vision = vision
+        self._disk = disk
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._report: Report | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._unfinished = False
+
+    def draw(self, tokens: torch.Tensor, report: Report | None) -> None:
+        """Begin to copy what was drawn, [D] in row order, to the host."""
+        self._tokens, self._report = to_host(tokens), report
+        if report is not None:
+            chosen, best, ids = map(to_host, (report.chosen, report.best, report.ids))
+            self._report = replace(report, chosen=chosen, best=best, ids=ids)
+        if tokens.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def adapted(self, unfinished: bool) -> None:
+        self._unfinished = unfinished
+
+    def ready(self) -> bool:
+        """Whether `result` would not block."""
+        drawn = self._copied is None or self._copied.query()
+        return drawn and not (self._plan.wait and self._awaits())
+
+    def result(self) -> StepResult:
+        """Blocks until the step is done. To be called once, in the order of the steps.
+
+        Raises RuntimeError if the thread that reads from disk has failed.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        alone = self._plan.wait and not (self._disk and self._disk.busy)
+        encoded = self._vision.ended(wait=alone)
+        while self._plan.wait and not encoded and self._awaits() and self._vision.computing:
+            time.sleep(POLL_SECONDS)
+            encoded = self._vision.ended()
+        disk: tuple[DiskEvent, ...] = ()
+        if self._disk:
+            disk = self._disk.collect(self._plan.wait and not encoded and self._disk.busy)
+        tokens = tuple(self._tokens.tolist())
+        logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
+        return StepResult(self._plan.step, tokens, logprobs, encoded, disk, self._unfinished)
+
+    def _awaits(self) -> bool:
+        """Whether something is under way in the background, and nothing of it has ended."""
+        if self._vision.any_ended or (self._disk and self._disk.told):
+            return False
+        return self._vision.computing or bool(self._disk and self._disk.busy)
 
 
 class Worker:
     """Holds the network, KV pages, embeddings and slots of one rank.
 
-    Every rank samples every token: the logits have the same bits on each, and a draw depends on
-    them and a counter alone.
+    The first rank draws every token, and the others take its tokens.
     """
 
     def __init__(
@@ -48,29 +112,28 @@ class Worker:
         metrics: Metrics | None = None,
     ) -> None:
         self._net = net
-        self._device = torch.device(config.device)
-        dtype = DTYPES[config.dtype]
-        self._kv = KVMemory(
-            net.spec.kv_layout.on_rank(shard.size),
-            config.kv_pages,
-            config.page_size,
-            dtype,
-            self._device,
+        self._shard = shard
+        spec, size = net.spec, config.page_size
+        device, dtype = torch.device(config.device), DTYPES[config.dtype]
+        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, dtype, device)
+        self._attention = attention_for(kv, size)
+        like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
+        known = PositionCache(spec, net.vision, metrics or Metrics())
+        encoder = PackedEncoder(
+            net, known, config.encoder, like, CudaCapture() if like.is_cuda else eager
         )
-        like = self._kv.layers[0][0]
-        self._positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-        self._encoder = PackedEncoder(
-            net, self._positions, config.encoder, like, CudaCapture() if like.is_cuda else eager
-        )
-        self._vision = VisionEncoder(net.spec, self._encoder, arena, like, shard, mode)
+        self._vision = VisionEncoder(spec, encoder, arena, like, shard, mode)
         self._disk = (
-            open_disk(net.spec, config, shard, self._vision) if config.embeddings.folder else None
+            open_disk(spec, config, shard, self._vision) if config.embeddings.folder else None
         )
-        self._embeddings = EmbeddingMemory(
-            net.spec.embedding_width, dtype, self._device, shard, self._disk
+        self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
+        table = PageTable(config.max_running, 1 + config.context_length // size, device)
+        self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
+        self._sampler = (
+            None
+            if shard.rank
+            else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
         )
-        self._slots: list[Slot | None] = [None] * config.max_running
-        self._stop_ids = net.spec.eos_token_ids
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
@@ -78,49 +141,79 @@ class Worker:
         return self._disk.found if self._disk else ()
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
+        to the collectives that it captured.
+        """
+        self._vision.close()
         if self._disk:
             self._disk.close()
 
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> Sampled:
-        """Do one step: close, open, moves, encode, forward, sample, save."""
+    def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
+        """Begin a step: close, open, moves, encode, forward, draw, save. On a CPU all of it is done
+        on return; on a GPU it is launched. A second plan may be begun before the first one's result
+        is read.
+
+        masks: gives the bits [D, words] int32 of the tokens that rows may draw (as in `Sampler`),
+        of all ones for rows without a mask; called where a row is `masked`, once all else has been
+        launched, and may block.
+        """
+        step = Step(plan, self._vision, self._disk)
         if plan.adapt:
-            return Sampled(unfinished=self._vision.adapt())
-        for index in plan.close:
-            self._slots[index] = None
+            step.adapted(self._vision.adapt())
+            return step
+        for slot in plan.close:
+            self._batcher.close(slot)
+            if self._sampler:
+                self._sampler.close(slot)
         for opened in plan.open:
-            assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
-            self._slots[opened.slot] = Slot(
-                opened, self._positions, self._kv.page_size, self._device
-            )
+            self._batcher.open(opened)
+            if self._sampler:
+                self._sampler.open(
+                    opened.slot, opened.sampling, opened.tokens, opened.prompt_length
+                )
         for move in plan.moves:
             self._embeddings.move(move)
         if plan.encode:
-            for encoded in self._vision.encode(plan.encode):
-                self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
-        sampled = self._forward(plan) if plan.rows else Sampled()
+            self._vision.begin(plan.encode)
+        for encoded in self._vision.advance(plan.tower):
+            self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
+        if plan.rows:
+            self._forward(plan, step, masks)
         for key in plan.save:
             self._embeddings.save(key)
-        disk = self._disk.collect(plan.wait) if self._disk else ()
-        return replace(sampled, encoded=self._vision.finish(), disk=disk)
+        return step
 
-    def _forward(self, plan: Plan) -> Sampled:
-        batch = build_batch(plan, self._slots, self._embeddings, self._device)
-        return self._sample(
-            plan, self._net.forward(batch, self._kv.layers)
-        )  # logits: [R, V] float32
+    def execute(self, plan: Plan) -> StepResult:
+        """Do one step."""
+        return self.begin(plan).result()
 
-    def _sample(self, plan: Plan, logits: torch.Tensor) -> Sampled:
-        slots = [
-            slot for row in plan.rows if row.sample and (slot := self._slots[row.slot]) is not None
-        ]
-        if not slots:
-            return Sampled()
-        tokens, logprobs = sample(logits, [slot.sampler for slot in slots], self._stop_ids)
-        for slot, token in zip(slots, tokens):
-            slot.append(token)
-        return Sampled(tokens, logprobs)
+    def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
+        batch, draws = self._batcher.build(plan, self._embeddings)
+        self._attention.plan(batch)
+        logits = self._net.forward(batch, self._attention)  # [D, V] float32
+        if not draws.rows:
+            return
+        report = None
+        if self._sampler:
+            allowed = None
+            if any(row.masked for row in plan.rows):
+                assert masks is not None, "a row's mask follows, but nobody has it"
+                allowed = send(masks(), logits.device)
+            tokens, report = self._sampler(logits, draws, allowed)
+        else:
+            tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
+        tokens = self._shard.broadcast(tokens)
+        self._batcher.keep(draws, tokens)
+        step.draw(tokens, report)
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, whole when the current stream has come to it."""
+    if not values.is_cuda:
+        return values
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)
 
 
 def open_disk(

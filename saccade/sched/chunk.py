@@ -1,75 +1,91 @@
-"""Chunked prefill and pictures: how far a chunk reaches, and what it shows.
+"""Chunked prefill and images: how far a chunk may go, and the images that it shows.
 
-Owns no state but a step's patch budget. Decides nothing about pages or eviction.
+Owns no state. Knows nothing of pages, and asks `gallery.py` what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from saccade.cache.content import Content, overlapping
-from saccade.core.plan import Splice
+from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.types import ImageKey
-
-
-@dataclass(slots=True)
-class PatchBudget:
-    """Patches that one step may encode. The first picture always may, however large."""
-
-    limit: int
-    spent: int = 0
-
-    def allows(self, patches: int, ahead: int) -> bool:
-        """Whether a picture of `patches` may be encoded after those spent and `ahead` more."""
-        return self.spent + ahead == 0 or self.spent + ahead + patches <= self.limit
+from saccade.sched.builder import PlanBuilder
+from saccade.sched.gallery import Gallery
+from saccade.sched.limits import Counts, SchedulerLimits
+from saccade.sched.room import PageRoom
+from saccade.sched.sequence import Run, Sequence
 
 
 class Reach(NamedTuple):
-    """A chunk may go to `end`; `missing`: pictures of the wanted chunk that are neither ready nor
-    have pixels there, in order.
+    """A chunk may go to `end`, which is the goal, or where `missing` begins: an image that cannot
+    be shown yet.
     """
 
     end: int
-    missing: list[ImageKey]
+    missing: ImageKey | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What a chunk may count on: embeddings that are `ready`, pixels that have `arrived`, and what
-    may still be encoded now.
-    """
-
-    ready: Callable[[ImageKey], bool]
-    arrived: Callable[[ImageKey], bool]
-    patches: PatchBudget
-
-
-def reach(content: Content, start: int, goal: int, sight: Sight) -> Reach:
-    """How far a chunk from `start` towards `goal` may go: up to the first picture that is neither
-    ready nor encodable in this step.
-    """
-    end = goal
-    missing: list[ImageKey] = []
-    encoding: dict[ImageKey, int] = {}
+def reach(content: Content, start: int, goal: int, showable: Callable[[ImageKey], bool]) -> Reach:
+    """How far a chunk from `start` towards `goal` may go."""
     for span in overlapping(content.spans, start, goal):
-        image = content.images[span.image]
-        if image.key in encoding or sight.ready(image.key):
-            continue
-        if not sight.arrived(image.key):
-            if image.key not in missing:
-                missing.append(image.key)
-        elif end == goal and sight.patches.allows(image.num_patches, sum(encoding.values())):
-            encoding[image.key] = image.num_patches
-            continue
-        end = min(end, max(start, span.start))
-    return Reach(end, missing)
+        key = content.images[span.image].key
+        if not showable(key):
+            return Reach(max(start, span.start), key)
+    return Reach(goal, None)
 
 
-def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:
-    """Pictures in tokens `[start, end)`, whose first token is batch row `row`."""
-    return [
-        Splice(row + position, length, key, offset)
-        for position, length, key, offset in content.pictures(start, end)
-    ]
+class ImageChunks:
+    """What chunks of sequences may show."""
+
+    def __init__(
+        self,
+        gallery: Gallery,
+        embeddings: EmbeddingCache,
+        room: PageRoom,
+        limits: SchedulerLimits,
+        counts: Counts,
+    ) -> None:
+        self._gallery = gallery
+        self._embeddings = embeddings
+        self._room = room
+        self._enough = max(1, limits.max_running // 2)
+        self._counts = counts
+
+    def reach(self, sequence: Sequence, tokens: int) -> Reach:
+        """How far a chunk of at most `tokens` from the sequence's position on may go."""
+        start = sequence.position
+        goal = min(start + tokens, len(sequence.tokens))
+        if start >= sequence.images_end:
+            return Reach(goal, None)
+        return reach(sequence.content, start, goal, self._gallery.showable)
+
+    def enough_lack(self, running: Iterable[Sequence]) -> bool:
+        """Whether half of the slots are held by sequences that lack images: the others are for
+        those that lack nothing.
+        """
+        return sum(self._gallery.lacks(sequence) for sequence in running) >= self._enough
+
+    def show(
+        self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
+    ) -> int:
+        """Have the images of a chunk on the device. Returns where the device's budget cuts it."""
+        if run.planned >= sequence.images_end:
+            return end
+        images = sequence.request.images
+        spans = tuple(overlapping(sequence.request.spans, run.planned, end))
+        chunk = {images[span.image].key for span in spans}
+        for span in spans:
+            image, cut = images[span.image], max(run.planned, span.start)
+            exceed = may_exceed and cut == run.planned
+            place = self._gallery.show(run, image, builder, chunk, exceed)
+            if place is None:
+                return cut
+            if span.image not in sequence.found:
+                if image.key not in sequence.encoded:
+                    self._embeddings.count_lookup(place)
+                outcome = self._room.outcome(sequence, span, place)
+                sequence.found[span.image] = outcome
+                self._counts.images_embedding += outcome.level == "embedding"
+        return end

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GROWTH = 8
+from saccade.core.types import Request
+
+GROWTH_TOKENS = 8
 """Answer tokens for which every sequence is given room when a new one is admitted, so that none is
 preempted at once.
 """
@@ -13,14 +15,16 @@ preempted at once.
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
-    are never held back).
+    are never held back). context_length: prompt and answer.
 
-    context_length: prompt and answer. encode_patches: per step; one picture always may. look_ahead:
-    pictures asked for before their turn.
-    arena_patches: what there is room for on the way from the front.
-    worthwhile: tokens. A new sequence whose pictures are not all there takes a slot only if it can
-    compute this many at once; and it waits for a running one that is just computing this many
-    tokens of the same prompt, to share them.
+    encode_patches: images that may begin to be encoded in a step; one always may. look_ahead:
+    images that may be on their way before their turn. arena_bytes: the pixel arena; patch_size:
+    pixels along a patch's side.
+    early_tokens: a new sequence whose images are not all there takes a slot only if it can compute
+    this many tokens at once; and it waits for a running one that is just computing this many tokens
+    of the same prompt, to share them.
+    tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
+    images; 0: as many as there are. tower_blocks: blocks of the vision tower.
     """
 
     max_running: int
@@ -28,13 +32,18 @@ class SchedulerLimits:
     context_length: int
     encode_patches: int
     look_ahead: int = 32
-    worthwhile: int = 256
-    arena_patches: int = 1 << 30
+    early_tokens: int = 256
+    arena_bytes: int = 1 << 40
+    patch_size: int = 16
+    tower_budget: int = 0
+    tower_blocks: int = 1
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far; all of them only grow."""
+    """What has happened so far; all of them only grow. `images_pixels`: encoded again from pixels
+    that were still in the arena.
+    """
 
     requests: int = 0
     steps: int = 0
@@ -44,14 +53,29 @@ class Counts:
     generated_tokens: int = 0
     images_encoded: int = 0
     patches_encoded: int = 0
+    images_pixels: int = 0
     images_embedding: int = 0
     images_kv: int = 0
 
 
-def too_long(length: int, token_limit: int, context_length: int) -> str:
-    """The error of a prompt of `length` tokens where a sequence may have `token_limit`."""
-    what = "the context length" if token_limit == context_length else "the KV cache"
-    return (
-        f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
-        "answer: shorten the prompt"
-    )
+def refusal(
+    request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
+) -> str | None:
+    """Why a request can never be served, where a sequence may have `token_limit` tokens.
+    `images_fit`: each of its images has room in the pixel arena.
+    """
+    length = len(request.tokens)
+    if length == 0:
+        return "the prompt has no tokens"
+    if length >= token_limit:
+        what = "the context length" if token_limit == limits.context_length else "the KV cache"
+        return (
+            f"the prompt has {length} tokens; {what} holds {token_limit}, of which one is for the "
+            "answer: shorten the prompt"
+        )
+    if not images_fit:
+        return (
+            f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
+            "smaller one, or start the server with a larger --arena-mb"
+        )
+    return None

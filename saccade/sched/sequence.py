@@ -8,11 +8,13 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
-from saccade.core.types import ImageKey, ImageOutcome, Request
+from saccade.core.types import Image, ImageKey, ImageOutcome, Missed, Request
 
 
 class State(Enum):
@@ -23,35 +25,54 @@ class State(Enum):
     FINISHED = "finished"
 
 
-class Sequence:
-    """Tokens `[0, computed)` have valid KV in `pages`; `0 <= computed <= len(tokens)`.
+@dataclass(slots=True, eq=False)
+class Run:
+    """One stay of a sequence in a slot, from its admission to its preemption or its end.
 
-    order: place in the queue, first come first served; kept through preemption.
-    told: how many of `pages` the workers know of.
-    node: the last page of this sequence held in the prefix cache.
-    last_use: per picture, the token after its last span; once that is computed the picture is not
-    needed again.
-    blocked: the picture whose pixels a waiting sequence waits for.
-    found: where each picture was found, by its index, so far as that is known.
+    node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
+    computed: tokens `[0, computed)` have valid KV, as results have told. planned: as far as the
+    plans in flight go. drawing: tokens that they draw. pins: embeddings kept for this sequence.
+    """
+
+    slot: int
+    node: Node | None
+    pages: list[int]
+    announced: int
+    computed: int
+    planned: int
+    drawing: int = 0
+    pins: set[ImageKey] = field(default_factory=set)
+
+
+class Sequence:
+    """A request, the tokens of its answer so far, and, while it is running, its `run`.
+
+    order: place of arrival. last_use: per image, the token after its last span; once that is
+    computed the image is not needed again.
+    matched: tokens found in the prefix cache when this was last looked up, while it waits.
+    blocked: the image that a waiting sequence waits for. cramped: the device had no room for its
+    next image beside those that are there: any step is better than none.
+    encoded: images encoded on behalf of this sequence: why they were missing, and whether their
+    pixels were still in the arena.
+    found: where each image was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
     """
 
     __slots__ = (
         "blocked",
         "cached",
-        "computed",
         "content",
+        "cramped",
+        "encoded",
         "found",
+        "images_end",
         "last_use",
-        "node",
+        "matched",
         "order",
-        "pages",
-        "pins",
         "reported",
         "request",
-        "slot",
+        "run",
         "state",
-        "told",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -61,17 +82,25 @@ class Sequence:
             list(request.tokens), request.spans, request.images, request.cache_salt
         )
         self.state = State.WAITING
-        self.computed = 0
-        self.slot = -1
-        self.pages: list[int] = []
-        self.told = 0
-        self.node: Node | None = None
-        self.pins: set[ImageKey] = set()
+        self.run: Run | None = None
         self.last_use = {request.images[span.image].key: span.end for span in request.spans}
+        self.images_end = max(self.last_use.values(), default=0)
+        self.matched: int | None = None
         self.blocked: ImageKey | None = None
-        self.cached: int | None = None
+        self.cramped = False
+        self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
         self.found: dict[int, ImageOutcome] = {}
+        self.cached: int | None = None
         self.reported = False
+
+    @property
+    def client(self) -> str:
+        return self.request.client
+
+    @property
+    def group(self) -> str:
+        """Answers of one HTTP request; a request without a group is one of its own."""
+        return self.request.group or self.request.id
 
     @property
     def tokens(self) -> list[int]:
@@ -87,57 +116,78 @@ class Sequence:
         return len(self.content.tokens) - len(self.request.tokens)
 
     @property
+    def length(self) -> int:
+        """Tokens, those that plans in flight draw included."""
+        return len(self.content.tokens) + (self.run.drawing if self.run else 0)
+
+    @property
+    def computed(self) -> int:
+        return self.run.computed if self.run else 0
+
+    @property
+    def position(self) -> int:
+        """The first token that is still to be planned, as far as is known."""
+        return self.run.planned if self.run else self.matched or 0
+
+    @property
     def decoding(self) -> bool:
-        """All that is left to compute is the newest answer token."""
-        return self.computed == len(self.content.tokens) - 1 and self.computed >= len(
-            self.request.tokens
-        )
+        """The next row is one answer token."""
+        run = self.run
+        return run is not None and self.prompt_length <= run.planned == self.length - 1
+
+    def may_draw(self, token_limit: int) -> bool:
+        """Whether the answer may have a token more than plans in flight draw."""
+        most = self.prompt_length + self.request.sampling.max_tokens
+        return self.length < min(most, token_limit)
 
     def needs(self, key: ImageKey) -> bool:
-        """Whether tokens still to be computed show this picture."""
+        """Whether tokens that are not yet known to be computed show this image."""
         return self.computed < self.last_use.get(key, 0)
 
+    def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
+        """(first token, image) of images from `position` to `end`, in order, each once."""
+        start = self.position
+        if start >= self.images_end:
+            return
+        seen = set()
+        for span in self.request.spans:
+            image = self.request.images[span.image]
+            if span.end <= start or image.key in seen:
+                continue
+            if span.start >= end:
+                return
+            seen.add(image.key)
+            yield span.start, image
+
     def outcomes(self) -> tuple[ImageOutcome, ...]:
-        """Where each picture was found, so far as that is known."""
+        """Where each image was found, so far as that is known."""
         return tuple(self.found[image] for image in sorted(self.found))
 
-    def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> None:
+    def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:
         """waiting -> running, with `pages` of the prefix cache that hold the first `computed`
         tokens.
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
-        self.slot, self.node, self.pages, self.told, self.computed = (
-            slot,
-            node,
-            pages,
-            len(pages),
-            computed,
-        )
-        if self.cached is not None:
-            return
-        self.cached = min(computed, self.prompt_length)
+        self.run = Run(slot, node, pages, len(pages), computed, computed)
+        self.blocked, self.cramped = None, False
+        if self.cached is None:
+            self.cached = min(computed, self.prompt_length)
         last = {span.image: span.end for span in self.request.spans}
-        self.found.update(
-            {image: ImageOutcome(image, "kv") for image, end in last.items() if end <= computed}
-        )
-
-    def advance(self, computed: int) -> None:
-        """Tokens up to `computed` now have KV."""
-        assert self.state is State.RUNNING and self.computed < computed <= len(self.tokens)
-        self.computed = computed
+        for image, end in last.items():
+            if end <= computed and image not in self.found:
+                self.found[image] = ImageOutcome(image, "kv")
+        return self.run
 
     def preempt(self) -> None:
         """running -> waiting: everything is to be computed again.
 
-        The scheduler has taken the pages and pins back.
+        The scheduler has taken pages and pins back.
         """
-        assert self.state is State.RUNNING and not self.pages and not self.pins
-        self.state = State.WAITING
-        self.computed, self.slot, self.told = 0, -1, 0
+        assert self.state is State.RUNNING
+        self.state, self.run, self.matched = State.WAITING, None, None
 
     def finish(self) -> None:
         """Any state but finished -> finished."""
-        assert self.state is not State.FINISHED and not self.pages and not self.pins
-        self.state = State.FINISHED
-        self.slot = -1
+        assert self.state is not State.FINISHED
+        self.state, self.run = State.FINISHED, None

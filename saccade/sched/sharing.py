@@ -1,5 +1,5 @@
-"""What a sequence may share with others: why the cached prefix ended where it did, and whether an
-older sequence is computing what it needs. Owns nothing.
+"""What a sequence may share with others: where its images were found and why not nearer, and
+whether an older sequence is computing what it needs. Owns nothing.
 """
 
 from __future__ import annotations
@@ -7,14 +7,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saccade.cache.prefix import PrefixCache
-from saccade.core.types import Missed
+from saccade.core.plan import Place
+from saccade.core.types import ImageOutcome, Missed, Span, Tier
 from saccade.sched.sequence import Sequence
+
+
+def image_outcome(
+    sequence: Sequence, span: Span, place: Place, prefix: PrefixCache | None, page_size: int
+) -> ImageOutcome:
+    """Where an image that is now shown was found. `place`: where its embedding was.
+
+    Of two images with one key, the first is the one that was encoded for this sequence.
+    """
+    encoded = sequence.encoded.pop(sequence.request.images[span.image].key, None)
+    lost = encoded[0] if encoded else None
+    missed_kv = why_not_in_prefix(prefix, page_size, sequence, span.end, lost)
+    if encoded:
+        level = "pixels" if encoded[1] else "none"
+        return ImageOutcome(span.image, level, missed_kv, lost)  # type: ignore[arg-type]
+    tier: Tier = "disk" if place == "staged" else place
+    return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
 
 
 def why_not_in_prefix(
     prefix: PrefixCache | None, page_size: int, sequence: Sequence, end: int, lost: Missed | None
 ) -> Missed:
-    """Why the cached prefix did not reach `end`, the end of a picture.
+    """Why the cached prefix did not reach `end`, the end of an image.
 
     `lost`: why its embedding was not resident, if it was not.
     """
@@ -32,8 +50,7 @@ def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: i
     if end >= len(sequence.tokens):
         return False
     return any(
-        not twin.decoding
-        and start <= twin.computed < end
+        start <= twin.computed < min(end, twin.prompt_length)
         and twin.request.cache_salt == sequence.request.cache_salt
         and twin.tokens[:end] == sequence.tokens[:end]
         and twin.content.pictures(0, end) == sequence.content.pictures(0, end)

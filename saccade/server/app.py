@@ -7,12 +7,12 @@ Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `fr
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence, Set
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,11 +30,9 @@ from saccade import __version__
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InternalError,
-    InvalidRequest,
     NotFound,
     Overloaded,
     RequestError,
-    TooLarge,
     Unauthorized,
 )
 from saccade.core.options import ServerOptions
@@ -43,14 +41,15 @@ from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.files import file_routes
+from saccade.server.gate import RequestIds, request_id
 from saccade.server.openai import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    chat_ask,
-    completion_asks,
-    parse,
-    parse_either,
+    Reply,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
 )
+from saccade.server.openapi import describe
 from saccade.server.responses import (
     Answer,
     ChatShape,
@@ -62,28 +61,36 @@ from saccade.server.responses import (
     Tally,
     TextShape,
     TokenCount,
+    TokenText,
     Writer,
 )
-from saccade.server.stream import stream
+from saccade.server.stream import UsageWanted, stream
+from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer
 
 log = logging.getLogger("saccade")
 
-OPEN_PATHS = frozenset({"/health", "/version"})
-"""What answers without the API key."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+"""What answers without the API key, and on connections beyond the limit."""
+
+SMALL_BODY = 1 << 16
+"""Bytes of a body that is read on the event loop (at most some ms); more goes to a thread."""
 
 T = TypeVar("T")
 
 
-def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Starlette:
+def build_app(
+    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+) -> Starlette:
     """The ASGI application.
 
-    `names`: what the API calls the model, the first being its own name for it.
+    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
+    long a request's body may take to come.
     """
     assert names
-    bodies = Bodies(options.inflight_bytes, front.metrics)
+    bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     api = _Api(front, tuple(names), options, int(time.time()), bodies)
-    middleware = []
+    middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
             Middleware(
@@ -93,17 +100,22 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
                 allow_headers=["*"],
             )
         )
-    if options.key:
-        middleware.append(Middleware(_KeyCheck, key=options.key))
+    if keys := Keys.of(options):
+        open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", _Endpoint(api.complete), methods=["POST"]),
             Route("/v1/models", api.models),
+            Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
+            Route("/detokenize", _Endpoint(api.detokenize), methods=["POST"]),
+            Route("/openapi.json", api.openapi),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
+            Route("/ping", api.health),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
         ],
@@ -115,17 +127,6 @@ def build_app(front: Front, names: Sequence[str], options: ServerOptions) -> Sta
             Exception: _on_bug,
         },
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """How a client wants its answer."""
-
-    shape: Shape
-    model: str
-    stream: bool
-    include_usage: bool
-    trace: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,75 +144,90 @@ class _Api:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            reply, asks = self._read_chat(body)
-            await _while_connected(receive, self._answer(send, reply, asks, held))
+            ask, reply, answer = await self._read(read_chat, body)
+            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
+            await _while_connected(receive, self._answer(send, reply, shape, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
-            reply, asks = self._read_completion(body)
-            await _while_connected(receive, self._answer(send, reply, asks, held))
-
-    def _read_chat(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
-        request = parse(body, ChatCompletionRequest)
-        self._check_name(request.model)
-        shape = ChatShape(self.front.vocabulary, bool(request.logprobs))
-        return _Reply(
-            shape, request.model, bool(request.stream), request.include_usage, request.trace
-        ), [chat_ask(request)]
-
-    def _read_completion(self, body: bytearray) -> tuple[_Reply, list[Ask]]:
-        request = parse(body, CompletionRequest)
-        self._check_name(request.model)
-        shape = TextShape(self.front.vocabulary, request.logprobs is not None)
-        return _Reply(
-            shape, request.model, bool(request.stream), request.include_usage, request.trace
-        ), completion_asks(request)
+            asks, reply, prompt = await self._read(read_completion, body)
+            shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
+            await _while_connected(receive, self._answer(send, reply, shape, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._admit(scope, receive) as (body, _):
-            request = parse_either(body)
-            self._check_name(request.model)
-            asks = (
-                [chat_ask(request)]
-                if isinstance(request, ChatCompletionRequest)
-                else completion_asks(request)
-            )
-            if len(asks) > 1:
-                raise InvalidRequest(
-                    f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
-                )
+        async with self._admit(scope, receive) as (body, held):
+            ask, reply, counting = await self._read(read_tokenize, body)
+            self._name(reply.model)
             context_length = self.front.ready.context_length
             prompt = await _while_connected(
-                receive, self.front.intake.read(asks[0], context_length)
+                receive, self.front.intake.read(ask, context_length, held.client, held)
             )
             images = [
                 ImageCost.of(picture, place)
                 for picture, place in zip(prompt.pictures, prompt.places, strict=True)
             ]
-            await _send_json(
-                send, TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            strings = self.front.intake.tokenizer.strings(prompt.tokens)
+            count = TokenCount(
+                len(prompt.tokens),
+                context_length,
+                prompt.tokens,
+                images,
+                strings if counting.return_token_strs else UNSET,
             )
+            await _send_json(send, count)
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._admit(scope, receive) as (body, _):
+            tokens = await self._read(read_detokenize, body)
+            self._name(tokens.model)
+            text = self.front.intake.tokenizer.decode(tokens.tokens)
+            await _send_json(send, TokenText(text))
+
+    async def _read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
+        """What a body says; it is emptied, for whoever read it still holds it."""
+        context_length = self.front.ready.context_length
+        if len(body) <= SMALL_BODY:
+            found = read(body, context_length)
+        else:
+            found = await self.front.intake.in_thread(partial(read, body, context_length))
+        with suppress(BufferError):  # something refers to it still: it goes with that
+            body.clear()
+        return found
 
     @asynccontextmanager
     async def _admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
-        """A permit, then the body. What the request holds of memory counts until it has ended."""
+        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
+        before the body. What the request holds of memory counts until it has ended.
+        """
         request = Request(scope, receive)
         largest = self.options.max_body_mb * MIB
-        with self.front.admit(), self.bodies.hold(request, largest) as held:
-            yield await read_json(request, held, largest), held
+        client = client_of(scope)
+        with self.front.admit(client):
+            pass  # there is a permit now
+        with self.bodies.hold(request, largest) as held:
+            body = await read_json(request, held, largest)
+            with self.front.admit(client):
+                yield body, held
 
-    async def _answer(self, send: Send, reply: _Reply, asks: list[Ask], held: Held) -> None:
-        prepared = [await self.front.prepare(ask) for ask in asks]
+    async def _answer(
+        self, send: Send, reply: Reply, shape: Shape, asks: list[Ask], held: Held
+    ) -> None:
+        model = self._name(reply.model)
+        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
-        held.resize(sum(len(picture.data) for each in prepared for picture in each.pictures))
+        encoded = {picture.encoded for each in prepared for picture in each.pictures}
+        held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
         tracer = Tracer(prepared, reply.trace)
-        writer = Writer(reply.shape, reply.model)
+        writer = Writer(shape, model)
         async with aclosing(self.front.generate(*prepared)) as events:
             if reply.stream:
-                await stream(send, events, writer, tally, tracer, reply.include_usage)
+                usage: UsageWanted = (
+                    "always" if reply.continuous_usage else "last" if reply.include_usage else None
+                )
+                await stream(send, events, writer, tally, tracer, usage)
             else:
-                answers = [Answer() for each in prepared for _ in range(each.n)]
+                answers = [Answer(shape, i) for i in range(sum(each.n for each in prepared))]
                 async for event in events:
                     answers[event.choice].add(event)
                     tally.add(event)
@@ -226,7 +242,8 @@ class _Api:
         request, usage = prepared[0].request, tally.usage
         if self.options.log_requests:
             log.info(
-                "%s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                request_id.get(),
                 request.id,
                 usage.prompt_tokens,
                 usage.prompt_tokens_details.cached_tokens,
@@ -236,16 +253,23 @@ class _Api:
             )
         slow = self.options.log_slow_seconds
         if slow is not None and tracer.seconds > slow:
-            log.warning("%s was slow: %s", request.id, msgspec.json.encode(tracer.trace).decode())
+            log.warning(
+                "%s: %s was slow: %s",
+                request_id.get(),
+                request.id,
+                msgspec.json.encode(tracer.trace).decode(),
+            )
 
-    def _check_name(self, name: str) -> None:
-        if name not in self.names:
+    def _name(self, name: str | None) -> str:
+        """What the client calls the model; the server's own name where it says nothing."""
+        if name is not None and name not in self.names:
             raise NotFound(
-                f"the model {name!r} does not exist; this server has "
+                f"the model {name[:200]!r} does not exist; this server has "
                 f"{', '.join(map(repr, self.names))}",
                 "model",
                 "model_not_found",
             )
+        return name or self.names[0]
 
     def _model(self, name: str) -> Model:
         if self.front.state != "ready":
@@ -256,18 +280,19 @@ class _Api:
         return _json(ModelList([self._model(name) for name in self.names]))
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._check_name(name)
-        return _json(self._model(name))
+        return _json(self._model(self._name(request.path_params["name"])))
 
     async def health(self, _: Request) -> Response:
-        state = {"status": self.front.state, "model": self.names[0]}
-        if self.front.state == "ready":
-            return _json(state)
-        return _json({**state, "reason": self.front.reason}, 503)
+        status, reason = self.front.health
+        state = {"status": status, "model": self.names[0]}
+        return _json(state) if status == "ready" else _json({**state, "reason": reason}, 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(metrics.render(self.front.metrics), media_type=metrics.CONTENT_TYPE)
+        text = metrics.render(await self.front.scrape())
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return _json(describe())
 
     async def version(self, _: Request) -> Response:
         return _json({"version": __version__})
@@ -289,7 +314,7 @@ class _Endpoint:
         except RequestError:
             raise
         except Exception as bug:
-            log.exception("a request failed")
+            log.exception("%s: a request failed", request_id.get())
             raise InternalError from bug
 
 
@@ -318,22 +343,24 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class _KeyCheck:
-    """Lets through what carries the key, and what is open."""
+    """Lets through what carries a key, and what is open."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
         self._app = app
-        self._wanted = f"Bearer {key}".encode()
+        self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                await _error_response(
-                    Unauthorized(
-                        "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                    )
-                )(scope, receive, send)
-                return
+        client = self._keys.client(scope)
+        if client is None and scope["path"] not in self._open_paths:
+            await _error_response(
+                Unauthorized(
+                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+                )
+            )(scope, receive, send)
+            return
+        if client is not None:
+            scope[CLIENT] = client
         await self._app(scope, receive, send)
 
 
@@ -357,8 +384,6 @@ def _error_response(error: RequestError) -> Response:
         response.headers["retry-after"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, TooLarge):
-        response.headers["connection"] = "close"
     return response
 
 
@@ -371,8 +396,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     what = {
-        404: f"there is no {request.url.path}",
-        405: f"{request.method} is not allowed on {request.url.path}",
+        404: f"there is no {request.url.path[:200]}",
+        405: f"{request.method} is not allowed on {request.url.path[:200]}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)

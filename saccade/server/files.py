@@ -6,23 +6,27 @@ business.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
+import logging
+import os
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from saccade.core.errors import InvalidRequest
-from saccade.media.files import Stored
+from saccade.core.errors import InvalidRequest, StorageFull
+from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
-from saccade.server.body import Bodies, pieces
+from saccade.media.uploads import Uploads
+from saccade.server.body import Bodies, Held, pieces
+from saccade.server.tenant import client_of
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 DATA = ("batch", "evals", "fine-tune")
@@ -31,6 +35,10 @@ DATA = ("batch", "evals", "fine-tune")
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
 """Bounds of `expires_after`, in seconds; OpenAI's."""
 MOST_LISTED = 10_000
+LONGEST_NAME = 255
+"""Characters of a file's name."""
+
+log = logging.getLogger("saccade")
 
 
 class FileObject(Struct):
@@ -99,6 +107,7 @@ class _Files:
         with self.bodies.hold(request, self.largest) as held:
             async with aclosing(pieces(request, held, self.largest)) as body:
                 form = await _parse(request, body)
+            owner = held.client.name
             try:
                 purpose, lifetime = _purpose(form), _lifetime(form)
                 file = form.get("file")
@@ -108,26 +117,25 @@ class _Files:
                         "file",
                         "missing_required_parameter",
                     )
-                name, data = file.filename or "upload", await file.read()
+                name, data = _name(file), await file.read()
+            except OSError as error:
+                raise _no_room(error) from error
             finally:
                 await form.close()
-            return _json(
-                FileObject.of(await asyncio.to_thread(self._keep, data, name, purpose, lifetime))
-            )
-
-    def _keep(self, data: bytes, name: str, purpose: str, lifetime: int | None) -> Stored:
-        if purpose not in DATA:
-            self.media.check(data, "file")
-        return self.media.files.save(data, name, purpose, lifetime)
+            if purpose not in DATA:
+                await self.media.check(data, "file")
+            stored = await self.media.files.save(data, name, purpose, lifetime, owner)
+            return _json(FileObject.of(stored))
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
         limit, order = query.get("limit", str(MOST_LISTED)), query.get("order", "desc")
-        if not limit.isdigit() or not 1 <= int(limit) <= MOST_LISTED:
+        wanted = _whole(limit, 1, MOST_LISTED)
+        if wanted is None:
             raise InvalidRequest(f"limit is {limit[:20]!r}; it must be 1 to {MOST_LISTED}", "limit")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f'order is {order[:20]!r}; it must be "asc" or "desc"', "order")
-        found = await asyncio.to_thread(self.media.files.entries)
+        found = await self.media.files.entries(_owner(request))
         if order == "desc":
             found.reverse()
         if after := query.get("after"):
@@ -138,7 +146,7 @@ class _Files:
         found = [
             stored for stored in found if stored.purpose == query.get("purpose", stored.purpose)
         ]
-        page = [FileObject.of(stored) for stored in found[: int(limit)]]
+        page = [FileObject.of(stored) for stored in found[:wanted]]
         return _json(
             FileList(
                 page,
@@ -149,22 +157,44 @@ class _Files:
         )
 
     async def retrieve(self, request: Request) -> Response:
-        return _json(
-            FileObject.of(await asyncio.to_thread(self.media.files.find, request.path_params["id"]))
-        )
+        found = await self.media.files.find(request.path_params["id"], _owner(request))
+        return _json(FileObject.of(found))
 
     async def content(self, request: Request) -> Response:
-        data = await asyncio.to_thread(self.media.files.read, request.path_params["id"])
-        # Whatever it is, a browser shall not run it.
-        return Response(
-            data,
-            media_type="application/octet-stream",
-            headers={"x-content-type-options": "nosniff"},
-        )
+        file = await self.media.files.open(request.path_params["id"], _owner(request))
+        return _Download(self.media.files, file, self.bodies.share(client_of(request.scope)))
 
     async def delete(self, request: Request) -> Response:
-        await asyncio.to_thread(self.media.files.delete, request.path_params["id"])
+        await self.media.files.delete(request.path_params["id"], _owner(request))
         return _json(FileDeleted(request.path_params["id"]))
+
+
+def _owner(request: Request) -> str:
+    """Whose files the request sees."""
+    return client_of(request.scope).name
+
+
+class _Download(StreamingResponse):
+    """A file on its way out: a piece of it in memory at a time, which is counted in `share`. Closes
+    `file`.
+    """
+
+    def __init__(self, files: Uploads, file: BinaryIO, share: AbstractContextManager[Held]) -> None:
+        self._file = file
+        self._share = share
+        super().__init__(
+            files.pieces(file),
+            media_type="application/octet-stream",
+            headers={
+                "content-length": str(os.fstat(file.fileno()).st_size),
+                "x-content-type-options": "nosniff",  # whatever it is, a browser shall not run it
+            },
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file, self._share as held:
+            held.resize(PIECE)
+            await super().__call__(scope, receive, send)
 
 
 async def _parse(request: Request, body: object) -> FormData:
@@ -180,6 +210,33 @@ async def _parse(request: Request, body: object) -> FormData:
         raise InvalidRequest(
             f"the body is not valid multipart/form-data: {error.message}", code="invalid_multipart"
         ) from None
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> StorageFull:
+    """Larger uploads lie in the temporary directory until they are whole."""
+    log.warning("an upload cannot be received: %s", error)
+    return StorageFull(
+        f"the server's temporary directory (TMPDIR) does not take the upload: {error.strerror}: "
+        "nothing was kept"
+    )
+
+
+def _name(file: UploadFile) -> str:
+    name = file.filename or "upload"
+    if len(name) > LONGEST_NAME:
+        raise InvalidRequest(
+            f"the file's name has {len(name)} characters; the limit is {LONGEST_NAME}", "file"
+        )
+    return name
+
+
+def _whole(text: str, least: int, most: int) -> int | None:
+    """The number within these bounds that a text is; None where it is none."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return None
+    return int(text) if least <= int(text) <= most else None
 
 
 def _purpose(form: FormData) -> str:
@@ -213,15 +270,12 @@ def _lifetime(form: FormData) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest('expires_after[anchor] must be "created_at"', "expires_after")
-    if (
-        not isinstance(seconds, str)
-        or not seconds.isdecimal()
-        or not SHORTEST <= int(seconds) <= LONGEST
-    ):
+    lifetime = _whole(seconds, SHORTEST, LONGEST) if isinstance(seconds, str) else None
+    if lifetime is None:
         raise InvalidRequest(
             f"expires_after[seconds] must be {SHORTEST} to {LONGEST}", "expires_after"
         )
-    return int(seconds)
+    return lifetime
 
 
 def _json(content: object) -> Response:

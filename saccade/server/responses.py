@@ -10,13 +10,17 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.core.errors import RequestError
 from saccade.core.types import TokenLogprobs
 from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.detokenize import Vocabulary
+
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
+"""Characters of an error that a client is shown."""
 
 
 class PromptTokensDetails(Struct):
@@ -52,19 +56,22 @@ class TokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """`logprobs` of a chat choice."""
+    """`logprobs` of a chat choice: a `TokenLogprob` for each token, as JSON already."""
 
-    content: list[TokenLogprob]
+    content: list[Raw]
     refusal: None = None
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` of a text completion: parallel lists."""
+    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already."""
 
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[Raw]
     text_offset: list[int]
+
+
+Logprobs = ChatLogprobs | CompletionLogprobs
 
 
 class AnswerMessage(Struct):
@@ -145,13 +152,21 @@ class ModelList(Struct):
 class TokenCount(Struct):
     """POST /tokenize: what a prompt comes to, and each of its pictures.
 
-    `max_model_len` is the most that prompt and answer may have.
+    `max_model_len` is the most that prompt and answer may have. `token_strs` stands there if the
+    client asked for it.
     """
 
     count: int
     max_model_len: int
     tokens: Sequence[int]
     images: Sequence[ImageCost]
+    token_strs: Sequence[str] | UnsetType = UNSET
+
+
+class TokenText(Struct):
+    """POST /detokenize: what the tokens say."""
+
+    prompt: str
 
 
 class ErrorBody(Struct):
@@ -170,21 +185,33 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        return cls(ErrorBody(error.message, error.type, error.param, error.code))
+        """What the client wrote is shown, but not at any length."""
+        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
+        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 class Answer:
-    """One choice, as its events add up."""
+    """One choice, as its events add up. Its log-probabilities are written as they come, for many
+    answers' at once would hold up everybody.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape, choice: int) -> None:
         self.texts: list[str] = []
-        self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
+        self.logprobs: list[Logprobs] = []
+        self._shape = shape
+        self._choice = choice
 
     def add(self, event: Event) -> None:
         self.texts.append(event.text)
-        self.logprobs.extend(event.logprobs)
         self.finish = event.finish
+        logprobs = self._shape.logprobs(self._choice, event.logprobs)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
 
     @property
     def text(self) -> str:
@@ -228,6 +255,10 @@ class Shape(Protocol):
         """What a stream shows of a choice before its first text."""
         ...
 
+    def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
+        """As the client reads them; None if it did not ask. Called once per token, in order."""
+        ...
+
     def chunk(self, event: Event) -> ChunkChoice | TextChoice: ...
 
     def whole(self, choice: int, answer: Answer) -> ChatChoice | TextChoice: ...
@@ -249,15 +280,21 @@ class ChatShape:
 
     def chunk(self, event: Event) -> ChunkChoice:
         delta = AnswerDelta(content=event.text) if event.text or event.logprobs else AnswerDelta()
-        return ChunkChoice(event.choice, delta, event.finish, self._logprobs(event.logprobs))
+        logprobs = self.logprobs(event.choice, event.logprobs)
+        return ChunkChoice(event.choice, delta, event.finish, logprobs)
 
     def whole(self, choice: int, answer: Answer) -> ChatChoice:
         assert answer.finish is not None
-        return ChatChoice(
-            choice, AnswerMessage(answer.text), answer.finish, self._logprobs(answer.logprobs)
-        )
+        entries = [
+            entry
+            for part in answer.logprobs
+            if isinstance(part, ChatLogprobs)
+            for entry in part.content
+        ]
+        logprobs = ChatLogprobs(entries) if self._wanted else None
+        return ChatChoice(choice, AnswerMessage(answer.text), answer.finish, logprobs)
 
-    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    def logprobs(self, _: int, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._wanted:
             return None
         name = self._vocabulary.name_of
@@ -267,11 +304,13 @@ class ChatShape:
 
         return ChatLogprobs(
             [
-                TokenLogprob(
-                    _text(name(t.token)),
-                    t.logprob,
-                    list(name(t.token)),
-                    [alternative(token, logprob) for token, logprob in t.top],
+                _as_json(
+                    TokenLogprob(
+                        _text(name(t.token)),
+                        t.logprob,
+                        list(name(t.token)),
+                        [alternative(token, logprob) for token, logprob in t.top],
+                    )
                 )
                 for t in tokens
             ]
@@ -296,16 +335,20 @@ class TextShape:
     def opening(self, choice: int) -> None: ...
 
     def chunk(self, event: Event) -> TextChoice:
-        return TextChoice(
-            event.choice, event.text, event.finish, self._logprobs(event.choice, event.logprobs)
-        )
+        logprobs = self.logprobs(event.choice, event.logprobs)
+        return TextChoice(event.choice, event.text, event.finish, logprobs)
 
     def whole(self, choice: int, answer: Answer) -> TextChoice:
-        return TextChoice(
-            choice, answer.text, answer.finish, self._logprobs(choice, answer.logprobs)
-        )
+        logprobs = CompletionLogprobs([], [], [], []) if self._wanted else None
+        for part in answer.logprobs:
+            if isinstance(part, CompletionLogprobs) and logprobs is not None:
+                logprobs.tokens += part.tokens
+                logprobs.token_logprobs += part.token_logprobs
+                logprobs.top_logprobs += part.top_logprobs
+                logprobs.text_offset += part.text_offset
+        return TextChoice(choice, answer.text, answer.finish, logprobs)
 
-    def _logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+    def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
         if not self._wanted:
             return None
         name = self._vocabulary.name_of
@@ -318,8 +361,12 @@ class TextShape:
             offsets.append(offset)
             offset += len(each)
         self._offsets[choice] = offset
-        top = [{_text(name(token)): logprob for token, logprob in t.top} for t in tokens]
+        top = [_as_json({_text(name(token)): logprob for token, logprob in t.top}) for t in tokens]
         return CompletionLogprobs(names, [t.logprob for t in tokens], top, offsets)
+
+
+def _as_json(value: object) -> Raw:
+    return Raw(msgspec.json.encode(value))
 
 
 def _text(token: bytes) -> str:

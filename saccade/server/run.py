@@ -20,9 +20,11 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
+from saccade.core.config import MIB
 from saccade.core.errors import StartupError
 from saccade.core.messages import Ready
 from saccade.core.options import (
+    ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
@@ -32,7 +34,9 @@ from saccade.core.options import (
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import build_app
+from saccade.server.app import OPEN_PATHS, build_app
+from saccade.server.crowd import Crowd, raise_descriptors
+from saccade.server.protocol import connections
 
 log = logging.getLogger("saccade")
 
@@ -40,6 +44,10 @@ FAILED_SECONDS = 5.0
 """After the engine's death, clients and health checks get so long to see why, before the server
 goes too.
 """
+
+EDGE = ConnectionOptions()
+TICKS = 10
+"""uvicorn ticks ten times a second; connections are looked after once."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -63,10 +71,18 @@ class Server(uvicorn.Server):
     them.
     """
 
-    def __init__(self, front: Front, names: Sequence[str], options: ServerOptions) -> None:
+    def __init__(
+        self,
+        front: Front,
+        names: Sequence[str],
+        options: ServerOptions,
+        edge: ConnectionOptions = EDGE,
+    ) -> None:
+        self._crowd = Crowd(edge, front.metrics)
+        open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
-            build_app(front, names, options),
-            http="httptools",
+            build_app(front, names, options, edge.body_timeout),
+            http=connections(self._crowd, edge, options.max_body_mb * MIB, open_paths),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -74,7 +90,7 @@ class Server(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=75,
+            timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
             # Those who outlast the draining are still sending their request: not worth the wait.
             timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
         )
@@ -106,7 +122,7 @@ class Server(uvicorn.Server):
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
             ready = await self._front.start()
-            if not (self._options.key or ipaddress.ip_address(host).is_loopback):
+            if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
                     "--host %s without --api-key: whoever can reach this port may use the server",
                     self._options.host,
@@ -117,6 +133,8 @@ class Server(uvicorn.Server):
             raise
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self._crowd.check(asyncio.get_running_loop().time())
         if self._front.state == "failed" and not self.should_exit:
             self._failed_at = self._failed_at or time.monotonic()
             self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
@@ -157,12 +175,14 @@ def serve(
     parallel: ParallelOptions,
     media: MediaOptions,
     server: ServerOptions,
+    edge: ConnectionOptions = EDGE,
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
     Returns the exit status. Raises StartupError.
     """
 
+    raise_descriptors()
     names = server.served_model_name or (model,)
 
     def announce(address: str, ready: Ready) -> None:
@@ -175,7 +195,7 @@ def serve(
 
     async def run() -> int:
         front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
-        await Server(front, names, server).run_until_told(announce)
+        await Server(front, names, server, edge).run_until_told(announce)
         return int(front.state == "failed")
 
     return uvloop.run(run())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,10 +17,12 @@ from starlette.types import Send
 
 from saccade.core.errors import InternalError, RequestError
 from saccade.front.front import Event
-from saccade.server.responses import ErrorResponse, Tally, Writer
+from saccade.server.responses import ErrorResponse, Tally, Usage, Writer
 from saccade.server.trace import Tracer
 
 log = logging.getLogger("saccade")
+
+UsageWanted = Literal["last", "always"] | None
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -35,9 +38,9 @@ async def stream(
     writer: Writer,
     tally: Tally,
     tracer: Tracer,
-    include_usage: bool,
+    usage: UsageWanted,
 ) -> None:
-    """Send `events` as chunks.
+    """Send `events` as chunks. `usage`: whether the last chunk says it, or every one.
 
     Raises the RequestError that comes before the first event; a later one is sent as an error
     event.
@@ -46,18 +49,18 @@ async def stream(
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     try:
         opened = set[int]()
-        usage = None if include_usage else UNSET
         event: Event | None = first
         while event is not None:
             tally.add(event)
             tracer.add(event)
-            if body := _chunks(event, writer, opened, usage):
+            used = tally.usage if usage == "always" else None if usage == "last" else UNSET
+            if body := _chunks(event, writer, opened, used):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             event = await anext(events, None)
-        if include_usage or tracer.wanted:
+        if usage or tracer.wanted:
             end = writer.chunk(
                 [],
-                tally.usage if include_usage else UNSET,
+                tally.usage if usage else UNSET,
                 tracer.trace if tracer.wanted else UNSET,
             )
             await send({"type": "http.response.body", "body": _sse(end), "more_body": True})
@@ -70,7 +73,9 @@ async def stream(
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _chunks(event: Event, writer: Writer, opened: set[int], usage: UnsetType | None) -> bytes:
+def _chunks(
+    event: Event, writer: Writer, opened: set[int], usage: Usage | UnsetType | None
+) -> bytes:
     """What a stream shows of an event: before a choice's first, its opening."""
     body = b""
     if event.choice not in opened:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer as Backend
 
@@ -120,31 +119,6 @@ class Detokenizer:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A stop string and, per length of it that has matched, the longest shorter match that remains
-    (Knuth, Morris, Pratt).
-    """
-
-    text: str
-    fallback: tuple[int, ...]
-
-    @classmethod
-    def of(cls, text: str) -> _Pattern:
-        fallback = [0, 0]
-        for character in text[1:]:
-            length = fallback[-1]
-            while length and text[length] != character:
-                length = fallback[length]
-            fallback.append(length + (text[length] == character))
-        return cls(text, tuple(fallback))
-
-    def advance(self, matched: int, character: str) -> int:
-        while matched and self.text[matched] != character:
-            matched = self.fallback[matched]
-        return matched + (self.text[matched] == character)
-
-
 class StopStrings:
     """Watches an answer for stop strings, however tokens cut it.
 
@@ -156,25 +130,17 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are not empty."""
         assert all(stops)
-        self._patterns = [_Pattern.of(stop) for stop in stops]
-        self._matched = [0] * len(stops)
+        self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that is certain to be in the answer, and whether a stop string is complete."""
-        if not self._patterns:
-            return text, False
         text = self._held + text
-        for at in range(len(self._held), len(text)):
-            for i, pattern in enumerate(self._patterns):
-                self._matched[i] = pattern.advance(self._matched[i], text[at])
-            complete = [
-                m for m, p in zip(self._matched, self._patterns, strict=True) if m == len(p.text)
-            ]
-            if complete:
-                self._held = ""
-                return text[: at + 1 - max(complete)], True
-        safe = len(text) - max(self._matched)
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        safe = min((_beginning(stop, text) for stop in self._stops), default=len(text))
         self._held = text[safe:]
         return text[:safe], False
 
@@ -182,3 +148,11 @@ class StopStrings:
         """What was held back, when the answer ends without a stop string."""
         held, self._held = self._held, ""
         return held
+
+
+def _beginning(stop: str, text: str) -> int:
+    """Where the rest of `text` is the longest beginning of `stop`; its end if nowhere."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)

@@ -10,6 +10,7 @@ does the rest.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -42,6 +43,8 @@ _NAMED_TOKENS = (
 )
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
+_PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
+"""Escaped characters of the private planes: `literal.py`'s stand-ins, which must stay whole."""
 
 
 class Tokenizer:
@@ -98,8 +101,17 @@ class Tokenizer:
         """Token ids of `text`.
 
         `special` adds what the tokenizer puts around a bare text (templates write that themselves).
+        Other threads run meanwhile: the library lets go of the interpreter for batches alone.
         """
-        return self.backend.encode(text, add_special_tokens=special).ids
+        return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; ids that no token has are left out."""
+        return self.backend.decode(list(tokens), skip_special_tokens=False)
+
+    def strings(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it; "" for an id that no token has."""
+        return [self.backend.id_to_token(token) or "" for token in tokens]
 
 
 class ChatTemplate:
@@ -236,9 +248,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        return json.dumps(
+        text = json.dumps(
             x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
+        return _PRIVATE.sub(lambda pair: json.loads(f'"{pair[0]}"'), text) if ensure_ascii else text
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]

@@ -92,7 +92,7 @@ def test_what_is_pinned_is_never_evicted() -> None:
     embeddings.pin(A)
     embeddings.unpin(A)
     embeddings.unpin(B)
-    assert embeddings.pinned == {A}
+    assert embeddings.device.held == {A}
     assert embeddings.fits(50) and not embeddings.fits(51)
     assert embeddings.admit(C, 70) == gone(B)
     assert embeddings.device.used_bytes == 120
@@ -102,8 +102,8 @@ def test_pictures_of_the_same_chunk_are_spared_while_there_are_others() -> None:
     embeddings = cache()
     embeddings.admit(A, 50)
     embeddings.admit(B, 50)
-    assert embeddings.admit(C, 50, spare={A}) == gone(B)
-    assert embeddings.admit(D, 100, spare={A}) == gone(C, A)
+    assert embeddings.admit(C, 50, keep={A}) == gone(B)
+    assert embeddings.admit(D, 100, keep={A}) == gone(C, A)
 
 
 def test_a_picture_larger_than_the_budget_is_admitted_alone() -> None:
@@ -121,7 +121,7 @@ def test_the_device_evicts_to_the_host_and_the_host_to_nowhere() -> None:
     assert embeddings.admit(B, 50) == [Move(A, "device", "host", 50)]
     assert embeddings.admit(C, 50) == [Move(A, "host", None, 50), Move(B, "device", "host", 50)]
     assert embeddings.locate(A) is None and embeddings.ready(B) and embeddings.locate(B) == "host"
-    assert embeddings.bring(B) == [Move(C, "device", "host", 50), Move(B, "host", "device", 50)]
+    assert embeddings.to_device(B) == [Move(C, "device", "host", 50), Move(B, "host", "device", 50)]
     assert embeddings.host.used_bytes == embeddings.device.used_bytes == 50
 
 
@@ -141,7 +141,7 @@ def test_what_is_on_disk_is_read_before_it_is_ready() -> None:
     assert not embeddings.ready(A)
     embeddings.fetched(A, whole=True)
     assert embeddings.ready(A) and not embeddings.on_disk(A)
-    assert embeddings.bring(A) == [*gone(B), Move(A, "staged", "device", 50)]
+    assert embeddings.to_device(A) == [*gone(B), Move(A, "staged", "device", 50)]
     assert embeddings.save(A) == ([], False), "it is still there"
 
 
@@ -165,8 +165,8 @@ def test_what_could_not_be_read_is_encoded_and_saved_again() -> None:
 
 def test_a_smaller_budget_than_before_removes_the_oldest_files() -> None:
     embeddings = cache(disk=100, saved=((A, 50), (B, 50), (C, 50)))
-    assert embeddings.surplus == [Move(A, "disk", None, 50)]
-    assert embeddings.saved() == (B, C)
+    assert embeddings.beyond_budget == [Move(A, "disk", None, 50)]
+    assert [embeddings.locate(key) for key in (A, B, C)] == [None, "disk", "disk"]
 
 
 def test_what_could_not_be_written_is_not_on_disk() -> None:
@@ -199,14 +199,14 @@ def test_no_tier_exceeds_its_budget_and_every_move_is_of_something_there(seed: i
     for _ in range(2000):
         number = int(rng.paretovariate(0.8)) % 50
         key, tokens = ImageKey(number.to_bytes(32, "big"), bytes(16)), 1 + number % 40
-        embeddings.look_up(key)
+        embeddings.count_lookup(embeddings.locate(key))
         if embeddings.locate(key) == "host":
-            carry_out(embeddings.bring(key))
+            carry_out(embeddings.to_device(key))
         elif embeddings.locate(key) == "disk":
             embeddings.fetch(key)
             embeddings.fetched(key, whole=True)
             there["staged"].add(key)
-            carry_out(embeddings.bring(key))
+            carry_out(embeddings.to_device(key))
         elif embeddings.locate(key) is None:
             carry_out(embeddings.admit(key, tokens))
             there["device"].add(key)

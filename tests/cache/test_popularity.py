@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from saccade.cache.popularity import LEAST, MOST, SPAN, Popularity
+from saccade.cache.popularity import (
+    MAX_USES_COUNTED,
+    MIN_CACHED_IMAGES,
+    USES_PER_CACHED_IMAGE,
+    Popularity,
+)
 from saccade.core.types import ImageKey
 
 
@@ -18,14 +23,14 @@ def test_uses_count_up_to_a_bound() -> None:
     assert popularity.of(key(1)) == 3
     for _ in range(50):
         popularity.use(key(1), 10)
-    assert popularity.of(key(1)) == MOST
+    assert popularity.of(key(1)) == MAX_USES_COUNTED
 
 
 def test_old_fame_fades() -> None:
     popularity = Popularity()
     for _ in range(4):
         popularity.use(key(1), 10)
-    for number in range(SPAN * LEAST - 4):
+    for number in range(USES_PER_CACHED_IMAGE * MIN_CACHED_IMAGES - 4):
         popularity.use(key(2 + number % 7), 10)
     assert popularity.of(key(1)) == 2
 
@@ -34,4 +39,4 @@ def test_what_was_shown_once_is_forgotten_in_the_end() -> None:
     popularity = Popularity()
     for number in range(100_000):
         popularity.use(key(number), 300)
-        assert len(popularity) <= 2 * SPAN * 300
+        assert len(popularity) <= 2 * USES_PER_CACHED_IMAGE * 300

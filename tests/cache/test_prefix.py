@@ -53,7 +53,6 @@ def test_the_same_pages_are_found_again() -> None:
     pages = case.serve(text(1, 2, 3, 4, 5))
     assert [node.page for node in case.cache.find(text(1, 2, 3, 4, 7))] == pages[:2]
     assert case.serve(text(1, 2, 3, 4, 7))[:2] == pages[:2]
-    assert case.cache.hit_tokens == 4
 
 
 @pytest.mark.parametrize(

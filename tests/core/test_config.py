@@ -5,6 +5,7 @@ name.
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from cyclopts import CycloptsError
 
 from saccade.__main__ import app
 from saccade.core.config import GIB, MIB, EncoderConfig, EngineConfig, Hardware
-from saccade.core.errors import ConfigError
+from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import (
+    ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
@@ -26,14 +28,13 @@ from saccade.core.options import (
 from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
     arena_bytes,
-    count_saved,
     describe,
     describe_intake,
     kv_page_bytes,
     resolve,
     resolve_parallel,
 )
-from saccade.families.checkpoint import DEMO
+from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
 
 MACHINE = Hardware("cpu", "2 threads", 24 * GIB, 20 * GIB)
@@ -112,6 +113,9 @@ def test_what_cannot_work_is_refused_by_its_name(
         (ServerOptions, "port", 65536, "at most 65535"),
         (ServerOptions, "max_body_mb", 0, "at least 1"),
         (ServerOptions, "shutdown_grace", -1.0, "at least 0"),
+        (EngineOptions, "max_running_requests", 10**9, "at most 65536"),
+        (ConnectionOptions, "max_connections", 1, "at least 16"),
+        (ConnectionOptions, "header_timeout", 0.0, "above 0"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_its_name(
@@ -214,14 +218,15 @@ def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path)
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
     spec: FamilySpec, tmp_path: Path
 ) -> None:
-    derived = decide(spec, embedding_cache_dir=str(tmp_path))
-    counted = count_saved(derived, EngineOptions(embedding_cache_dir=str(tmp_path)), 400)
-    assert counted.embeddings.disk_bytes == derived.embeddings.disk_bytes + 100
-    fixed: dict[str, Any] = {"embedding_cache_dir": str(tmp_path), "embedding_cache_disk_mb": 5}
-    assert (
-        count_saved(decide(spec, **fixed), EngineOptions(**fixed), 400).embeddings.disk_bytes
-        == 5 * MIB
-    )
+    def budget(**options: int) -> int:
+        config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
+        return config.embeddings.disk_bytes
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "embedding").write_bytes(bytes(64 * MIB))
+    free = shutil.disk_usage(tmp_path).free  # others may write meanwhile
+    assert abs(budget() - (free + 64 * MIB) // 4) < 8 * MIB
+    assert budget(embedding_cache_disk_mb=5) == 5 * MIB
 
 
 def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -> None:
@@ -232,3 +237,42 @@ def test_no_space_on_disk_is_no_tier_on_disk(spec: FamilySpec, tmp_path: Path) -
 def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:
     with pytest.raises(ConfigError, match="--mem-fraction-static"):
         decide(spec, Hardware("cuda", "", 24 * GIB, 3 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (ServerOptions, "api_key", ""),
+        (ServerOptions, "served_model_name", ("demo", "")),
+        (ServerOptions, "cors_origins", ("",)),
+        (MediaOptions, "allowed_media_domains", ("",)),
+        (MediaOptions, "allowed_local_media_path", ""),
+        (MediaOptions, "allowed_local_media_path", "/not/there"),
+        (MediaOptions, "files_dir", ""),
+        (MediaOptions, "files_dir", __file__),
+        (MediaOptions, "files_dir", f"{__file__}/below"),
+    ],
+)
+def test_what_an_unset_variable_or_a_wrong_path_leaves_is_refused(
+    options: type, field: str, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--{field.replace('_', '-')}"):
+        options(**{field: value})
+
+
+def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACCADE_API_KEY", "")
+    with pytest.raises(ConfigError, match="SACCADE_API_KEY is empty"):
+        _ = ServerOptions().key
+    monkeypatch.setenv("SACCADE_API_KEY", "k")
+    assert ServerOptions().key == "k"
+
+
+def test_an_arena_beyond_memory_is_refused(spec: FamilySpec) -> None:
+    with pytest.raises(ConfigError, match=r"^--arena-mb 1000000000: .* MiB of memory$"):
+        arena_bytes(MediaOptions(arena_mb=10**9), spec)
+
+
+def test_a_figure_of_a_checkpoint_has_a_limit() -> None:
+    with pytest.raises(CheckpointError, match="vocab_size must be at most"):
+        Section("config.json", {"vocab_size": 10**12}).integer("vocab_size")

@@ -56,7 +56,7 @@ def chat(client: openai.OpenAI, rounds: int) -> list[str]:
 
 def test_help_names_every_option_of_the_tower() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "saccade", "serve", "--help"],
+        [sys.executable, "-m", "saccade", "serve", "--help-advanced"],
         capture_output=True,
         text=True,
         check=True,

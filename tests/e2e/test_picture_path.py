@@ -597,8 +597,8 @@ def test_too_many_tokens_are_refused_before_decoding(server: Server) -> None:
 def decode_workers(server: Server) -> list[psutil.Process]:
     return [
         p
-        for p in psutil.Process(server.process.pid).children()
-        if "saccade.media.decode_worker" in p.cmdline()
+        for p in psutil.Process(server.process.pid).children(recursive=True)
+        if p.name() == "saccade-decode"
     ]
 
 

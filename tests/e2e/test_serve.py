@@ -334,40 +334,6 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "ranks", "reason"),
-    [
-        ("saccade.engine.process", "1", "killed by signal 9"),
-        ("saccade.runtime.rank", "2", r"rank 1 \(process \d+\) was killed by signal 9"),
-    ],
-    ids=["engine", "rank"],
-)
-def test_the_death_of_engine_or_rank_fails_requests_shows_in_health_and_ends_the_server(
-    folder: Path, tmp_path: Path, victim: str, ranks: str, reason: str
-) -> None:
-    options = ("--dtype", "float32", "--served-model-name", "tiny", "--tp-size", ranks)
-    with serving(folder, tmp_path, *options, status=1) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        process = next(process for process in family if victim in process.cmdline())
-        with ThreadPoolExecutor(4) as pool:
-            running = [
-                pool.submit(ask, client, [user(text_part("go on"))], max_tokens=3500)
-                for _ in range(4)
-            ]
-            server.wait_for_metric("saccade_requests_running", 4)
-            process.kill()
-            for request in running:
-                with pytest.raises(openai.InternalServerError) as caught:
-                    request.result(timeout=5)
-                assert caught.value.status_code == 503
-        health = httpx.get(f"{server.url}/health")
-        assert health.status_code == 503
-        assert re.search(reason, health.json()["reason"])
-        assert server.process.wait(15) == 1
-        assert not psutil.wait_procs(family, timeout=5)[1]
-
-
-@pytest.mark.parametrize(
     "options",
     [
         ("--mm-attention-backend", "flash", "--device", "cpu"),  # refused by the server

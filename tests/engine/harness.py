@@ -6,18 +6,21 @@ real worker, no sockets.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig
-from saccade.core.plan import PixelSlot, Plan
+from saccade.core.messages import ToEngine, ToFront
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
-from saccade.engine.engine import Workers
+from saccade.engine.engine import Engine
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -48,6 +51,12 @@ class Outcome:
     error: str | None = None
 
 
+class Workers(Protocol):
+    """One worker or several."""
+
+    def execute(self, plan: Plan) -> StepResult: ...
+
+
 class Crew(Protocol):
     """Several ranks (see `tests/parallel/crew.py`)."""
 
@@ -74,9 +83,10 @@ class Harness:
             crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         )
         saved = self.worker.saved if isinstance(self.worker, Worker) else ()
-        self.scheduler = build_scheduler(self.config, net.spec, saved)
+        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
+        self.decoded: list[ImageKey] = []
         self.preemptions = 0
         self.steps = 0
 
@@ -120,7 +130,7 @@ class Harness:
             self.steps += 1
             assert plan.num_tokens <= self.config.chunk_tokens + self.config.max_running
             self.encoded += [encode.key for encode in plan.encode]
-            for delta in self.scheduler.apply(plan, self.worker.execute(plan)):
+            for delta in self.scheduler.apply(self.worker.execute(plan)):
                 self._note(outcomes[delta.id], delta)
             self.scheduler.audit()
             if between is not None:
@@ -129,17 +139,11 @@ class Harness:
         return outcomes
 
     def _answer_notices(self) -> None:
-        notices = self.scheduler.take_notices()
-        for slot in notices.done:
-            self.arena.free(slot.offset)
-        for key in notices.want:
-            pixels = self.pixels[key]
-            offset = self.arena.allocate(pixels.nbytes)
-            assert offset is not None
-            slot = PixelSlot(offset, *pixels.shape[:2])
-            self.arena.view(slot)[:] = pixels
-            for returned in self.scheduler.pixels_ready(key, slot):
-                self.arena.free(returned.offset)
+        for key, slot in self.scheduler.take_notices().want:
+            self.arena.view(slot)[:] = self.pixels[key]
+            self.decoded.append(key)
+            for delta in self.scheduler.pixels_ready(key):
+                raise AssertionError(delta)
 
     def _note(self, outcome: Outcome, delta: Delta) -> None:
         if not outcome.tokens:
@@ -150,6 +154,82 @@ class Harness:
         outcome.error = outcome.error or delta.error
         if delta.finish:
             outcome.finish.append(delta.finish)
+
+
+class Arrivals(asyncio.Event):
+    """For an engine and a front in one process: an engine that waits although nothing has arrived
+    has nothing else to do, and `idle` is called.
+    """
+
+    def __init__(self, idle: Callable[[], None]) -> None:
+        super().__init__()
+        self._idle = idle
+
+    async def wait(self) -> Literal[True]:
+        if not self.is_set():
+            self._idle()
+            self.set()
+        return await super().wait()
+
+
+class Inline:
+    """Workers without processes: a plan is carried out when it is sent. Notes every plan."""
+
+    in_trouble = False
+    overdue = ""
+
+    def __init__(self, workers: Workers, arrived: asyncio.Event) -> None:
+        self.workers = workers
+        self.arrived = arrived
+        self.plans: list[Plan] = []
+        self.results: list[StepResult] = []
+
+    def send(self, plan: Plan) -> None:
+        self.plans.append(plan)
+        self.results.append(self.workers.execute(plan))
+        self.arrived.set()
+
+    def take(self) -> list[StepResult]:
+        results, self.results = self.results, []
+        return results
+
+    def tick(self) -> None: ...
+
+    async def explain(self) -> str:
+        return ""
+
+
+class InlineFront(Protocol):
+    """The front's part, in the engine's process."""
+
+    over: bool
+
+    def take(self) -> list[ToEngine]: ...
+
+    def send(self, message: ToFront) -> None: ...
+
+    def idle(self) -> None:
+        """The engine waits for a message."""
+        ...
+
+
+def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:
+    """The engine's loop between a front and the harness's workers; the plans that it sent."""
+
+    async def run() -> list[Plan]:
+        arrived = Arrivals(front.idle)
+        send = front.send
+
+        def send_and_wake(message: ToFront) -> None:
+            send(message)
+            arrived.set()  # it may have answered
+
+        front.send = send_and_wake  # type: ignore[method-assign]
+        workers = Inline(harness.worker, arrived)
+        await Engine(harness.scheduler, workers, front, arrived, Metrics()).run()
+        return workers.plans
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def set_threads() -> None:

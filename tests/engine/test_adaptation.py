@@ -4,21 +4,19 @@ rank does it in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
-from saccade.core.messages import News, PixelsReady, Stop, Submit, ToEngine
-from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot, Plan, Sampled
-from saccade.engine.engine import Engine, Workers
+from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
+from saccade.core.plan import Plan
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
 from tests.checkpoints import picture
-from tests.engine.harness import Harness, set_threads
+from tests.engine.harness import Harness, run_engine, set_threads
 from tests.families.forwarding import load
 from tests.parallel.crew import ThreadCrew
 
@@ -32,43 +30,30 @@ class Front:
     `Stop`.
     """
 
+    over = False
+
     def __init__(self, harness: Harness, requests: Sequence[Submit]) -> None:
         self.harness = harness
         self.left = list(requests)
         self.running = 0
         self.inbox: list[ToEngine] = []
 
-    def receive(self, wait: float | None) -> Iterator[ToEngine]:
-        if not self.running and not self.inbox and wait is None:
-            # Only an engine that has nothing else to do waits without end.
-            self.inbox.append(self.left.pop(0) if self.left else Stop(10.0))
-            self.running += isinstance(self.inbox[0], Submit)
+    def take(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
-        yield from messages
+        return messages
 
-    def send(self, news: News) -> None:
-        self.running -= sum(delta.finish is not None for delta in news.deltas)
-        for slot in news.done:
-            self.harness.arena.free(slot.offset)
-        for key in news.want:
-            pixels = self.harness.pixels[key]
-            offset = self.harness.arena.allocate(pixels.nbytes)
-            assert offset is not None
-            slot = PixelSlot(offset, *pixels.shape[:2])
-            self.harness.arena.view(slot)[:] = pixels
-            self.inbox.append(PixelsReady(key, slot))
+    def idle(self) -> None:
+        assert not self.running, "the engine waits for what cannot come"
+        self.inbox.append(self.left.pop(0) if self.left else Stop(10.0))
+        self.running += isinstance(self.inbox[0], Submit)
 
-
-class Watched:
-    """Notes every plan."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
-        self.plans: list[Plan] = []
-
-    def execute(self, plan: Plan) -> Sampled:
-        self.plans.append(plan)
-        return self.workers.execute(plan)
+    def send(self, message: ToFront) -> None:
+        if not isinstance(message, Output):
+            return
+        self.running -= sum(delta.finish is not None for delta in message.deltas)
+        for key, slot in message.want:
+            self.harness.arena.view(slot)[:] = self.harness.pixels[key]
+            self.inbox.append(PixelsReady(key))
 
 
 def serve(harness: Harness, count: int) -> list[Plan]:
@@ -81,10 +66,9 @@ def serve(harness: Harness, count: int) -> list[Plan]:
         assert image.num_patches == ROWS
         tokens = [1, spec.image_token_id, 2]
         submits.append(Submit(harness.request(f"{number}", tokens, [image], max_tokens=1)))
-    watched = Watched(harness.worker)
-    Engine(harness.scheduler, watched, Front(harness, submits), Metrics()).run()  # type: ignore[arg-type]
+    plans = run_engine(harness, Front(harness, submits))
     assert harness.scheduler.counts.images_encoded == count
-    return watched.plans
+    return plans
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
-from saccade.kernels.attention import Context
-from saccade.nn.protocol import Batch, FamilyNet
+from saccade.nn.protocol import Batch, Bounds, FamilyNet
+from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
@@ -46,7 +46,7 @@ def encode(
 class Session:
     """One sequence in a paged cache.
 
-    `page_size` None: slots are consecutive; else its pages are scattered.
+    `page_size` None: pages are of one token, and consecutive; else they are scattered.
     """
 
     def __init__(
@@ -70,12 +70,11 @@ class Session:
             tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2))
             for _ in range(layout.layers)
         ]
-        self.run = 7 if page_size is None else -1
-        slots = torch.arange(7, size)
+        self.page_size = page_size or 1
+        pages = torch.arange(7, size)
         if page_size is not None:
             pages = torch.randperm(size // page_size, generator=torch.Generator().manual_seed(0))
-            slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
-        self.slots = slots
+        self.pages = pages.int().unsqueeze(0)  # [1, P]
 
     def prefill(self, chunk: int | None = None) -> torch.Tensor:
         """Logits [T, vocab] of the whole prompt, computed `chunk` tokens at a time."""
@@ -95,11 +94,17 @@ class Session:
     def _forward(self, tokens: Sequence[int], positions: np.ndarray) -> torch.Tensor:
         start, end = self.done, self.done + len(tokens)
         rows, pieces = self._splices(start, end)
+        place = torch.arange(start, end)
+        pages = self.pages[0, place // self.page_size]
         batch = Batch(
             tokens=torch.tensor(tokens),
             positions=torch.from_numpy(positions),
-            out_slots=self.slots[start:end],
-            contexts=(Context(0, end - start, end, self.slots[:end], self.run),),
+            out_slots=pages * self.page_size + place % self.page_size,
+            slots=torch.tensor([0]),
+            page_table=self.pages,
+            q_starts=torch.tensor([0, end - start], dtype=torch.int32),
+            kv_lengths=torch.tensor([end], dtype=torch.int32),
+            bounds=Bounds(end - start, end, end),
             splice_rows=torch.tensor(rows, dtype=torch.int64),
             embeddings=torch.cat(pieces)
             if pieces
@@ -107,7 +112,9 @@ class Session:
             sample_rows=torch.arange(end - start),
         )
         self.done = end
-        return self.net.forward(batch, self.kv)
+        attention = attention_for(self.kv, self.page_size)
+        attention.plan(batch)
+        return self.net.forward(batch, attention)
 
     def _splices(self, start: int, end: int) -> tuple[list[int], list[torch.Tensor]]:
         rows: list[int] = []

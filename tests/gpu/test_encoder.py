@@ -14,7 +14,7 @@ from lab.checkpoint import make_checkpoint
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Encode, PixelSlot
+from saccade.core.plan import Encode, Move, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
@@ -126,38 +126,40 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
     vision = VisionEncoder(
         net.spec, encoder(net, cuda, CudaCapture()), arena, like, WHOLE, "weights"
     )
-    memory = EmbeddingMemory(net.spec.embedding_width, torch.bfloat16, cuda, WHOLE, None)
+    memory = EmbeddingMemory(like.new_empty((0, net.spec.embedding_width)), WHOLE, None)
     plain = encoder(net, cuda, eager)
     busy = torch.randn(2048, 2048, device=cuda)
     reported: list[tuple[ImageKey, float, float]] = []
     for number in range(20):
         pictures = pixels(net, SIZES[: 1 + number % 3], seed=number)
-        encodes, offsets = [], []
+        encodes, offset = [], 0
         for index, picture in enumerate(pictures):
-            offset = arena.allocate(picture.nbytes)
-            assert offset is not None
-            offsets.append(offset)
             slot = PixelSlot(offset, *picture.shape[:2])
+            offset += picture.nbytes
             arena.view(slot)[:] = picture
             encodes.append(
                 Encode(
                     ImageKey(bytes([number, index]), b""), net.spec.grid(*picture.shape[:2]), slot
                 )
             )
-        for encoded in vision.encode(encodes):
-            memory.put(encoded.key, encoded.rows, encoded.ready)
+        vision.begin(encodes)
+        while len(memory) < len(encodes):  # in one step, or a part in each
+            for encoded in vision.advance(0 if number % 2 else 50):
+                memory.put(encoded.key, encoded.rows, encoded.ready)
         for _ in range(5):
             busy = busy @ busy / 50.0
         shown = memory.gather(
             [(encode.key, 0, net.spec.num_tokens(encode.grid)) for encode in encodes]
         )
-        reported += vision.finish()
-        for offset in offsets:
-            arena.free(offset)
+        told = 0
+        while told < len(encodes):  # their pixels have been read
+            ended = vision.ended(wait=True)
+            told += len(ended)
+            reported += ended
         arena.whole()[:] = 0
         assert torch.equal(shown, torch.cat(plain.encode(on(cuda, pictures))))
-    torch.cuda.synchronize()
-    reported += vision.finish()
+        for encode in encodes:
+            memory.move(Move(encode.key, "device", None, 0))
     assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(
         ms > 0 for _, ms, _ in reported
     )
@@ -183,3 +185,25 @@ def test_checkpoints_need_no_weights_to_be_measured(tmp_path: Path, cuda: torch.
         progress=False,
     )
     assert encoder(net, cuda).encode(on(cuda, pixels(net, [(2, 2)])))[0].isfinite().all()
+
+
+def test_embeddings_survive_the_host_tier_and_its_runs(cuda: torch.device) -> None:
+    """More of them than fit side by side, put and brought back in another order."""
+    width, rows = 64, 100
+    like = torch.empty((0, width), dtype=torch.bfloat16, device=cuda)
+    memory = EmbeddingMemory(like, WHOLE, None, host_bytes=rows * width * 2)
+    rng = np.random.default_rng(0)
+    held: dict[ImageKey, torch.Tensor] = {}
+    for number in range(300):
+        if held and (rng.random() < 0.5 or sum(map(len, held.values())) > 60):
+            key = list(held)[rng.integers(len(held))]
+            memory.move(Move(key, "host", "device", 0))
+            assert torch.equal(memory.gather([(key, 0, len(held[key]))]), held[key])
+            memory.move(Move(key, "device", None, 0))
+            del held[key]
+        else:
+            key = ImageKey(number.to_bytes(32, "big"), b"")
+            embedding = torch.randn(int(rng.integers(1, 40)), width, device=cuda).bfloat16()
+            memory.put(key, embedding)
+            memory.move(Move(key, "device", "host", 0))
+            held[key] = embedding.clone()

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention import Context, Segments, paged_attention, varlen_attention, write_kv
+from saccade.kernels.attention import Segments, varlen_attention
 from saccade.kernels.linear import Activation, linear, pack
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
+from saccade.nn.protocol import Batch, Bounds
+from saccade.runtime.attention import attention_for
 
 pytestmark = pytest.mark.gpu
 
@@ -109,36 +111,58 @@ def test_segments_by_sdpa(cuda: torch.device, dtype: torch.dtype) -> None:
     close(ours, attended(q, k, v, lengths, 0.2))
 
 
-@pytest.mark.parametrize("run", [True, False], ids=["consecutive", "scattered"])
-@pytest.mark.parametrize(("length", "keys"), [(1, 40), (5, 40), (40, 40), (1, 3000), (150, 700)])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    "rows",
+    [[(1, 40)], [(40, 40), (7, 7)], [(1, 3000)], [(1, 1), (5, 40), (150, 700), (1, 16), (3, 3)]],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [16, 20, 64, 128])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_causal_attention_over_pages(
-    cuda: torch.device, dtype: torch.dtype, dim: int, length: int, keys: int, run: bool
+    cuda: torch.device, dtype: torch.dtype, dim: int, rows: list[tuple[int, int]], page_size: int
 ) -> None:
+    """Rows of (queries, tokens in all), on pages anywhere."""
     heads, kv_heads = 6, 2
-    q, k, v = (
-        noise(length, heads, dim).to(dtype),
-        noise(keys, kv_heads, dim, seed=1).to(dtype),
-        noise(keys, kv_heads, dim, seed=2).to(dtype),
+    counts = [-(-total // page_size) for _, total in rows]
+    order = torch.randperm(sum(counts) + 5, generator=torch.Generator().manual_seed(3)).int()
+    table = torch.full((len(rows) + 1, max(counts)), 1 << 30, dtype=torch.int32)
+    caches = torch.full(
+        (2, len(order) * page_size, kv_heads, dim), torch.nan, dtype=dtype, device=cuda
     )
-    slots = (
-        torch.arange(5, 5 + keys)
-        if run
-        else torch.randperm(keys + 60, generator=torch.Generator().manual_seed(3))[:keys]
+    wanted, queries, new, out_slots, used = [], [], [], [], 0
+    for line, ((length, total), count) in enumerate(zip(rows, counts)):
+        pages = table[line + 1, :count] = order[used : used + count]
+        used += count
+        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[:total].long()
+        q = noise(length, heads, dim, seed=line).to(dtype)
+        kv = [noise(total, kv_heads, dim, seed=10 * line + n).to(dtype) for n in (1, 2)]
+        for cache, x in zip(caches, kv):
+            cache[slots[: total - length].to(cuda)] = x[: total - length].to(cuda)
+        queries.append(q)
+        new.append([x[total - length :] for x in kv])
+        out_slots.append(slots[total - length :])
+        wide = [x.double().repeat_interleave(heads // kv_heads, dim=1).transpose(0, 1) for x in kv]
+        scores = q.double().transpose(0, 1) @ wide[0].transpose(1, 2) * dim**-0.5
+        future = torch.ones(length, total, dtype=torch.bool).triu(total - length + 1)
+        weights = torch.softmax(scores.masked_fill_(future, -torch.inf), dim=-1)
+        wanted.append((weights @ wide[1]).transpose(0, 1))
+    lengths, totals = zip(*rows)
+    none = torch.empty(0, dtype=torch.int64, device=cuda)
+    batch = Batch(
+        tokens=torch.zeros(sum(lengths), dtype=torch.int64, device=cuda),
+        positions=none,
+        out_slots=torch.cat(out_slots).to(cuda),
+        slots=torch.arange(1, len(rows) + 1, device=cuda),
+        page_table=table.to(cuda),
+        q_starts=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda),
+        kv_lengths=torch.tensor(totals, dtype=torch.int32, device=cuda),
+        bounds=Bounds(max(lengths), max(totals), sum(totals)),
+        splice_rows=none,
+        embeddings=none,
+        sample_rows=none,
     )
-    caches = [
-        torch.full((keys + 60, kv_heads, dim), torch.nan, dtype=dtype, device=cuda)
-        for _ in range(2)
-    ]
-    write_kv(k.to(cuda), v.to(cuda), caches[0], caches[1], slots.to(cuda))
-    context = Context(
-        start=0, length=length, kv_length=keys, slots=slots.to(cuda), run=5 if run else -1
-    )
-    ours = paged_attention(q.to(cuda), caches[0], caches[1], [context], dim**-0.5)
-    wide = [x.double().repeat_interleave(heads // kv_heads, dim=1).transpose(0, 1) for x in (k, v)]
-    scores = q.double().transpose(0, 1) @ wide[0].transpose(1, 2) * dim**-0.5
-    scores.masked_fill_(
-        torch.ones(length, keys, dtype=torch.bool).triu(keys - length + 1), -torch.inf
-    )
-    close(ours, (torch.softmax(scores, dim=-1) @ wide[1]).transpose(0, 1))
+    attention = attention_for([(caches[0], caches[1])], page_size)
+    attention.plan(batch)
+    k, v = (torch.cat(x).to(cuda) for x in zip(*new))
+    close(attention(torch.cat(queries).to(cuda), k, v, 0), torch.cat(wanted))

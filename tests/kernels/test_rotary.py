@@ -33,7 +33,11 @@ def rotate(request: pytest.FixtureRequest) -> Rotate:
         os.environ["TRITON_INTERPRET"] = "1"
     from saccade.kernels.rotary_gpu import launch
 
-    return launch
+    def launched(rotation: Rotation, x: torch.Tensor) -> None:
+        tables = (rotation.cos, rotation.sin, rotation.index, rotation.axis)
+        launch(x, *tables, halves=rotation.pairs == "halves")
+
+    return launched
 
 
 @pytest.fixture

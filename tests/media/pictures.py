@@ -63,9 +63,15 @@ def png(
 
 
 def decoded(data: bytes) -> Pixels:
-    """As transformers' `load_image` does it: upright RGB, [height, width, 3]."""
+    """As transformers' processor does it with a PIL image: upright RGB [height, width, 3],
+    transparency laid over white.
+    """
     with PIL.Image.open(io.BytesIO(data)) as image:
-        return np.array(PIL.ImageOps.exif_transpose(image).convert("RGB"))
+        upright = PIL.ImageOps.exif_transpose(image)
+        if "A" in upright.getbands() or upright.info.get("transparency") is not None:
+            white = PIL.Image.new("RGBA", upright.size, (255, 255, 255, 255))
+            upright = PIL.Image.alpha_composite(white, upright.convert("RGBA"))
+        return np.array(upright.convert("RGB"))
 
 
 def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:

@@ -15,7 +15,8 @@ import pytest
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
 from saccade.core.types import ImageKey
-from saccade.media.content import Budget, digest, encode_array, identify, probe
+from saccade.media.content import Budget, digest, encode_array, identify
+from saccade.media.header import probe
 from tests.media.pictures import chunk, encode, noise, photo, png, with_orientation
 
 LIMIT = 178_956_970
@@ -174,6 +175,22 @@ def avif_of_items(count: int) -> bytes:
     )
 
 
+def avif_of_boxes(count: int) -> bytes:
+    data = encode(noise(16, 16), "AVIF")
+    start = int.from_bytes(data[:4], "big")
+    return data[:start] + (struct.pack(">I", 8) + b"free") * count + data[start:]
+
+
+def tiff_of_entries(count: int) -> bytes:
+    """A directory of width, height, and the same private tag again and again."""
+    entries = ((256, 3, 1, 16), (257, 3, 1, 16), *((65_000, 3, 1, 0),) * (count - 2))
+    return (
+        b"II*\0\x08\0\0\0"
+        + struct.pack("<H", count)
+        + b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    )
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
     "text": (b"hello, is this a picture?", "text"),
@@ -199,10 +216,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no height": (jpeg_header(0, 100), "cut short|nothing to see"),
     "gif 10,000 frames": (many_frames(), "60000 x 60000 px"),
     "jpeg of padding": (b"\xff\xd8" + b"\xff" * 2**22, "cut short"),
-    "png of a text bomb": (
-        png(10, 10, b"", before=chunk(b"zTXt", b"k\x00\x00" + zlib.compress(bytes(2**27), 9)) * 20),
-        "cut short",
-    ),
     "jpeg of frames": (
         jpeg_of(segment(0xC0, b"\x08\0\x10\0\x10\x03" + bytes(65_000)) * 500),
         "cut short",
@@ -216,6 +229,11 @@ BLOATED = {
     "jpeg of exif": jpeg_of(segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 900),
     "jpeg of small exif": jpeg_of(segment(0xE1, b"Exif\0\0" + bytes(1000)) * 30_000),
     "png of exif": png(16, 16, b"", before=chunk(b"eXIf", directory(60_000)) * 20),
+    "png of text bombs": png(
+        16, 16, b"", before=chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**27), 9)) * 20
+    ),
+    "tiff of 65,535 entries": tiff_of_entries(65_535),
+    "avif of 32,000 boxes": avif_of_boxes(32_000),
     "webp with exif": webp_with_exif(directory(60_000)),
 }
 

@@ -4,15 +4,23 @@ budget.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import NotFound, TooLarge
-from saccade.media.files import FileStore
+from saccade.core.errors import NotFound, StorageBusy, StorageFull, TooLarge
+from saccade.media.files import BLOCK, FileStore, Stored
+from saccade.media.uploads import Uploads
 
 DATA = b"some bytes"
 
@@ -134,7 +142,7 @@ def test_what_a_crash_left_half_written_is_swept_by_the_next_upload(
 
 
 def test_the_budget_counts_content_once_and_refuses_what_is_over(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, 25)
+    store = FileStore(tmp_path, 14 * BLOCK)  # twice a folder, a content, and ten notes
     kept = [store.save(DATA, str(n), "vision", None) for n in range(9)]
     other = store.save(b"x" * 15, "x", "vision", None)
     with pytest.raises(TooLarge, match="--files-mb") as caught:
@@ -146,10 +154,209 @@ def test_the_budget_counts_content_once_and_refuses_what_is_over(tmp_path: Path)
     assert store.read(kept[0].id) == DATA
 
 
+def on_disk(folder: Path) -> int:
+    """What `du` says of everything that uploads put there."""
+    paths = [path for path in folder.rglob("*") if path.name not in ("incoming", "lock")]
+    return sum(max(BLOCK, path.stat().st_blocks * 512) for path in paths)
+
+
+def test_the_budget_counts_all_that_lies_on_disk(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, 1 << 20)
+    kept = []
+    with pytest.raises(TooLarge, match="--files-mb"):
+        while len(kept) < 1000:
+            kept.append(store.save(str(len(kept)).encode(), "n" * 200, "vision", None))
+    assert len(kept) == (1 << 20) // (3 * BLOCK), "a folder, a content and a note for each"
+    assert on_disk(tmp_path) <= 1 << 20
+    for stored in kept[:3]:
+        store.delete(stored.id)
+    assert FileStore(tmp_path, 1 << 20).save(bytes(2 * BLOCK), "x", "vision", None)
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.media.files.MOST_FILES", 3)
+    store = FileStore(tmp_path, 1 << 20)
+    for n in range(3):
+        store.save(DATA, str(n), "vision", None)
+    with pytest.raises(TooLarge, match="3 files are kept"):
+        store.save(DATA, "x", "vision", None)
+
+
+def test_an_upload_and_a_list_do_not_read_the_notes_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, reads = FileStore(tmp_path, 1 << 20), 0
+    parse = FileStore._parse
+
+    def counted(self: FileStore, path: Path) -> Stored | None:
+        nonlocal reads
+        reads += 1
+        return parse(self, path)
+
+    monkeypatch.setattr(FileStore, "_parse", counted)
+    for n in range(30):
+        store.save(str(n).encode(), str(n), "vision", None)
+    assert reads == 0
+    assert len(store.entries()) == 30 and reads == 30
+    store.save(b"one more", "30", "vision", None)
+    assert len(store.entries()) == 31 and reads == 31
+
+
+def test_what_others_do_to_the_folder_is_counted(tmp_path: Path) -> None:
+    one, other = (FileStore(tmp_path, 6 * BLOCK) for _ in range(2))
+    first = one.save(b"1", "1", "vision", None)
+    other.save(b"2", "2", "vision", None)
+    with pytest.raises(TooLarge):
+        one.save(b"3", "3", "vision", None)
+    other.delete(first.id)
+    one.save(b"3", "3", "vision", None)
+    shutil.rmtree(home(tmp_path, b"2"))  # by hand
+    other.save(b"4", "4", "vision", None)
+
+
+def test_each_owner_sees_its_own_files(store: FileStore) -> None:
+    mine, yours = (store.save(DATA, name, "vision", None, name) for name in ("me", "you"))
+    assert [stored.name for stored in store.entries("me")] == ["me"]
+    assert store.entries() == []
+    for call in (store.find, store.read, store.delete):
+        with pytest.raises(NotFound):
+            call(mine.id, "you")
+    store.delete(mine.id, "me")
+    assert store.read(yours.id, "you") == DATA, "equal bytes of two owners are two files"
+
+
+HOLD = """
+import fcntl, sys
+lock = open(sys.argv[1], "r+b")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_held_elsewhere_holds_up_only_those_who_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.media.files.LOCK_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        files = Uploads(FileStore(tmp_path, 1 << 20))
+        kept = await files.save(DATA, "a", "vision", None)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as holder:
+            assert holder.stdout is not None and holder.stdin is not None
+            assert holder.stdout.readline() == b"held\n"
+            async with asyncio.timeout(10):  # 50 turns at the lock would take longer
+                uploads = [
+                    asyncio.create_task(files.save(bytes([n]), "b", "vision", None))
+                    for n in range(50)
+                ]
+                await asyncio.sleep(0.05)
+                assert await asyncio.to_thread(lambda: 7) == 7
+                assert await files.read(kept.id) == DATA and len(await files.entries()) == 1
+                assert not any(task.done() for task in uploads), "they still wait for the lock"
+                refused = await asyncio.gather(*uploads, return_exceptions=True)
+                assert {type(each) for each in refused} == {StorageBusy}
+            holder.stdin.close()
+            holder.wait()
+        await asyncio.sleep(0.3)
+        assert (await files.save(b"b", "b", "vision", None)).name == "b"
+        files.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_does_not_answer_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.media.uploads.PATIENCE", 0.1)
+    away = threading.Event()  # a file server that is away blocks in the kernel
+    monkeypatch.setattr(FileStore, "entries", lambda self, owner: away.wait())
+
+    async def scenario() -> None:
+        files = Uploads(FileStore(tmp_path, 1 << 20))
+        lists = [asyncio.create_task(files.entries()) for _ in range(20)]
+        for each in await asyncio.gather(*lists, return_exceptions=True):
+            assert isinstance(each, StorageBusy)
+        away.set()
+        files.close()
+
+    asyncio.run(scenario())
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from saccade.core.errors import StorageFull
+from saccade.media.files import FileStore
+store = FileStore(Path(sys.argv[1]), 1 << 20)
+kept = store.save(b"kept", "kept", "vision", None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    store.save(bytes(60_000), "x", "vision", None)
+except StorageFull as error:
+    assert error.status == 507, error.status
+    print(error.message)
+assert store.read(kept.id) == b"kept"
+assert [stored.name for stored in store.entries()] == ["kept"]
+store.save(b"small", "small", "vision", None)
+"""
+
+
+def test_a_disk_that_does_not_take_an_upload_is_said_to_be_so(tmp_path: Path) -> None:
+    """The kernel itself refuses, past a limit of file sizes."""
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "--files-dir" in told.stdout and "File too large" in told.stdout
+    assert not list((tmp_path / "incoming").iterdir())
+    assert len(list(tmp_path.glob("*/content"))) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES])
+@pytest.mark.parametrize("call", ["mkdir", "open", "fsync"])
+def test_whatever_the_disk_refuses_is_one_typed_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    """Where the operating system's answer cannot be had (tests may run as root), it is put in its
+    mouth.
+    """
+    store = FileStore(tmp_path, 1 << 20)
+    kept = store.save(DATA, "a", "vision", None)
+    real = getattr(os, call)
+
+    def refuse(*arguments: object, **options: object) -> object:
+        flags = arguments[1] if call == "open" else os.O_WRONLY
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, refuse)
+        with pytest.raises(StorageFull, match=os.strerror(number)):
+            store.save(b"another", "b", "vision", None)
+        assert store.read(kept.id) == DATA
+    assert [stored.name for stored in store.entries()] == ["a"]
+    store.save(b"another", "b", "vision", None)
+    assert not list((tmp_path / "incoming").iterdir())
+
+
+def test_a_file_that_is_a_folder_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "files").write_bytes(b"")
+    store = FileStore(tmp_path / "files", 1 << 20)
+    with pytest.raises(StorageFull, match="--files-dir"):
+        store.save(DATA, "a", "vision", None)
+    with pytest.raises(StorageBusy, match="--files-dir"):
+        store.entries()
+
+
 def test_an_expired_file_is_gone_and_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FileStore(tmp_path, len(DATA))
+    store = FileStore(tmp_path, 3 * BLOCK)
     stored = store.save(DATA, "a", "vision", 3600)
     assert stored.expires is not None and stored.expires == stored.created // 10**9 + 3600
     monkeypatch.setattr("saccade.media.files.time.time", lambda: stored.created / 1e9 + 3601)

@@ -13,9 +13,9 @@ import PIL.Image
 import pytest
 
 from saccade.core.errors import ImageError, InvalidRequest, TooLarge
+from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.media import ImageSource, Media, Picture, source_from_object
-from saccade.media.pool import DecodePool
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 
@@ -33,6 +33,13 @@ async def ready(media: Media, data: bytes, salt: str = "") -> Picture:
     return picture
 
 
+async def into_slot(media: Media, picture: Picture, offset: int = 0) -> PixelSlot:
+    """Decode a held picture."""
+    slot = PixelSlot(offset, *picture.size)
+    await media.decode(picture.image.key, slot)
+    return slot
+
+
 def test_a_picture_travels_from_url_to_pixels(media_path: MakePath) -> None:
     async def scenario() -> None:
         data = encode(photo(200, 300), "JPEG")
@@ -43,15 +50,15 @@ def test_a_picture_travels_from_url_to_pixels(media_path: MakePath) -> None:
                 (1, 12, 18),
                 54,
             )
-            slot = await path.media.pixels(picture.image.key)
+            slot = PixelSlot(8192, *picture.size)
+            await path.media.decode(picture.image.key, slot)
             np.testing.assert_array_equal(path.arena.view(slot), resized(decoded(data), (192, 288)))
             assert path.metrics.value("saccade_images_received_total") == 1
             assert path.metrics.value("saccade_images_decoded_total") == 1
             assert path.metrics.value("saccade_image_bytes_shipped_total") == 192 * 288 * 3
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 192 * 288 * 3
-            path.media.free(slot)
+            assert path.media.spent(picture.image.key).decode_ms > 0
             path.media.release(picture)
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0
+            assert path.media.held == 0
 
     asyncio.run(scenario())
 
@@ -63,25 +70,19 @@ def test_opening_decodes_nothing(media_path: MakePath) -> None:
                 [source(encode(noise(50, 50, seed))) for seed in range(5)], ""
             )
             assert path.metrics.value("saccade_images_decoded_total") == 0
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0
 
     asyncio.run(scenario())
 
 
-def test_a_picture_is_decoded_once_whoever_asks(media_path: MakePath) -> None:
+def test_a_picture_that_many_hold_is_decoded_once_per_ask(media_path: MakePath) -> None:
     async def scenario() -> None:
         async with media_path() as path:
             data = encode(noise(100, 100))
             pictures = [await ready(path.media, data) for _ in range(16)]
-            for picture in pictures:
-                path.media.decode_ahead(picture)
-            key = pictures[0].image.key
-            slots = await asyncio.gather(*(path.media.pixels(key) for _ in range(3)))
-            assert len(set(slots)) == 1
+            for picture in pictures[1:]:
+                path.media.release(picture)
+            await into_slot(path.media, pictures[0])
             assert path.metrics.value("saccade_images_decoded_total") == 1
-            for slot in slots:
-                path.media.free(slot)
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0
 
     asyncio.run(scenario())
 
@@ -97,80 +98,31 @@ def test_tenants_and_settings_share_nothing(media_path: MakePath) -> None:
             ]
             for picture in opened:
                 path.media.hold(picture)
-            slots = [await path.media.pixels(picture.image.key) for picture in opened]
-            assert len({slot.offset for slot in slots}) == 3
+            await asyncio.gather(
+                *(into_slot(path.media, p, 1 << 20 << i) for i, p in enumerate(opened))
+            )
+            assert len({picture.image.key for picture in opened}) == 3
             assert path.metrics.value("saccade_images_decoded_total") == 3
 
     asyncio.run(scenario())
 
 
-def test_the_others_still_get_it_when_the_first_asker_leaves(media_path: MakePath) -> None:
+def test_a_decode_that_is_called_off_ends_and_the_next_begins(media_path: MakePath) -> None:
     async def scenario() -> None:
         async with media_path() as path:
             picture = await ready(path.media, encode(noise(100, 100)))
-            first = asyncio.create_task(path.media.pixels(picture.image.key))
-            second = asyncio.create_task(path.media.pixels(picture.image.key))
-            await asyncio.sleep(0)
-            first.cancel()
-            slot = await second
-            assert path.metrics.value("saccade_images_decoded_total") == 1
-            path.media.free(slot)
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0, (
-                "the one who left holds nothing"
-            )
-
-    asyncio.run(scenario())
-
-
-def test_a_decode_nobody_needs_any_more_is_not_begun(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            picture = await ready(path.media, encode(noise(100, 100)))
-            path.media.decode_ahead(picture)
-            await asyncio.sleep(0)
-            assert (
-                path.metrics.value("saccade_arena_bytes_in_use")
-                == picture.size[0] * picture.size[1] * 3
-            )
-            path.media.release(picture)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0
             other = await ready(path.media, encode(noise(100, 100, seed=1)))
-            await path.media.pixels(other.image.key)
+            asked = asyncio.create_task(into_slot(path.media, picture))
+            await asyncio.sleep(0)
+            path.media.call_off(picture.image.key)
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            path.media.call_off(picture.image.key)
+            await into_slot(path.media, other)
             assert path.metrics.value("saccade_images_decoded_total") == 1
+            path.media.release(picture)
             with pytest.raises(ImageError, match="has ended"):
-                await path.media.pixels(picture.image.key)
-
-    asyncio.run(scenario())
-
-
-def test_a_confirmed_picture_is_not_decoded_ahead_but_on_demand(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            confirmed, new = (
-                await ready(path.media, encode(noise(64, 64))),
-                await ready(path.media, encode(noise(64, 64, seed=1))),
-            )
-            path.media.confirm([confirmed.image.key])
-            path.media.decode_ahead(confirmed)
-            path.media.decode_ahead(new)
-            path.media.free(await path.media.pixels(new.image.key))
-            assert path.metrics.value("saccade_images_decoded_total") == 1
-            path.media.free(await path.media.pixels(confirmed.image.key))
-            assert path.metrics.value("saccade_images_decoded_total") == 2
-
-    asyncio.run(scenario())
-
-
-def test_pixels_still_in_the_arena_are_not_decoded_again(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            picture = await ready(path.media, encode(noise(64, 64)))
-            for _ in range(3):
-                path.media.free(await path.media.pixels(picture.image.key))
-            assert path.metrics.value("saccade_images_decoded_total") == 1
-            assert path.metrics.value("saccade_image_hits_total", level="pixels") == 2
+                await into_slot(path.media, picture)
 
     asyncio.run(scenario())
 
@@ -182,37 +134,9 @@ def test_a_failure_is_told_and_not_remembered(media_path: MakePath) -> None:
             picture = await ready(path.media, data[: len(data) // 2])
             for _ in range(2):
                 with pytest.raises(ImageError, match=r"cannot be decoded: .*truncated"):
-                    await path.media.pixels(picture.image.key)
-            assert path.metrics.value("saccade_arena_bytes_in_use") == 0
+                    await into_slot(path.media, picture)
             assert path.metrics.value("saccade_decode_worker_restarts_total") == 0
-            await path.media.pixels((await ready(path.media, data)).image.key)
-
-    asyncio.run(scenario())
-
-
-def test_all_who_wait_hear_of_one_failure_and_who_asks_later_starts_anew(
-    media_path: MakePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decodes = []
-    decode = DecodePool.decode
-    monkeypatch.setattr(
-        DecodePool,
-        "decode",
-        lambda self, job, offset: (decodes.append(job), decode(self, job, offset))[1],
-    )
-
-    async def scenario() -> None:
-        async with media_path() as path:
-            picture = await ready(path.media, encode(noise(200, 200), "JPEG")[:3000])
-            path.media.decode_ahead(picture)
-            for expected in (1, 2):
-                waiting = [path.media.pixels(picture.image.key) for _ in range(5)]
-                errors = await asyncio.gather(*waiting, return_exceptions=True)
-                assert all(
-                    isinstance(error, ImageError) and "is truncated" in error.message
-                    for error in errors
-                )
-                assert len(decodes) == expected
+            await into_slot(path.media, await ready(path.media, data))
 
     asyncio.run(scenario())
 
@@ -260,13 +184,96 @@ def test_objects_behind_the_front_become_pictures(media_path: MakePath, tmp_path
                 )
                 path.media.hold(picture)
                 keys.append(picture.image.key)
-                np.testing.assert_array_equal(
-                    path.arena.view(await path.media.pixels(keys[-1])), pixels
-                )
+                slot = await into_slot(path.media, picture)
+                np.testing.assert_array_equal(path.arena.view(slot), pixels)
             assert keys[0] == keys[1]
             assert keys[2] == keys[3]
         for thing in (3, tmp_path / "b.png"):
             with pytest.raises(ImageError, match=r"must be bytes|cannot be read"):
                 source_from_object(thing, "messages[0].content[0]")
+
+    asyncio.run(scenario())
+
+
+def test_a_picture_beyond_the_memory_of_image_workers_is_refused_before_decoding(
+    media_path: MakePath,
+) -> None:
+    """A few kB that decoding would swell to gigabytes: told at once, with the option to change."""
+
+    async def scenario() -> None:
+        swollen = encode(PIL.Image.new("RGB", (4000, 4000)), "WEBP", lossless=True)
+        assert len(swollen) < 10_000
+        async with media_path(decode_memory_mb=256) as path:
+            with pytest.raises(
+                ImageError, match=r"WEBP of 4000 x 4000 px.*take 256 MiB.*--decode-memory-mb"
+            ) as raised:
+                await path.media.open(source(swollen, "messages[0].content[1]"), "")
+            assert raised.value.param == "messages[0].content[1]"
+            fits = encode(PIL.Image.new("RGB", (4000, 4000)), "PNG")
+            await into_slot(path.media, await ready(path.media, fits))
+            assert path.metrics.value("saccade_decodes_total") == 1
+
+    asyncio.run(scenario())
+
+
+LARGE: dict[str, dict[str, object]] = {
+    "JPEG RGB": {"quality": 60, "progressive": True, "subsampling": 0},
+    "JPEG CMYK": {"quality": 60, "progressive": True, "subsampling": 0},
+    "PNG RGBA": {"compress_level": 1},
+    "GIF L": {},
+    "BMP RGB": {},
+    "TIFF RGB": {"compression": "tiff_lzw"},
+    "WEBP RGBA": {"lossless": True, "quality": 0, "method": 0},
+    "AVIF RGBA": {"speed": 10, "quality": 30},
+}
+
+
+def test_large_pictures_are_decoded_in_the_memory_they_are_priced_at(
+    media_path: MakePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's address space is limited to that price, so one that takes more fails."""
+    monkeypatch.setattr("saccade.media.pool.SLACK_BYTES", 16 << 20)
+    image = PIL.Image.fromarray(photo(2700, 3600))
+
+    async def scenario() -> None:
+        async with media_path() as path:
+            for kind, saved in LARGE.items():
+                format, mode = kind.split()
+                data = encode(image.convert(mode), format, **saved)
+                await into_slot(path.media, await ready(path.media, data))
+            assert path.metrics.value("saccade_decodes_total") == len(LARGE)
+
+    asyncio.run(scenario())
+
+
+def test_a_header_is_read_once_for_the_same_bytes(media_path: MakePath) -> None:
+    async def scenario() -> None:
+        async with media_path() as path:
+            data = encode(noise(50, 50))
+            await path.media.open_all([source(data)] * 20, "")
+            await path.media.open(source(data, budget=Budget(max_pixels=64 * 64)), "salt")
+            assert path.metrics.value("saccade_headers_read_total") == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("orient", ["landscape", "portrait"])
+def test_transparent_pictures_are_white_below_whatever_way_they_come(
+    media_path: MakePath, orient: str
+) -> None:
+    async def scenario() -> None:
+        size = (96, 64) if orient == "landscape" else (64, 96)
+        image = PIL.Image.new("RGBA", size)
+        image.paste((0, 0, 0, 255), (16, 16, 48, 48))
+        async with media_path() as path:
+            slots = []
+            for place, thing in enumerate((image, encode(image), encode(image, "WEBP"))):
+                picture = await path.media.open(source_from_object(thing, "part"), "")
+                path.media.hold(picture)
+                slots.append(await into_slot(path.media, picture, place << 20))
+            first, *others = (path.arena.view(slot) for slot in slots)
+            assert (first[0, 0].tolist(), first[32, 32].tolist()) == ([255] * 3, [0] * 3)
+            for other in others[:1]:
+                np.testing.assert_array_equal(first, other)
 
     asyncio.run(scenario())

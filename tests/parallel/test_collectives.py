@@ -1,5 +1,5 @@
-"""Collectives: sums and gathers are right, and have the same bits on every rank, whatever the size
-of the tensor.
+"""Collectives: sums, gathers and broadcasts are right, and have the same bits on every rank,
+whatever the size of the tensor.
 """
 
 from __future__ import annotations
@@ -28,10 +28,29 @@ def test_sums_and_gathers_are_right_and_alike_on_every_rank(
         given = [torch.randn(shape, generator=generator) for _ in range(size)]
         sums = together(lambda shard, x: shard.all_reduce(x.clone()), crew, given)
         gathers = together(lambda shard, x: shard.all_gather(x), crew, given)
+        firsts = together(lambda shard, x: shard.broadcast(x.clone()), crew, given)
+        assert all(torch.equal(first, given[0]) for first in firsts)
         torch.testing.assert_close(sums[0], torch.stack(given).sum(0))
         for total, gathered in zip(sums, gathers):
             assert torch.equal(total, sums[0])
             assert torch.equal(gathered, torch.stack(given))
+
+
+def test_the_first_ranks_words_among_sums_reach_all() -> None:
+    crew = shards(3)
+
+    def work(shard: Shard) -> list[float]:
+        heard = []
+        for i in range(200):
+            word = torch.full((5,), float(i if shard.rank == 0 else -1))
+            heard.append(float(shard.broadcast(word)[0]))
+            if i % 3 == 0:
+                heard.append(float(shard.all_reduce(torch.ones(2))[0]))
+        return heard
+
+    first, *others = together(work, crew)
+    assert all(other == first for other in others)
+    assert [word for word in first if word != 3.0] == [float(i) for i in range(200) if i != 3]
 
 
 def test_many_messages_in_a_row_do_not_overwrite_each_other() -> None:
@@ -61,6 +80,7 @@ def test_one_rank_is_alone() -> None:
     x = torch.ones(3)
     assert Shard().all_reduce(x) is x
     assert Shard().all_gather(x).shape == (1, 3)
+    assert Shard().broadcast(x) is x
 
 
 def test_fewer_heads_than_ranks_are_shared_by_neighbours() -> None:

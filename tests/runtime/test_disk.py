@@ -15,6 +15,7 @@ import torch
 
 from saccade.core.types import ImageKey
 from saccade.runtime import disk
+from saccade.runtime import files as on_disk
 from saccade.runtime.disk import DiskTier
 
 A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range(3))
@@ -47,7 +48,7 @@ def files(tmp_path: Path) -> list[Path]:
     for key in (A, B, C):
         tier.write(key, rows(key))
     tier.close()
-    files = [tier._path(key) for key in (A, B, C)]
+    files = [tier.files.path(key) for key in (A, B, C)]
     for age, file in enumerate(files):
         os.utime(file, (age, age))
     return files
@@ -107,7 +108,7 @@ def damage(file: Path, how: str, other: Path) -> None:
         case "another model's":
             data = data.replace(b"model".hex().encode(), b"modal".hex().encode())
         case "another format's":
-            data = data.replace(disk.FORMAT.encode(), b"saccade-embedding-0")
+            data = data.replace(on_disk.FORMAT.encode(), b"saccade-embedding-0")
     file.write_bytes(data)
 
 
@@ -167,9 +168,9 @@ def put_foreign(file: Path, what: str, other: Path) -> None:
         case "no checksum":
             del header["__metadata__"]["blake3"]
         case "no tokens":
-            header[disk.TENSOR]["shape"][0], values = 0, b""
+            header[on_disk.TENSOR]["shape"][0], values = 0, b""
         case "another shape":
-            header[disk.TENSOR]["shape"] = "AB"
+            header[on_disk.TENSOR]["shape"] = "AB"
     text = b"[" * 60_000 if what == "a deep header" else json.dumps(header).encode()
     file.unlink()
     match what:
@@ -322,7 +323,7 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "fsync", full)
+    monkeypatch.setattr(on_disk.os, "fsync", full)
     tier.write(A, rows(A))
     assert tier.collect(wait=True) == ((A, "not saved"),)
     assert not list((tmp_path / b"model".hex()).iterdir())

@@ -256,11 +256,11 @@ def test_every_replay_reads_the_same_memory(
                 (
                     pack.rows.data_ptr(),
                     pack.places.data_ptr(),
-                    *(each.bounds.data_ptr() for each in pack.segments),
+                    *(cut.segments.bounds.data_ptr() for (cut,) in pack.cuts),
                 )
                 for pack in seen
             }
         )
         == 1
     )
-    assert len({tuple(each.longest for each in pack.segments) for pack in seen}) == 1
+    assert len({tuple(cut.segments.longest for (cut,) in pack.cuts) for pack in seen}) == 1

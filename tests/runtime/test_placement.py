@@ -20,15 +20,16 @@ from lab.checkpoint import make_checkpoint
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
-from saccade.kernels.attention import Context
-from saccade.kernels.rotary import Rotation
-from saccade.nn.protocol import Batch, FamilyNet
+from saccade.nn.protocol import Batch, Bounds, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
+from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, eager
 from saccade.runtime.positions import PositionCache
+from saccade.runtime.sampler import Draws, Sampler
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -65,12 +66,15 @@ class Indexing(TorchFunctionMode):
 
 
 def part(x: torch.Tensor, index: object) -> torch.Tensor:
-    """x[index] for slices, None and a leading ellipsis."""
+    """x[index] for slices, numbers, None and a leading ellipsis."""
     parts = index if isinstance(index, tuple) else (index,)
     dim = 0
     for each in parts:
         if each is Ellipsis:
             dim = x.dim() - len(parts) + 1
+            continue
+        if isinstance(each, int):
+            x = aten.select(x, dim, each)
             continue
         if each is None:
             x = aten.unsqueeze(x, dim)
@@ -97,13 +101,13 @@ class Blank:
         )
 
 
-def launch(rotation: Rotation, x: torch.Tensor) -> None:
+def launch(x: torch.Tensor, *tables: torch.Tensor | None, halves: bool) -> None:
     """In place of the Triton kernel: what that asks of its arguments."""
-    tables = (rotation.cos, rotation.sin, rotation.index, rotation.axis)
+    assert halves
     assert all(
         each is None or (each.device == CUDA and each.stride(-1) == 1) for each in (x, *tables)
     )
-    assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
+    assert all(each is not None and each.is_contiguous() for each in tables[:2])
 
 
 @pytest.fixture
@@ -149,25 +153,67 @@ def test_a_vision_tower_stays_on_its_device(
         assert rows.shape == (tokens, spec.embedding_width) and rows.device == CUDA
 
 
-@pytest.mark.parametrize("run", [5, -1], ids=["consecutive", "scattered"])
+@pytest.mark.parametrize(
+    "rows", [((1, 40), (7, 7), (6, 30)), ((8, 8), (6, 6)), ((1, 5),)], ids=["mixed", "cold", "one"]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_language_model_stays_on_its_device(
-    spec: FamilySpec, gpu: None, dtype: torch.dtype, run: int
+    spec: FamilySpec, gpu: None, dtype: torch.dtype, rows: tuple[tuple[int, int], ...]
 ) -> None:
+    """Rows of (queries, tokens in all)."""
     net = blank(spec, dtype)
     layout = spec.kv_layout
 
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=CUDA)
+    def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=CUDA)
 
-    contexts = tuple(
-        Context(start, length, keys, integers(keys), run)
-        for start, length, keys in ((0, 1, 40), (1, 7, 7), (8, 6, 30))
-    )
-    embeddings = torch.empty((4, spec.embedding_width), dtype=dtype, device=CUDA)
+    lengths, totals = zip(*rows)
+    total, count = sum(lengths), len(rows)
+    embeddings = torch.empty((1, spec.embedding_width), dtype=dtype, device=CUDA)
     batch = Batch(
-        integers(14), integers(3, 14), integers(14), contexts, integers(4), embeddings, integers(2)
+        tokens=integers(total),
+        positions=integers(3, total),
+        out_slots=integers(total),
+        slots=integers(count),
+        page_table=integers(4, 16, dtype=torch.int32),
+        q_starts=integers(count + 1, dtype=torch.int32),
+        kv_lengths=integers(count, dtype=torch.int32),
+        bounds=Bounds(max(lengths), max(totals), sum(totals)),
+        splice_rows=integers(1),
+        embeddings=embeddings,
+        sample_rows=integers(2),
     )
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
-    logits = net.forward(batch, [(cache, cache)] * layout.layers)
+    attention = attention_for([(cache, cache)] * layout.layers, 16)
+    attention.plan(batch)
+    logits = net.forward(batch, attention)
     assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [{}],
+        [{"temperature": 1.0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}],
+        [{}, {"temperature": 1.0, "repetition_penalty": 1.2}, {"logprobs": 3}],
+        [{"min_tokens": 4, "logit_bias": ((3, 1.0),), "frequency_penalty": 1.0}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_drawing_asks_for_no_value(gpu: None, asked: list[dict[str, object]], masked: bool) -> None:
+    vocab, count = 3000, len(asked)
+    sampler = Sampler(vocab, count, (1, 2), CUDA)
+    for slot, params in enumerate(asked):
+        sampler.open(slot, SamplingParams(**params), [5, 6, 7], 2)  # type: ignore[arg-type]
+    draws = Draws(
+        range(count),
+        [1] * count,
+        torch.empty(count, dtype=torch.int64, device=CUDA),
+        torch.empty(count, dtype=torch.float64, device=CUDA),
+    )
+    masks = torch.empty((count, 94), dtype=torch.int32, device=CUDA) if masked else None
+    logits = torch.empty((count, vocab), dtype=torch.float32, device=CUDA)
+    tokens, report = sampler(logits, draws, masks)
+    assert tokens.device == CUDA and tokens.shape == (count,) and tokens.dtype == torch.int64
+    assert (report is not None) == any("logprobs" in params for params in asked)

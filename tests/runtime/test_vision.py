@@ -1,50 +1,191 @@
-"""What the encoder of plans reports of the pictures it has encoded."""
+"""The encoder of plans: work that is spread over steps, and what it reports of it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
-from lab.checkpoint import make_checkpoint
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
-from saccade.families.registry import load_spec
-from saccade.parallel import WHOLE
-from saccade.runtime.encoder import PackedEncoder
+from saccade.families.qwen_vl import vision
+from saccade.nn.protocol import FamilyNet
+from saccade.parallel import WHOLE, Shard
+from saccade.runtime import encoder
+from saccade.runtime.encoder import PackedEncoder, cut_segments
+from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
-from saccade.runtime.weights import load_net
+from tests.checkpoints import FamilyName, picture
+from tests.families.forwarding import CPU, load
+from tests.parallel.crew import ThreadCrew, together
 
-CPU = torch.device("cpu")
+SIZES = [(4, 4), (2, 3), (12, 9), (7, 5)]
+
+
+class Bench:
+    """A `VisionEncoder` and an arena with images in it."""
+
+    def __init__(
+        self,
+        net: FamilyNet,
+        sizes: tuple[int, ...] = (),
+        shard: Shard = WHOLE,
+        mode: str = "weights",
+    ) -> None:
+        self.net, self.arena, like = net, Arena.create(1 << 22), torch.empty(0)
+        known = PositionCache(net.spec, net.vision, Metrics())
+        packed = PackedEncoder(net, known, EncoderConfig(graph_sizes=sizes), like, eager)
+        self.vision = VisionEncoder(net.spec, packed, self.arena, like, shard, mode)  # type: ignore[arg-type]
+
+    def encodes(self, sizes: list[tuple[int, int]] = SIZES) -> list[Encode]:
+        factor, found, offset = self.net.spec.image_rules.factor, [], 0
+        for number, (h, w) in enumerate(sizes):
+            pixels = picture(h * factor, w * factor, seed=number)
+            slot = PixelSlot(offset, *pixels.shape[:2])
+            offset += slot.nbytes
+            self.arena.view(slot)[:] = pixels
+            key = ImageKey(bytes([number] * 32), bytes(16))
+            found.append(Encode(key, self.net.spec.grid(*pixels.shape[:2]), slot))
+        return found
+
+    def run(self, tower: int) -> tuple[dict[ImageKey, torch.Tensor], int]:
+        """Embeddings of all, and in how many steps."""
+        with torch.inference_mode():
+            self.vision.begin(self.encodes())
+            rows: dict[ImageKey, torch.Tensor] = {}
+            steps = 0
+            while len(rows) < len(SIZES):
+                rows |= {each.key: each.rows for each in self.vision.advance(tower)}
+                steps += 1
+        return rows, steps
+
+
+def patch_blocks(net: FamilyNet, sizes: list[tuple[int, int]]) -> int:
+    return sum(4 * h * w for h, w in sizes) * net.vision.depth
+
+
+@pytest.mark.parametrize("graphs", [(), (256, 1024)], ids=["eager", "graphs"])
+def test_embeddings_have_the_same_bits_in_however_many_steps(
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    graphs: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoder, "CPU_PACK", 200)
+    monkeypatch.setattr(encoder, "CPU_PIECE", 64)
+    net = load(checkpoint(family))
+    whole, steps = Bench(net, graphs).run(0)
+    assert steps == 1
+    total = patch_blocks(net, SIZES)
+    for tower in (1, 7, 500, 10**9):
+        rows, steps = Bench(net, graphs).run(tower)
+        assert steps == -(-total // tower)
+        for key, wanted in whole.items():
+            assert torch.equal(rows[key], wanted)
+
+
+def test_a_step_spends_what_it_may_and_images_end_in_order(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "CPU_PACK", 100)
+    monkeypatch.setattr(encoder, "CPU_PIECE", 64)
+    net = load(checkpoint("qwen3_vl"))
+    done: list[int] = []
+    attend = vision.varlen_attention
+    monkeypatch.setattr(
+        vision, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
+    )
+    bench = Bench(net)
+    encodes = bench.encodes()
+    bench.vision.begin(encodes)
+    ended: list[ImageKey] = []
+    told: list[ImageKey] = []
+    with torch.inference_mode():
+        for step in range(1, 1000):
+            for each in bench.vision.advance(160):
+                ended.append(each.key)
+            assert sum(done) <= 160 * step
+            told += [key for key, _, _ in bench.vision.ended()]
+            assert told == ended
+            if len(ended) == len(encodes):
+                break
+    assert ended == [encode.key for encode in encodes]
+    assert sum(done) == patch_blocks(net, SIZES)
+
+
+def test_images_that_begin_later_wait_for_those_before(checkpoint: Callable[..., Path]) -> None:
+    net = load(checkpoint("qwen3_vl"))
+    bench = Bench(net)
+    first, second, *_ = bench.encodes()
+    with torch.inference_mode():
+        bench.vision.begin([first])
+        assert bench.vision.advance(1) == []
+        bench.vision.begin([second])
+        cost = patch_blocks(net, SIZES[:1])
+        assert [each.key for each in bench.vision.advance(cost - 1)] == [first.key]
+        assert bench.vision.advance(1) == []
+        assert [each.key for each in bench.vision.advance(0)] == [second.key]
+
+
+@pytest.mark.parametrize("mode", ["weights", "data"])
+def test_ranks_end_an_encoding_in_the_same_step_with_the_bits_of_one_step(
+    checkpoint: Callable[..., Path], mode: str
+) -> None:
+    def run(tower: int) -> list[tuple[dict[ImageKey, torch.Tensor], int]]:
+        crew = ThreadCrew(checkpoint("qwen3_vl"), 2, mode)  # type: ignore[arg-type]
+        benches = [Bench(net, (), shard, mode) for net, shard in zip(crew.nets, crew.shards)]
+        return together(lambda bench: bench.run(tower), benches)
+
+    (whole, _), _ = run(0)
+    found = run(100)
+    assert found[0][1] == found[1][1] > 3
+    for rows, _ in found:
+        assert all(torch.equal(rows[key], wanted) for key, wanted in whole.items())
+
+
+def test_cuts_cover_all_rows_once_and_none_is_too_short() -> None:
+    def cuts(lengths: list[int]) -> list[tuple[int, int, int, int, list[int]]]:
+        return [
+            (
+                cut.rows.start,
+                cut.rows.stop,
+                cut.keys.start,
+                cut.keys.stop,
+                cut.segments.bounds.tolist(),
+            )
+            for cut in cut_segments(lengths, 10, CPU)
+        ]
+
+    assert cuts([4, 4, 0, 4]) == [(0, 8, 0, 8, [0, 4, 8]), (8, 12, 8, 12, [0, 4])]
+    assert cuts([2, 25]) == [
+        (0, 2, 0, 2, [0, 2]),
+        (2, 15, 2, 27, [0, 13]),
+        (15, 27, 2, 27, [0, 12]),
+    ]
+    (whole,) = cut_segments([4, 25], None, CPU)
+    assert whole.rows == whole.keys == slice(0, 29)
 
 
 def test_the_end_it_tells_is_that_of_encoding_whatever_the_step_goes_on_to_do(
-    tmp_path: Path,
+    checkpoint: Callable[..., Path],
 ) -> None:
-    folder = make_checkpoint("tiny-qwen3-vl", tmp_path)
-    net = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
-    like, arena = torch.empty(0), Arena.create(1 << 20)
-    encoder = PackedEncoder(
-        net, PositionCache(net.spec, net.vision, Metrics()), EncoderConfig(), like
-    )
-    vision = VisionEncoder(net.spec, encoder, arena, like, WHOLE, "weights")
-    side = 4 * net.spec.image_rules.factor
-    offset = arena.allocate(side * side * 3)
-    assert offset is not None
-    key = ImageKey(bytes(32), bytes(16))
+    bench = Bench(load(checkpoint("qwen3_vl")))
+    encodes = bench.encodes([(4, 4)])
     begun = time.monotonic()
-    (encoded,) = vision.encode(
-        [Encode(key, net.spec.grid(side, side), PixelSlot(offset, side, side))]
-    )
+    bench.vision.begin(encodes)
+    with torch.inference_mode():
+        (encoded,) = bench.vision.advance(0)
     ended = time.monotonic()
     assert len(encoded.rows) == 16
     while time.monotonic() == ended:  # the step goes on
         pass
-    ((name, ms, at),) = vision.finish()
-    assert name == key and ms > 0 and begun <= at <= ended
-    assert vision.finish() == ()
+    ((name, ms, at),) = bench.vision.ended()
+    assert name == encodes[0].key and ms > 0 and begun <= at <= ended
+    assert bench.vision.ended() == ()

@@ -4,6 +4,7 @@ only the configuration.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import load_net
+from saccade.runtime.weights import CheckpointWeights, load_net
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
@@ -57,6 +58,64 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
         r"47\].*\[48, 48\]",
     ):
         load(folder)
+
+
+UP = "model.language_model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float8_e4m3fn, "F8_E4M3"),
+        (torch.uint8, "U8"),
+        (torch.int8, "I8"),
+        (torch.int32, "I32"),
+        (torch.float64, "F64"),
+    ],
+)
+def test_weights_in_a_format_that_cannot_be_read_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, name: str
+) -> None:
+    edit(folder, lambda tensors: tensors.update({UP: tensors[UP].to(dtype)}))
+    monkeypatch.setattr(CheckpointWeights, "load", None)  # nothing is copied before
+    with pytest.raises(CheckpointError, match=rf"tensor {UP} is stored as {name}; only F32, F16"):
+        load(folder)
+
+
+@pytest.mark.parametrize("place", [(), ("text_config",), ("vision_config",)])
+def test_a_quantised_model_is_refused_by_its_method(folder: Path, place: tuple[str, ...]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    inner = config
+    for name in place:
+        inner = inner[name]
+    inner["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(config))
+    where = "config.json: " + "".join(f"{name}: " for name in place)
+    with pytest.raises(CheckpointError, match=rf"{where}quantization_config: .*\(fp8\); no method"):
+        load_spec(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [UP, "model.visual.blocks.0.norm1.bias"])
+def test_weights_that_are_not_finite_are_named(folder: Path, bad: float, name: str) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[-1] = bad
+
+    edit(folder, spoil)
+    with pytest.raises(CheckpointError, match=rf"tensor {name} has values that are not finite"):
+        load(folder)
+
+
+def test_weights_too_large_for_the_number_format_are_named(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors[UP].fill_(1e5))
+    load(folder)
+    with pytest.raises(CheckpointError, match=rf"{UP} .*not finite in float16 .*another --dtype"):
+        load_net(load_spec(folder), folder, dtype=torch.float16, device=CPU, progress=False)
+
+
+def test_counters_of_old_checkpoints_stop_nothing(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.position_ids": torch.arange(8)}))
+    load(folder)
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:

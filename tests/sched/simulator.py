@@ -9,8 +9,9 @@ compared with `reference`, which knows no caches at all.
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
-from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, Sampled
+from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
@@ -101,17 +102,20 @@ class Worker:
         self.reading: list[ImageKey] = []
         self.rng = random.Random(0)
         self.harm = 0.0  # how likely a file is damaged, or cannot be written
-        self.pixels: dict[PixelSlot, ImageKey] = {}
+        self.pixels: dict[int, tuple[PixelSlot, ImageKey]] = {}  # by offset: what was written
+        self.encoding: dict[ImageKey, int] = {}  # patch-blocks left, in order
         self.encoded: Counter[ImageKey] = Counter()
+        self.slots: dict[ImageKey, PixelSlot] = {}  # that the tower reads
+        self.lag = 0.0  # how likely an encoding without a bound goes on in the next step
 
-    def execute(self, plan: Plan) -> Sampled:
+    def execute(self, plan: Plan) -> StepResult:
         for slot in plan.close:
             del self.seats[slot]
         for entry in plan.open:
             self._open(entry)
         for move in plan.moves:
             self._move(move)
-        self._encode(plan)
+        encoded = self._encode(plan)
         assert set(plan.save) <= self.tiers["device"] - self.tiers["disk"]
         self.tiers["disk"] |= set(plan.save)
         self._check_budgets(plan)
@@ -132,14 +136,21 @@ class Worker:
         assert len(spliced) == len(shown) and dict(spliced) == shown, (
             "splices are not exactly the picture rows of the batch"
         )
-        assert {key for key, _ in shown.values()} <= self.tiers["device"]
+        assert {key for key, _ in shown.values()} <= self.tiers["device"] - self.encoding.keys()
         for seat in self.seats.values():
             seat.fresh = False
         logprobs = tuple(TokenLogprobs(token, -1.0) for token in drawn)
-        return Sampled(tuple(drawn), logprobs, disk=tuple(self._disk_events(plan)))
+        return StepResult(
+            plan.step,
+            tuple(drawn),
+            logprobs,
+            tuple((key, 1.0, 0.0) for key in encoded),
+            tuple(self._disk_events(plan)),
+        )
 
     def _move(self, move: Move) -> None:
         key, source = move.key, move.source
+        assert key not in self.encoding, "moved before it is encoded"
         assert key in self.tiers[source], "moved from where it is not"
         if (source, move.target) == ("disk", "staged"):
             assert key not in self.reading and key not in self.tiers["staged"], "read twice"
@@ -157,7 +168,6 @@ class Worker:
 
     def _disk_events(self, plan: Plan) -> Iterator[DiskEvent]:
         """Reads end sooner or later; some files are damaged, some cannot be written."""
-        assert not plan.wait or self.reading, "waits for nothing"
         for key in plan.save:
             if self.rng.random() < self.harm:
                 self.tiers["disk"].remove(key)
@@ -185,28 +195,49 @@ class Worker:
         self.seats[entry.slot] = seat
         self._learn(seat, computed)
 
-    def _encode(self, plan: Plan) -> None:
-        soon = {key for row in plan.rows for key in self._shown_soon(row)}
+    def _encode(self, plan: Plan) -> list[ImageKey]:
+        """Begin encodings and go on with those that have begun; returns those that have ended.
+
+        Without a bound they end in this step or, as on a stream of their own, in a later one.
+        """
         for encode in plan.encode:
             assert not any(
                 encode.key in self.tiers[place] for place in ("device", "host", "staged")
             ), "encoded twice"
-            assert self.pixels[encode.pixels] == encode.key
-            assert encode.key in soon, "encoded before its turn"
+            self._check_pixels(encode.key, encode.pixels)
             self.tiers["device"].add(encode.key)
             self.encoded[encode.key] += 1
-        patches = [t * h * w for t, h, w in (encode.grid for encode in plan.encode)]
+            self.encoding[encode.key] = math.prod(encode.grid) * self.limits.tower_blocks
+            self.slots[encode.key] = encode.pixels
+        patches = [math.prod(encode.grid) for encode in plan.encode]
         assert len(patches) <= 1 or sum(patches) <= self.limits.encode_patches
+        assert not plan.wait or self.reading or self.encoding, "waits for nothing"
+        assert plan.tower or not (self.encoding and self.limits.tower_budget)
+        ended: list[ImageKey] = []
+        budget = plan.tower or sum(self.encoding.values())
+        for key, work in list(self.encoding.items()):
+            if not plan.tower and not (plan.wait and not ended) and self.rng.random() < self.lag:
+                break
+            self.encoding[key] = max(0, work - budget)
+            budget -= min(budget, work)
+            if not self.encoding[key]:
+                self._check_pixels(key, self.slots.pop(key))
+                del self.encoding[key]
+                ended.append(key)
+        return ended
 
-    def _shown_soon(self, row: Row) -> set[ImageKey]:
-        """Pictures of this chunk of a prompt and of the next."""
-        opened = self.seats[row.slot].open
-        end = row.start + row.length + self.limits.chunk_tokens
-        return {
-            opened.images[span.image].key
-            for span in opened.spans
-            if span.start < end and span.end > row.start
-        }
+    def _check_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
+        assert self.pixels.get(slot.offset) == (slot, key), "the slot holds something else"
+
+    def write(self, slot: PixelSlot, key: ImageKey) -> None:
+        """The front writes pixels."""
+        for other in [other for other, _ in self.pixels.values()]:
+            if (
+                other.offset < slot.offset + slot.nbytes
+                and slot.offset < other.offset + other.nbytes
+            ):
+                del self.pixels[other.offset]
+        self.pixels[slot.offset] = slot, key
 
     def _check_budgets(self, plan: Plan) -> None:
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
@@ -240,6 +271,8 @@ class Worker:
             and end <= len(seat.tokens) <= self.limits.context_length
         )
         assert row.sample == (end == len(seat.tokens))
+        most = seat.open.prompt_length + seat.open.sampling.max_tokens
+        assert end + row.sample <= most, "a token is drawn beyond max_tokens"
         assert (
             end <= len(seat.pages) * size
             and 0 not in seat.pages
@@ -265,13 +298,13 @@ class WatchedEmbeddings(EmbeddingCache):
 
     excesses = 0
 
-    def admit(self, key: ImageKey, num_tokens: int, spare: Collection[ImageKey] = ()) -> list[Move]:
+    def admit(self, key: ImageKey, num_tokens: int, keep: Collection[ImageKey] = ()) -> list[Move]:
         self.excesses += not self.fits(num_tokens)
-        return super().admit(key, num_tokens, spare)
+        return super().admit(key, num_tokens, keep)
 
-    def bring(self, key: ImageKey, spare: Collection[ImageKey] = ()) -> list[Move]:
+    def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
         self.excesses += not self.fits(self._known[key].num_tokens)
-        return super().bring(key, spare)
+        return super().to_device(key, keep)
 
 
 class Simulation:
@@ -286,7 +319,9 @@ class Simulation:
         embedding_tokens: int = 10_000,
         host_tokens: int = 0,
         disk_tokens: int = 0,
+        in_flight: int = 1,
     ) -> None:
+        self.in_flight = in_flight
         self.pool = PagePool(pages + 1, page_size)
         self.embeddings = WatchedEmbeddings(
             EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8
@@ -298,12 +333,11 @@ class Simulation:
         self.worker = Worker(limits, self.pool, self.requests)
         self.deltas: dict[str, list[Delta]] = {}
         self.alive: dict[str, Request] = {}
-        self.wanted: dict[
-            ImageKey, int
-        ] = {}  # asked for by the engine, not yet answered -> how often
+        self.wanted: dict[ImageKey, PixelSlot] = {}  # asked for by the engine, not yet answered
+        self.unwanted: set[ImageKey] = set()  # of those
         self.asked: Counter[ImageKey] = Counter()
-        self.confirmed: list[ImageKey] = []
-        self._offset = 0
+        self.flights: deque[tuple[Plan, dict[int, set[int]]]] = deque()
+        self.tables: dict[int, list[int]] = {}  # pages by slot, as planned
 
     def request(
         self,
@@ -311,68 +345,101 @@ class Simulation:
         spans: tuple[Span, ...] = (),
         images: tuple[Image, ...] = (),
         salt: str = "",
+        client: str = "",
+        group: str = "",
         **sampling: object,
     ) -> Request:
         number = len(self.requests)
         params = SamplingParams(seed=number, **sampling)  # type: ignore[arg-type]
-        self.requests[number] = Request(f"r{number}", tuple(tokens), spans, images, params, salt)
+        self.requests[number] = Request(
+            f"r{number}", tuple(tokens), spans, images, params, salt, 0.0, client, group
+        )
         return self.requests[number]
 
     def add(self, request: Request) -> str:
         self.deltas[request.id] = []
         self.alive[request.id] = request
         self.take(self.scheduler.add(request))
+        self._notice()
         return request.id
 
     def abort(self, id: str) -> None:
         self.take(self.scheduler.abort(id))
-
-    def send_pixels(self, key: ImageKey) -> None:
-        slot = PixelSlot(self._offset, 1, 1)
-        self._offset += 3
-        self.worker.pixels[slot] = key
-        self.wanted.pop(key, None)
-        self._free(self.scheduler.pixels_ready(key, slot))
-
-    def yield_pixels(self) -> None:
-        self.scheduler.yield_pixels()
         self._notice()
 
+    def send_pixels(self, key: ImageKey) -> None:
+        slot = self.wanted.pop(key)
+        self.unwanted.discard(key)
+        self.worker.write(slot, key)
+        self.take(self.scheduler.pixels_ready(key))
+
     def fail_pixels(self, key: ImageKey) -> None:
-        self.wanted.pop(key, None)
+        del self.wanted[key]
+        before = len(self.alive)
         self.take(self.scheduler.pixels_failed(key, "cannot be decoded"))
+        assert key not in self.unwanted or len(self.alive) == before, "it was called off"
+        self.unwanted.discard(key)
 
     def plan(self) -> Plan:
         self.embeddings.excesses = 0
         plan = self.scheduler.plan()
-        assert self.embeddings.excesses <= 1, "only one picture a step may exceed the budget"
+        if plan.empty:
+            assert self.scheduler.plan().empty, "an empty plan, though there was something to do"
+        assert self.embeddings.excesses <= 1, "only one image a step may exceed the budget"
+        assert {encode.key for encode in plan.encode} <= self._needed(), "encoded for nobody"
         self._notice()
         self.check()
         for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
             if plan.encode and shelf.used_bytes > shelf.budget_bytes:
-                assert len(shelf) == len(shelf.held), (
+                assert len(shelf) == len({*shelf.held, *plan.save}), (
                     "over the budget, though something could have been evicted"
                 )
+        if not plan.empty:
+            self._follow(plan)
         return plan
 
+    def _follow(self, plan: Plan) -> None:
+        """Assert that no page is handed out while a plan in flight writes to it for another."""
+        size = self.pool.page_size
+        for slot in plan.close:
+            self.tables.pop(slot)
+        self.tables |= {entry.slot: list(entry.pages) for entry in plan.open}
+        writes: dict[int, set[int]] = {}
+        opened = {entry.slot for entry in plan.open}
+        for row in plan.rows:
+            for _, written in self.flights:
+                others = {s: pages for s, pages in written.items() if s != row.slot or s in opened}
+                taken = {page for pages in others.values() for page in pages} & set(row.pages)
+                assert not taken, "a page was handed out that a plan in flight writes to"
+            table = self.tables[row.slot]
+            table += row.pages
+            end = row.start + row.length
+            writes[row.slot] = set(table[row.start // size : -(-end // size)])
+        self.flights.append((plan, writes))
+
     def finish(self, plan: Plan) -> None:
+        """Execute and apply a plan, which must be the oldest in flight."""
         if not plan.empty:
-            self.take(self.scheduler.apply(plan, self.worker.execute(plan)))
+            assert self.flights.popleft()[0] is plan
+            self.take(self.scheduler.apply(self.worker.execute(plan)))
         self._notice()
-        assert set(self.worker.pixels.values()) <= self._needed(), (
-            "pixels are kept that nobody needs"
-        )
         self.check()
 
     def run(self, steps: int = 10_000) -> None:
         """Until everything has ended, answering for pixels at once."""
         for _ in range(steps):
-            plan = self.plan()
-            self.finish(plan)
+            while len(self.flights) < self.in_flight and not self.plan().empty:
+                pass
+            worked = bool(self.flights)
+            if self.flights:
+                self.finish(self.flights[0][0])
             wanted = list(self.wanted)
             for key in wanted:
-                self.send_pixels(key)
-            if plan.empty and not wanted:
+                if key in self.unwanted:
+                    self.fail_pixels(key)
+                else:
+                    self.send_pixels(key)
+            if not (worked or wanted):
                 break
         assert not self.alive, "nothing to do, but requests are alive"
         assert self.scheduler.idle
@@ -402,37 +469,30 @@ class Simulation:
         first = self.deltas[request.id][0]
         assert first.cached_tokens < len(request.tokens)
         ends = {span.image: span.end for span in request.spans}
-        assert all(
-            (ends[o.image] <= first.cached_tokens) == (o.level == "kv") for o in first.images
-        )
+        for outcome in first.images:
+            cached = ends[outcome.image] <= first.cached_tokens
+            again = self.scheduler.counts.preemptions > 0  # then others may have computed it
+            assert (outcome.level == "kv") == cached or (outcome.level == "kv" and again)
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
             assert {outcome.image for outcome in first.images} == ends.keys()
 
-    def _free(self, slots: list[PixelSlot] | tuple[PixelSlot, ...]) -> None:
-        for slot in slots:
-            del self.worker.pixels[slot]  # a second time is a KeyError
-
     def _notice(self) -> None:
         notices = self.scheduler.take_notices()
-        self._free(notices.done)
-        self.confirmed += notices.confirmed
         needed = self._needed()
-        for key in notices.want:
-            assert key not in self.wanted or key not in needed, "asked for twice"
-            self.wanted[key] = self.wanted.get(key, 0) + 1
+        for key, slot in notices.want:
+            assert key not in self.wanted and key in needed, "asked for twice, or for nobody"
+            self.wanted[key] = slot
             self.asked[key] += 1
-        for key in [key for key in self.wanted if key not in needed]:
-            del self.wanted[key]
-        patches = {
-            image.key: image.num_patches
-            for request in self.alive.values()
-            for image in request.images
-        }
-        assert (
-            len(self.wanted) <= 1
-            or sum(patches[key] for key in self.wanted) <= self.scheduler.limits.arena_patches
-        )
+        for key in notices.unwanted:
+            assert key in self.wanted and key not in self.unwanted
+            self.unwanted.add(key)
+        reading = [self.worker.slots[key] for key in self.worker.encoding]
+        ends = 0
+        for slot in sorted((*self.wanted.values(), *reading), key=lambda slot: slot.offset):
+            assert slot.offset >= ends, "a slot is handed out that is written or read"
+            ends = slot.offset + slot.nbytes
+        assert ends <= self.scheduler.gallery.slots.size
 
     def _needed(self) -> set[ImageKey]:
         sequences = (*self.scheduler.running, *self.scheduler.waiting)
@@ -443,18 +503,17 @@ class Simulation:
         scheduler, embeddings = self.scheduler, self.embeddings
         scheduler.audit()
         assert {s.request.id for s in (*scheduler.running, *scheduler.waiting)} == self.alive.keys()
-        for queue in (scheduler.running, scheduler.waiting):
-            assert [s.order for s in queue] == sorted(s.order for s in queue)
-        assert all(
-            s.state is State.RUNNING and 0 <= s.computed <= len(s.tokens) for s in scheduler.running
-        )
-        assert all(
-            s.state is State.WAITING and not s.pages and not s.pins for s in scheduler.waiting
-        )
-        assert embeddings.pinned == {key for s in scheduler.running for key in s.pins}
-        assert all(s.needs(key) for s in scheduler.running for key in s.pins), (
-            "a pin outlives the last span"
-        )
+        assert [s.order for s in scheduler.running] == sorted(s.order for s in scheduler.running)
+        assert len(scheduler.waiting) == len(tuple(scheduler.waiting))
+        pins: set[ImageKey] = set()
+        for s in scheduler.running:
+            assert s.state is State.RUNNING and s.run is not None
+            assert 0 <= s.run.computed <= s.run.planned <= s.length
+            assert s.run.computed <= len(s.tokens) and s.run.drawing <= scheduler.in_flight
+            assert all(s.needs(key) for key in s.run.pins), "a pin outlives the last span"
+            pins |= s.run.pins
+        assert all(s.state is State.WAITING and s.run is None for s in scheduler.waiting)
+        assert pins <= embeddings.device.held
         if scheduler.prefix:
             assert scheduler.prefix.evictable == sum(
                 self.pool.refs[page] == 1 for page in scheduler.prefix.owned()
@@ -464,13 +523,14 @@ class Simulation:
     def check_end(self) -> None:
         """Nothing is left over."""
         assert self.scheduler.idle and not self.alive and not self.worker.seats
-        assert not self.worker.pixels, "a pixel slot was never given back"
+        assert self.scheduler.gallery.slots.bytes_in_use == 0, "a slot was never given back"
         assert all(
             sum(delta.finish is not None for delta in deltas) == 1
             for deltas in self.deltas.values()
         )
         self._check_counts()
-        assert not self.embeddings.pinned and not self.worker.reading
+        assert not self.embeddings.device.held and not self.worker.reading
+        assert not self.worker.encoding
         for place, keys in self.worker.tiers.items():
             assert (
                 all(key in self.embeddings.tiers[place] for key in keys)
@@ -487,7 +547,11 @@ class Simulation:
     def _check_counts(self) -> None:
         counts = self.scheduler.counts
         first = [deltas[0] for deltas in self.deltas.values()]
-        levels = Counter(outcome.level for delta in first for outcome in delta.images)
+        levels = Counter(
+            "none" if outcome.level == "pixels" else outcome.level
+            for delta in first
+            for outcome in delta.images
+        )
         assert counts.cached_tokens == sum(delta.cached_tokens for delta in first)
         assert (counts.images_kv, counts.images_embedding) == (levels["kv"], levels["embedding"])
         assert counts.images_encoded == self.worker.encoded.total() >= levels["none"]
@@ -535,6 +599,8 @@ def random_request(simulation: Simulation, rng: random.Random, longest: int, nam
         renumbered,
         tuple(images[i] for i in used),
         salt,
+        rng.choice(["", "a", "b"]),
+        rng.choice(["", "g", "h"]),
         max_tokens=rng.choice([1, 5, 30, 80]),
         min_tokens=rng.choice([0, 0, 3]),
         ignore_eos=rng.random() < 0.5,

@@ -18,16 +18,15 @@ import pytest
 
 import saccade.demo
 from saccade.core.arena import Arena
-from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions, ServerOptions
+from saccade.core.options import ConnectionOptions, MediaOptions, ServerOptions
 from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
 from saccade.server.run import Server
 from saccade.text.prompt import ChatTemplate, Tokenizer
-from tests.server.echo import EchoEngine
+from tests.server.echo import ARENA_BYTES, EchoEngine
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -54,7 +53,7 @@ def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
     media = Media(
         spec,
         MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
-        Arena.create(16 * MIB),
+        Arena.create(ARENA_BYTES),
         metrics,
     )
     intake = Intake(
@@ -64,7 +63,9 @@ def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
 
 
 @contextmanager
-def serving(options: ServerOptions | None = None) -> Iterator[Served]:
+def serving(
+    options: ServerOptions | None = None, edge: ConnectionOptions | None = None
+) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
     ready = threading.Event()
@@ -73,7 +74,7 @@ def serving(options: ServerOptions | None = None) -> Iterator[Served]:
     async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"))
         front = build_front(engine, options.max_queued_requests, files)
-        server = Server(front, options.served_model_name, options)
+        server = Server(front, options.served_model_name, options, edge or ConnectionOptions())
 
         def on_ready(address: str, _: object) -> None:
             http = httpx.Client(base_url=address, timeout=30)

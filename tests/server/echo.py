@@ -10,23 +10,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+import saccade.demo
+from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable
 from saccade.core.messages import (
     Abort,
-    News,
+    Figures,
+    Output,
     PixelsFailed,
     PixelsReady,
     Ready,
+    Scrape,
     Submit,
     ToEngine,
     ToFront,
 )
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request, TokenLogprobs
+from saccade.families.registry import load_spec
+from saccade.sched.slots import PixelSlots
 
 CONTEXT = 512
 CACHED = 5
+ARENA_BYTES = 16 * MIB
+PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
 
 Reply = Callable[[Request], Iterable[int]]
 
@@ -39,12 +48,14 @@ class EchoEngine:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.paused = False
+        self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
         self._dead = False
         self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._pixels: dict[ImageKey, asyncio.Future[PixelSlot | str]] = {}
+        self._slots = PixelSlots(ARENA_BYTES, PATCH)
+        self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:
         return Ready(kv_tokens=4 * CONTEXT, context_length=CONTEXT, decided=(("engine", "echo"),))
@@ -60,8 +71,11 @@ class EchoEngine:
                 if task := self._tasks.pop(id, None):
                     task.cancel()
                     self._say(Delta(id, finish="abort"))
-            case PixelsReady(key, slot):
-                self._pixels[key].set_result(slot)
+            case Scrape():
+                self.received.pop()
+                self._out.put_nowait(Figures(()))
+            case PixelsReady(key):
+                self._pixels[key].set_result(None)
             case PixelsFailed(key, error):
                 self._pixels.pop(key).set_result(error)
 
@@ -83,15 +97,15 @@ class EchoEngine:
         self._out.put_nowait(None)
 
     def say_nonsense(self) -> None:
-        """Break the protocol: give back a slot that was never handed over."""
-        self._out.put_nowait(News(done=(PixelSlot(12345, 1, 1),)))
+        """Break the protocol: news of what is no answer."""
+        self._out.put_nowait(Output(deltas=("nonsense",)))  # type: ignore[arg-type]
 
     @property
     def aborted(self) -> list[str]:
         return [message.id for message in self.received if isinstance(message, Abort)]
 
     def _say(self, *deltas: Delta) -> None:
-        self._out.put_nowait(News(deltas=deltas))
+        self._out.put_nowait(Output(deltas=deltas))
 
     async def _answer(self, request: Request) -> None:
         if error := await self._see(request):
@@ -126,14 +140,19 @@ class EchoEngine:
 
     async def _see(self, request: Request) -> str | None:
         """Ask for the pixels of every picture not seen yet; the reason when there are none."""
-        for key in {image.key for image in request.images}:
+        slots: dict[ImageKey, PixelSlot] = {}
+        for key, image in {image.key: image for image in request.images}.items():
             if key not in self._pixels:
                 self._pixels[key] = asyncio.get_running_loop().create_future()
-                self._out.put_nowait(News(want=(key,)))
-            pixels = await asyncio.shield(self._pixels[key])
-            if isinstance(pixels, str):
-                return pixels
-            self._out.put_nowait(News(done=(pixels,), confirmed=(key,)))
+                slot = self._slots.reserve(image)
+                assert slot is not None
+                self._out.put_nowait(Output(want=((key, slot),)))
+                slots[key] = slot
+            error = await asyncio.shield(self._pixels[key])
+            if key in slots:
+                self._slots.free(slots[key])
+            if error is not None:
+                return error
         return None
 
 

@@ -16,10 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
+from saccade.front.client import Client
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import CACHED, CONTEXT
 
 HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def says(served: Served, text: str) -> None:
@@ -263,8 +265,15 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
         0.5,
         -0.5,
         ((7, -100.0),),
-        "me",
+        Client().salt("me"),
     )
+
+
+def test_a_salt_is_bounded(served: Served) -> None:
+    body = {"model": "demo", "messages": HI, "cache_salt": "s" * 257}
+    response = served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "cache_salt"
+    assert len(response.content) < 300 and submitted(served) == []
 
 
 def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served) -> None:
@@ -276,15 +285,19 @@ def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served
         answer.choices[0].message,
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     history.append(
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "ok"}]}
     )
-    for choice in ("auto", "none"):
-        again = client.chat.completions.create(
-            model="demo", messages=history, tools=[tool], tool_choice=choice
-        )
+    for tools in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {"tools": None}):
+        again = client.chat.completions.create(model="demo", messages=history, **tools)
         assert again.choices[0].message.content == "Hello!"
+
+
+def test_tools_that_would_never_be_called_are_refused_in_a_sentence(served: Served) -> None:
+    for choice in ({}, {"tool_choice": "auto"}):
+        error = refused(served, tools=[TOOL], **choice)
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+        assert 'tool_choice "none"' in error["message"]
 
 
 # ---- pictures
@@ -385,7 +398,7 @@ def refused(served: Served, path: str = "/v1/chat/completions", **body: Any) -> 
     ("body", "param"),
     [
         ({"frobnicate": 1}, "frobnicate"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
@@ -428,7 +441,8 @@ def refused(served: Served, path: str = "/v1/chat/completions", **body: Any) -> 
             {"messages": [{"role": "user", "content": [picture("data:,", detail="huge")]}]},
             "messages[0].content[0].image_url.detail",
         ),
-        ({"messages": [{"role": "user", "content": "<|image_pad|>"}]}, None),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (
@@ -478,8 +492,8 @@ def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> N
     part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "video_url"}]}])
     assert (
         part["message"]
-        == 'messages[1].content[0].type: only "text", "image_url", "image_file" or "file" is '
-        "supported"
+        == 'messages[1].content[0].type: only "text", "image_url", "image_file", "file", "image", '
+        '"input_text" or "input_image" is supported'
     )
     assert part["param"] == "messages[1].content[0].type" and part["code"] is None
 

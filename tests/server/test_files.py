@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,10 +143,93 @@ def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -
     with pytest.raises(openai.APIStatusError, match="--max-image-bytes") as caught:
         files.create(file=("cat.png", png("red") + bytes(600_000)), purpose="vision")
     assert caught.value.status_code == 413
-    files.create(file=("a.jsonl", bytes(MIB - 100)), purpose="batch")
+    files.create(file=("a.jsonl", bytes(MIB - 16_000)), purpose="batch")
     with pytest.raises(openai.APIStatusError, match="--files-mb") as caught:
         files.create(file=("cat.png", png("red")), purpose="vision")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize("limit", ["²", "٣", DIGITS, "-1", "1_0", " 1", "10001", ""])
+def test_what_is_no_number_of_files_is_refused_by_name(served: Served, limit: str) -> None:
+    response = served.http.get("/v1/files", params={"limit": limit})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
+    assert len(response.content) < 300
+
+
+@pytest.mark.parametrize("seconds", [DIGITS, "²", "3599", "1e4", ""])
+def test_what_is_no_time_to_expire_is_refused_by_name(served: Served, seconds: str) -> None:
+    fields = {
+        "purpose": "vision",
+        "expires_after[anchor]": "created_at",
+        "expires_after[seconds]": seconds,
+    }
+    status, error = multipart(served, {"file": ("cat.png", png("red"))}, **fields)
+    assert (status, error["param"]) == (400, "expires_after")
+
+
+def test_a_name_without_end_is_refused(served: Served) -> None:
+    status, error = multipart(served, {"file": ("n" * 1000, png("red"))}, purpose="vision")
+    assert (status, error["param"]) == (400, "file") and "255" in error["message"]
+
+
+def test_an_upload_that_the_temporary_directory_does_not_take_is_a_507(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"file": ("x", bytes(2 * MIB))}  # beyond what is received in memory
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    status, error = multipart(served, large, purpose="batch")
+    assert (status, error["code"]) == (507, "insufficient_storage")
+    assert "TMPDIR" in error["message"] and "No such file" in error["message"]
+    assert multipart(served, {"file": ("x", b"x")}, purpose="fun")[0] == 400  # it serves on
+
+
+def test_an_upload_that_the_disk_does_not_take_is_a_507(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk's answer is put in the operating system's mouth."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        status, error = multipart(served, {"file": ("c.png", png("red"))}, purpose="vision")
+    assert (status, error["code"]) == (507, "insufficient_storage")
+    assert "--files-dir" in error["message"] and "No space left" in error["message"]
+    assert served.openai.files.list().data == []
+    served.openai.files.create(file=("cat.png", png("red")), purpose="vision")
+
+
+def test_files_are_counted_before_they_are_read_and_once_however_often_named() -> None:
+    options = ServerOptions(port=0, served_model_name=("demo",), max_inflight_mb=1, max_body_mb=1)
+    with serving(options) as narrow:
+        file = io.BytesIO()
+        Image.effect_noise((640, 640), 99).save(file, "PNG", compress_level=0)
+        first = narrow.openai.files.create(file=("a.png", file.getvalue()), purpose="vision")
+        assert first.bytes > 400_000
+        part = {"type": "image_file", "image_file": {"file_id": first.id, "max_pixels": 8192}}
+        ask(narrow, *[part] * 8)
+        messages = [{"role": "user", "content": [part] * 64}]
+        many = narrow.http.post(
+            "/v1/chat/completions", json={"model": "demo", "messages": messages}
+        )
+        assert many.status_code == 400  # too many tokens: it was let in, and the file read once
+        assert many.json()["error"]["code"] == "context_length_exceeded"
+        narrow.front.intake.media.files._store._budget = 8 * MIB
+        others = []
+        for n in range(2):
+            Image.effect_noise((640, 641 + n), 99).save(
+                (other := io.BytesIO()), "PNG", compress_level=0
+            )
+            made = narrow.openai.files.create(file=("b.png", other.getvalue()), purpose="vision")
+            others.append({"type": "image_file", "image_file": {"file_id": made.id}})
+        with pytest.raises(openai.APIStatusError, match="--max-inflight-mb") as caught:
+            ask(narrow, part, *others)
+        assert caught.value.status_code == 413
+        assert narrow.front.metrics.value("saccade_request_bytes_held") == 0
 
 
 def keys(served: Served) -> list[Any]:

@@ -131,7 +131,7 @@ def test_a_small_picture_may_be_enlarged(served: Served) -> None:
         ({"max_pixels": 10**9}, {}, "messages[0].content[0]"),
         ({"max_pixels": 10}, {}, "messages[0].content[0]"),
         ({"max_pixels": 0}, {}, "messages[0].content[0].image_url.max_pixels"),
-        ({}, {"zoom": 3}, "messages[0].content[0].zoom"),
+        ({"zoom": 3}, {}, "messages[0].content[0].image_url.zoom"),
     ],
 )
 def test_a_budget_that_cannot_be_met_is_refused_at_its_place(

@@ -104,3 +104,47 @@ STRICT = (
     "trim }}{{ eos_token }}\n{% endfor %}"
 )
 """Special-token variables, `raise_exception`, a loop control; trims what it is given."""
+
+THINKING = r"""{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content | trim %}
+    {%- else %}
+        {%- set content = '' %}
+        {%- for item in message.content or [] %}
+            {%- set content = content ~ item.text if item.text else content %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- if message.role == "assistant" %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1] %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\n<function=' + call.function.name + '>\n' }}
+            {%- if call.function.arguments is mapping %}
+                {%- for key, value in call.function.arguments.items() %}
+                    {{- '<parameter=' + key + '>\n' }}
+                    {{- value | tojson if value is not string else value }}
+                    {{- '\n</parameter>\n' }}
+                {%- endfor %}
+            {%- else %}
+                {{- call.function.arguments }}
+            {%- endif %}
+            {{- '</function>\n</tool_call>' }}
+        {%- endfor %}
+    {%- endif %}
+    {%- if message.role == "tool" %}
+        {{- '<tool_response>\n' }}
+    {%- endif %}
+    {{- content.lstrip('\n') + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n<think>\n' }}
+{%- endif %}
+"""
+"""Of the kind that Qwen3.5 has: trims, joins parts, splits reasoning off, XML calls."""

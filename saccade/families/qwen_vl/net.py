@@ -12,7 +12,7 @@ from saccade.core.config import PatchEmbedding
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
-from saccade.nn.protocol import Batch, KVCache
+from saccade.nn.protocol import Attention, Batch
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -38,8 +38,8 @@ class QwenVLNet:
         self.text = TextModel(weights, spec.text, shard)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        return self.text(batch, kv)
+    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        return self.text(batch, attention)
 
 
 def build(

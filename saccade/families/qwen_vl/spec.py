@@ -42,6 +42,10 @@ class QwenVLSpec:
         )
 
     @property
+    def encoder_blocks(self) -> int:
+        return self.vision.depth
+
+    @property
     def cuts(self) -> Cuts:
         text, vision = self.text, self.vision
         return Cuts(

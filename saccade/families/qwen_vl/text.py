@@ -15,7 +15,7 @@ from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
-from saccade.nn.protocol import Batch, KVCache
+from saccade.nn.protocol import Attention, Batch
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -44,7 +44,8 @@ class TextLayer:
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
-    def __init__(self, weights: Weights, name: str, config: TextConfig, shard: Shard) -> None:
+    def __init__(self, weights: Weights, layer: int, config: TextConfig, shard: Shard) -> None:
+        name = f"language_model.layers.{layer}"
         shape = AttentionShape(
             hidden=config.hidden,
             heads=config.heads,
@@ -56,7 +57,7 @@ class TextLayer:
         self.attention_norm = RMSNorm(
             weights, f"{name}.input_layernorm", config.hidden, config.rms_eps
         )
-        self.attention = CausalAttention(weights, f"{name}.self_attn", shape, shard)
+        self.attention = CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
         self.mlp_norm = RMSNorm(
             weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps
         )
@@ -64,14 +65,8 @@ class TextLayer:
             weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation,
-        batch: Batch,
-        kv: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, batch, kv)
+    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, attention)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -84,10 +79,7 @@ class TextModel:
         table = (config.vocab_size, config.hidden)
         self.config = config
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        self.layers = [
-            TextLayer(weights, f"language_model.layers.{i}", config, shard)
-            for i in range(config.layers)
-        ]
+        self.layers = [TextLayer(weights, i, config, shard) for i in range(config.layers)]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
         self.head = TokenHead(
             self.embedding
@@ -96,8 +88,8 @@ class TextModel:
         )
         self.rope = MultiRope(config.rope, config.head_dim, weights.device)
 
-    def __call__(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Logits [R, vocab_size] in float32 of `batch.sample_rows`.
+    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """Logits [D, vocab_size] in float32 of `batch.sample_rows`.
 
         Image rows take the first level of their embedding instead of the token's, and level i + 1
         is added after layer i.
@@ -109,7 +101,7 @@ class TextModel:
             x.index_copy_(0, batch.splice_rows, first)
         rotation = self.rope(batch.positions)
         for i, layer in enumerate(self.layers):
-            x = layer(x, rotation, batch, kv[i])
+            x = layer(x, rotation, attention)
             if i < len(deep):
                 x.index_add_(0, batch.splice_rows, deep[i])
         return self.head(self.norm(x.index_select(0, batch.sample_rows))).float()

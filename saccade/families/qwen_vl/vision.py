@@ -8,7 +8,7 @@ layers merged as extra levels (deepstack). Everything that depends on a picture'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,17 +17,20 @@ from saccade.core.config import PatchEmbedding
 from saccade.core.family import ImageRules
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import LONGEST_SIDE, VisionConfig
-from saccade.kernels.attention import Backend, Segments, varlen_attention
+from saccade.kernels.attention import Backend, varlen_attention
 from saccade.kernels.patchify import cut_patches, patchify
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.protocol import GridFacts, Pack
+from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 NORM_EPS = 1e-6
+PROJECTION = 4
+"""A block's projection to queries, keys and values is about this part of its cost, or less."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -50,22 +53,45 @@ class VisionBlock:
         self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, segments: Segments, attention: Backend
-    ) -> torch.Tensor:
-        """x [N, hidden]; rows attend to each other within `segments`."""
-        qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)  # [N, 3 H, D]
-        qk = qkv[:, : 2 * self.heads]
-        rotate_(rotation, qk)
-        attended = varlen_attention(
-            qk[:, : self.heads],
-            qk[:, self.heads :],
-            qkv[:, 2 * self.heads :],
-            segments,
-            self.scale,
-            attention,
-        )
-        x = x + self.out(attended.flatten(1))
-        return x + self.mlp(self.norm2(x))
+        self,
+        x: torch.Tensor,
+        rotations: Sequence[Rotation],
+        cuts: Sequence[Cut],
+        attention: Backend,
+    ) -> Pieces:
+        """x [N, hidden] -> [N, hidden], cut by cut, each with its rotation; costs N."""
+        projected = []
+        for cut, rotation in zip(cuts, rotations):
+            yield self._share(cut)
+            projected.append(self._project(x[cut.rows], rotation))
+        qkv = together(projected)  # [N, 3 H, D]
+        found = []
+        for cut in cuts:
+            yield cut.rows.stop - cut.rows.start - self._share(cut)
+            attended = varlen_attention(
+                qkv[cut.rows, : self.heads],
+                qkv[cut.keys, self.heads : 2 * self.heads],
+                qkv[cut.keys, 2 * self.heads :],
+                cut.segments,
+                self.scale,
+                attention,
+            )
+            y = x[cut.rows] + self.out(attended.flatten(1))
+            found.append(y + self.mlp(self.norm2(y)))
+        return together(found)
+
+    def _share(self, cut: Cut) -> int:
+        """Of a block's cost, that of the projection."""
+        return (cut.rows.stop - cut.rows.start) // PROJECTION
+
+    def _project(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)
+        rotate_(rotation, qkv[:, : 2 * self.heads])
+        return qkv
+
+
+def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class PatchMerger:
@@ -248,20 +274,25 @@ class VisionTower:
             else (None,)
         )
 
-    def blocks(self, pack: Pack) -> torch.Tensor:
+    @property
+    def depth(self) -> int:
+        return self.config.depth
+
+    def blocks(self, pack: Pack) -> Pieces:
         rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
         if not pack.rows.is_cuda:
             rotation = (
                 rotation.ready()
             )  # a GPU looks them up as it turns; here that would be done again in every layer
-        everywhere, *windows = pack.segments
+        everywhere, *windows = [
+            (cuts, [rotation.part(cut.rows) for cut in cuts]) for cuts in pack.cuts
+        ]
         x = pack.rows
         levels = []
         for i, layer in enumerate(self.layers):
-            segments = (
-                windows[0] if windows and i not in self.config.full_attention_layers else everywhere
-            )
-            x = layer(x, rotation, segments, pack.attention)
+            near = windows and i not in self.config.full_attention_layers
+            cuts, rotations = windows[0] if near else everywhere
+            x = yield from layer(x, rotations, cuts, pack.attention)
             if i in self.deepstack:
                 levels.append(self.deepstack[i](x))
         return torch.cat([self.merger(x), *levels], dim=1) if levels else self.merger(x)
@@ -289,10 +320,10 @@ class VisionTower:
             places = places.reshape(2, len(order), -1)[:, order].reshape(2, -1)
             segments.append(windows)
         return GridFacts(
-            places=torch.from_numpy(places).to(device),
+            places=send(places, device),
             position_embedding=self._positions(row, column, grid),
-            order=None if order is None else torch.from_numpy(order).to(device),
-            restore=None if order is None else torch.from_numpy(np.argsort(order)).to(device),
+            order=None if order is None else send(order, device),
+            restore=None if order is None else send(np.argsort(order), device),
             segments=tuple(segments),
         )
 
@@ -305,12 +336,15 @@ class VisionTower:
             return None
         frames, height, width = grid
         side = self.config.position_side
+        corners = [
+            (row_tap * side + column_tap, row_weight * column_weight)
+            for row_tap, row_weight in _taps(row, height, side)
+            for column_tap, column_weight in _taps(column, width, side)
+        ]
+        taps, shares = (send(np.stack(each), table.device) for each in zip(*corners))  # [4, N]
         total = torch.zeros(len(row), table.shape[1], device=table.device)
-        for row_tap, row_weight in _taps(row, height, side):
-            for column_tap, column_weight in _taps(column, width, side):
-                index = torch.from_numpy(row_tap * side + column_tap).to(table.device)
-                weight = torch.from_numpy(row_weight * column_weight).to(table.device)
-                total += table.index_select(0, index) * weight[:, None]
+        for tap, share in zip(taps, shares):
+            total += table.index_select(0, tap) * share[:, None]
         return total.to(table.dtype).repeat(frames, 1)
 
 

@@ -1,0 +1,207 @@
+"""What hostile clients cost: each attack against a fresh server, as a table.
+
+    python -m benchmarks.abuse --output abuse             # abuse.json and abuse.md
+    python -m benchmarks.abuse --only headers pipelined   # some of them, by name
+    python -m benchmarks.abuse --source OLD_CHECKOUT      # the same attacks on another version
+
+An attack is a function of a URL with the decorator `attack`, in one of the modules of `MODULES`; it
+returns a few words on what became of it. It runs in a process of its own, so that its work does not
+delay the probe of /health here. Loopback only; every attack is bounded in bytes and time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.abuse.watch import Cost, watching
+
+MODULES = (
+    "benchmarks.attacks.edge",
+    "benchmarks.attacks.sources",
+    "benchmarks.attacks.images",
+)
+"""Where attacks are defined; a module may hold any number of them."""
+LONGEST = 260
+"""Seconds that an attack may take."""
+SETTLE = 1.0
+"""Seconds of looking on after an attack has ended."""
+KEY = "a-key"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`options` start the server; `key`: whether the attacker needs the server's key."""
+
+    name: str
+    run: Callable[[str], str]
+    options: tuple[str, ...]
+    key: bool
+
+
+ATTACKS: dict[str, Attack] = {}
+
+
+def attack(
+    name: str, *options: str, key: bool = True
+) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
+    """Adds a row: the function gets the server's URL and says what came of it.
+
+    With `key=False` the server asks for a key that the attacker does not have.
+    """
+
+    def add(run: Callable[[str], str]) -> Callable[[str], str]:
+        given = options if key else ("--api-key", KEY, *options)
+        ATTACKS[name] = Attack(name, run, given, key)
+        return run
+
+    return add
+
+
+def load_attacks() -> None:
+    """All rows, in the order of the modules."""
+    for module in MODULES:
+        importlib.import_module(module)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    attack: str
+    needs_key: bool
+    outcome: str
+    cost: Cost
+    alive: bool
+    tracebacks: int
+
+
+def measure(each: Attack, source: Path, folder: Path) -> Row:
+    """Start a server, attack it, look on, stop it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url, log = f"http://127.0.0.1:{port}", folder / f"{each.name.replace(' ', '-')}.log"
+    command = [sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)]
+    command += ["--threads", "1", "--media-workers", "1", "--files-dir", str(folder / "files")]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, *each.options], stdout=out, stderr=out, env=environment, cwd=source
+        )
+    try:
+        wait_until_ready(url, server)
+        with watching(server.pid, url) as cost:
+            outcome = run_apart(each.name, url)
+            time.sleep(SETTLE)
+        alive = server.poll() is None
+    finally:
+        server.terminate()
+        try:
+            server.wait(40)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+    text = log.read_text(errors="replace")
+    return Row(each.name, each.key, outcome, cost, alive, text.count("Traceback (most recent"))
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit("the server did not start")
+
+
+def _attack(name: str, url: str, answer: multiprocessing.SimpleQueue[str]) -> None:
+    load_attacks()
+    try:
+        answer.put(ATTACKS[name].run(url))
+    except Exception as error:  # an attack that fails is a result too
+        answer.put(f"{type(error).__name__}: {error}"[:200])
+
+
+def run_apart(name: str, url: str) -> str:
+    """What the attack says of itself."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.SimpleQueue()
+    process = context.Process(target=_attack, args=(name, url, answer), daemon=True)
+    process.start()
+    process.join(LONGEST)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return f"not over after {LONGEST} s"
+    return answer.get() if not answer.empty() else f"the attacker ended with {process.exitcode}"
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table."""
+    lines = [
+        "| attack | key | what came of it | CPU s: front / engine / decode | "
+        "MB before -> peak: front, engine, decode | worst /health | failed | tracebacks |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    roles = ("front", "engine", "decode")
+    for row in rows:
+        cost = row.cost
+        cpu = " / ".join(f"{cost.cpu.get(name, 0.0):.1f}" for name in roles)
+        memory = ", ".join(
+            f"{cost.memory_before.get(name, 0.0):.0f} -> {cost.memory.get(name, 0.0):.0f}"
+            for name in roles
+        )
+        health = f"{cost.health * 1e3:.0f} ms of {cost.healths}"
+        dead = "" if row.alive else " (server gone)"
+        lines.append(
+            f"| {row.attack} | {'yes' if row.needs_key else 'no'} | {row.outcome}{dead} | {cpu} | "
+            f"{memory} | {health} | {cost.failures} | {row.tracebacks} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="*", default=[], help="words that names must contain")
+    parser.add_argument("--source", type=Path, default=Path.cwd(), help="checkout to serve from")
+    parser.add_argument("--output", type=Path, help="write FILE.json and FILE.md")
+    options = parser.parse_args()
+    load_attacks()
+    chosen = [
+        each
+        for each in ATTACKS.values()
+        if not options.only or any(word in each.name for word in options.only)
+    ]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for each in chosen:
+            rows.append(measure(each, options.source.resolve(), Path(folder)))
+            print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    if options.output:
+        options.output.with_suffix(".json").write_text(
+            json.dumps([asdict(row) for row in rows], indent=1)
+        )
+        options.output.with_suffix(".md").write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    from benchmarks.abuse import main as run  # one module, so that attacks find one registry
+
+    run()

@@ -1,0 +1,171 @@
+"""Existing clients, unchanged, against a running server: what works.
+
+    saccade serve demo &
+    pip install openai litellm langchain-openai guidellm
+    python examples/clients/try_clients.py http://127.0.0.1:8000 [FOLDER OF A TOKENIZER]
+
+Each client that is installed is tried; a client that is not is said to be missing. The last line
+counts. Knows nothing of Saccade: any OpenAI-compatible server will do.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 300
+
+
+def png(width: int = 64, height: int = 64) -> bytes:
+    """A red square."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    rows = (b"\0" + b"\xff\0\0" * width) * height
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+URL = "data:image/png;base64," + base64.b64encode(png()).decode()
+LOOK = {
+    "role": "user",
+    "content": [
+        {"type": "image_url", "image_url": {"url": URL}},
+        {"type": "text", "text": "What colour is it?"},
+    ],
+}
+AGAIN = {"role": "user", "content": "Are you sure?"}
+
+
+def openai_three_turns(base: str, model: str) -> str:
+    """The SDK's own answers go back as they came, three times."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
+    messages: list[Any] = [LOOK]
+    for _ in range(3):
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=24)
+        messages += [answer.choices[0].message, AGAIN]
+    return f"{len(messages) // 2} turns"
+
+
+def openai_stream_helper(base: str, model: str) -> str:
+    """`client.chat.completions.stream()`, its final message sent back."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
+    with client.chat.completions.stream(model=model, messages=[LOOK], max_tokens=24) as stream:  # type: ignore[list-item]
+        message = stream.get_final_completion().choices[0].message
+    messages: list[Any] = [LOOK, message, AGAIN]
+    client.chat.completions.create(model=model, messages=messages, max_tokens=24)
+    return "sent back"
+
+
+def litellm_three_turns(base: str, model: str) -> str:
+    """LiteLLM's message objects go back as they came; an overflow is its own exception."""
+    import litellm
+
+    where = {"model": f"openai/{model}", "api_base": f"{base}/v1", "api_key": "none"}
+    messages: list[Any] = [LOOK]
+    for _ in range(3):
+        answer = litellm.completion(messages=messages, max_tokens=24, **where)
+        messages += [answer.choices[0].message, AGAIN]
+    try:
+        huge = [{"role": "user", "content": "word " * 1_000_000}]
+        litellm.completion(messages=huge, **where)
+    except litellm.ContextWindowExceededError:
+        return "3 turns; context overflow recognised"
+    raise AssertionError("an overflow was not recognised")
+
+
+def langchain(base: str, model: str) -> str:
+    """Invoke, stream and a second turn through langchain-openai."""
+    from langchain_core.messages import HumanMessage
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(model=model, base_url=f"{base}/v1", api_key="none", max_tokens=24)  # type: ignore[call-arg,arg-type]
+    first = HumanMessage(content=LOOK["content"])  # type: ignore[arg-type]
+    answer = chat.invoke([first])
+    pieces = [chunk.content for chunk in chat.stream([first])]
+    assert "".join(map(str, pieces)) == answer.content
+    chat.invoke([first, answer, HumanMessage(content="Are you sure?")])
+    return "invoke, stream, second turn"
+
+
+def guidellm(base: str, model: str) -> str:
+    """Four requests of synthetic text; all must succeed."""
+
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "out.json"
+        command = [
+            *(sys.executable, "-m", "guidellm", "run", "--disable-console"),
+            *(
+                "--backend",
+                f"kind=openai_http,target={base},model={model}",
+                "--profile",
+                "kind=synchronous",
+            ),
+            *("--constraint", "kind=max_requests,count=4"),
+            *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
+            *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
+            *("--output", f"kind=json,path={output}"),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+        assert output.is_file(), (done.stderr or done.stdout)[-1500:]
+        counted = re.findall(
+            r"completed .*successful=(\d+) errored=(\d+)", done.stdout + done.stderr
+        )
+        assert counted == [("4", "0")], counted
+    return "4 of 4 requests"
+
+
+CLIENTS: dict[str, Callable[[str, str], str]] = {
+    "openai, three turns": openai_three_turns,
+    "openai, stream() sent back": openai_stream_helper,
+    "litellm": litellm_three_turns,
+    "langchain-openai": langchain,
+    "guidellm": guidellm,
+}
+
+TOKENIZER = ""
+"""A folder or name that guidellm loads a tokenizer from."""
+
+
+def main() -> int:
+    """The number of clients that failed."""
+    base = sys.argv[1].rstrip("/") if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    with urllib.request.urlopen(f"{base}/v1/models", timeout=10) as response:
+        model = json.load(response)["data"][0]["id"]
+    failed = 0
+    for name, run in CLIENTS.items():
+        try:
+            outcome = f"works: {run(base, model)}"
+        except ImportError as error:
+            outcome = f"not tried: {error.name} is not installed"
+        except Exception as error:
+            failed += 1
+            outcome = f"FAILS: {type(error).__name__}: {str(error)[:1500]}"
+        print(f"{name:28} {outcome}", flush=True)
+    print(f"{failed} of {len(CLIENTS)} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    TOKENIZER = sys.argv[2] if len(sys.argv) > 2 else "gpt2"
+    sys.exit(main())

@@ -1,0 +1,409 @@
+"""Child processes: the one way to start one, talk to it, learn of its death and end it.
+
+A child is `python -m MODULE` in a session of its own. It inherits one end of a socket pair, a pipe
+for its last words, and the descriptors that its boot message names, so nothing has a name in any
+folder. Messages are frames: length, kind, msgpack fields. The kind is the place of the message's
+type in a list that both ends share. The kernel kills a child whose parent is gone, and a pidfd
+tells the parent of a child's end at once. Knows nothing of what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from select import POLLIN, poll
+from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
+
+import msgspec
+
+HEARTBEAT_SECONDS = 0.5
+"""An end that has nothing else to say gives a sign of life this often."""
+LAST_WORDS_BYTES = 4096
+"""A pipe takes so much in one piece, and without waiting for a reader."""
+READ_BYTES = 1 << 18
+
+_HEADER = struct.Struct("<IB")
+_PR_SET_PDEATHSIG = 1
+_ENCODER = msgspec.msgpack.Encoder()
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+Boot = TypeVar("Boot")
+
+
+class Disconnected(Exception):
+    """The other end has closed its socket, or its process is gone; all that it sent has been
+    read.
+    """
+
+
+class Codec(Generic[Sent, Received]):
+    """The messages of one end: what it sends, what it receives. Each argument is a dataclass or a
+    union of dataclasses.
+    """
+
+    def __init__(self, sent: Any, received: Any) -> None:
+        self._kinds = {kind: number for number, kind in enumerate(_members(sent))}
+        self._decoders: list[msgspec.msgpack.Decoder[Any]] = [
+            msgspec.msgpack.Decoder(kind) for kind in _members(received)
+        ]
+
+    def encode(self, message: Sent) -> bytes:
+        """The frame of a message."""
+        body = _ENCODER.encode(message)
+        return _HEADER.pack(len(body), self._kinds[type(message)]) + body
+
+    def decode(self, kind: int, body: bytes | bytearray | memoryview) -> Received:
+        message: Received = self._decoders[kind].decode(body)
+        return message
+
+
+class Channel(Generic[Sent, Received]):
+    """The blocking end, for a process that computes. Any thread may send; one receives."""
+
+    def __init__(self, connection: socket.socket, codec: Codec[Sent, Received]) -> None:
+        self._socket = connection
+        self._codec = codec
+        self._sending = threading.Lock()
+        self._poll = poll()
+        self._poll.register(connection, POLLIN)
+
+    def send(self, message: Sent) -> None:
+        """Returns once the kernel has all of it. Raises Disconnected."""
+        frame = self._codec.encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(frame)
+        except OSError as error:
+            raise Disconnected from error
+
+    def receive(self) -> Received:
+        """The next message. Raises Disconnected."""
+        length, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
+        return self._codec.decode(kind, _read(self._socket, length))
+
+    def waiting(self, seconds: float | None = 0.0) -> bool:
+        """Whether `receive` has a message, or the other end's going, to tell of. Waits for it up
+        to `seconds`; None: without end.
+        """
+        return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
+    """The end of an event loop. Sending never blocks; one task receives."""
+
+    def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
+        self.over = False
+        self._codec = codec
+        self._buffer = bytearray()
+        self._messages: deque[Received] = deque()
+        self._arrived = arrived or asyncio.Event()
+        self._closed = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        connection: socket.socket,
+        codec: Codec[Sent, Received],
+        arrived: asyncio.Event | None = None,
+    ) -> AsyncChannel[Sent, Received]:
+        """On the running loop, which takes the socket over.
+
+        `arrived` is set whenever there are messages to `take`, and when the other end has gone
+        (`over`); several channels may share it. Without it, `receive` waits for this one.
+        """
+        loop = asyncio.get_running_loop()
+        channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
+        await loop.create_unix_connection(lambda: channel, sock=connection)
+        return channel
+
+    def send(self, message: Sent) -> None:
+        """Queue a message. One to an end that has gone is dropped: `receive` tells."""
+        self.write(self._codec.encode(message))
+
+    def write(self, frame: bytes) -> None:
+        """Queue what `Codec.encode` made, for who sends one message to many."""
+        if self._transport is not None and not self.over:
+            self._transport.write(frame)
+
+    async def receive(self) -> Received:
+        """The next message. Raises Disconnected."""
+        while not self._messages:
+            if self.over:
+                raise Disconnected
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._messages.popleft()
+
+    def take(self) -> list[Received]:
+        """The messages that are here already."""
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the other end to read."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def close(self) -> None:
+        """Send what is queued, then close, in the background."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def flush(self, seconds: float) -> None:
+        """Close, and wait up to `seconds` until the other end has all that was sent."""
+        self.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+
+    # ---- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # by its methods: uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            length, kind = _HEADER.unpack_from(buffer, start)
+            begin = start + _HEADER.size
+            if len(buffer) - begin < length:
+                break
+            self._messages.append(self._codec.decode(kind, buffer[begin : begin + length]))
+            start = begin + length
+        del buffer[:start]
+        if start:
+            self._arrived.set()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.over = True
+        self._closed.set()
+        self._arrived.set()
+
+
+class Silence:
+    """For how long the other end has given no sign of life.
+
+    Only time in which this process itself was awake counts: after a pause of all, nobody is missed.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ticked: float | None = None
+
+    def heard(self) -> None:
+        self.seconds = 0.0
+
+    def tick(self) -> None:
+        """To be called every `HEARTBEAT_SECONDS`, after what has arrived was read."""
+        now = time.monotonic()
+        if self._ticked is not None:
+            self.seconds += min(now - self._ticked, 2 * HEARTBEAT_SECONDS)
+        self._ticked = now
+
+
+class Child:
+    """A process that this one has started. Its end is told by `wait`, `wait_sync` or `status`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], connection: socket.socket, words: int
+    ) -> None:
+        self.pid = process.pid
+        self.socket = connection
+        self._process = process
+        self._words = words
+        self._pidfd = os.pidfd_open(process.pid)
+        self._said: str | None = None
+
+    @classmethod
+    def spawn(
+        cls,
+        module: str,
+        boot: object,
+        inherit: Iterable[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start `python -m module`, which must call `enter`. `boot` is a dataclass.
+
+        The child keeps the descriptors `inherit` under the same numbers. It dies with the thread
+        that calls this.
+        """
+        ours, theirs = socket.socketpair()
+        words, words_fd = os.pipe()
+        os.set_blocking(words, False)
+        arguments = (theirs.fileno(), words_fd, os.getpid())
+        try:
+            # A session of its own: Ctrl-C in a terminal is for the front.
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), words_fd, *inherit),
+                start_new_session=True,
+                env=environment,
+            )
+        except BaseException:
+            ours.close()
+            os.close(words)
+            raise
+        finally:
+            theirs.close()
+            os.close(words_fd)
+        child = cls(process, ours, words)
+        body = _ENCODER.encode(boot)
+        with suppress(OSError):  # it has died already: whoever waits for it will see
+            ours.sendall(_HEADER.pack(len(body), 0) + body)
+        return child
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for the signal that killed it; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, to follow its name in a sentence: its last words if it had any."""
+        status = self._process.poll()
+        if self._said is None:
+            with suppress(OSError):
+                self._said = os.read(self._words, LAST_WORDS_BYTES).decode(errors="replace")
+        if self._said:
+            return f"failed: {self._said}"
+        if status is None:
+            return "is running"
+        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        if (status := self.status) is not None:
+            return status
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        # A descriptor of this call alone: an event loop knows one reader for each.
+        pidfd = os.dup(self._pidfd)
+        loop.add_reader(pidfd, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return self._process.wait()
+
+    def wait_sync(self, seconds: float | None = None) -> int | None:
+        """Its exit status, or None when it has not ended after `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def kill(self) -> None:
+        """Have it end at once, whatever it does."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    async def end(self, patience: float = 0.0) -> None:
+        """Give it `patience` seconds to end by itself, then kill it; wait, and let go of it."""
+        try:
+            async with asyncio.timeout(patience):
+                await self.wait()
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+        self.release()
+
+    def end_sync(self, patience: float = 0.0) -> None:
+        """As `end`, without an event loop."""
+        if self.wait_sync(patience) is None:
+            self.kill()
+            self.wait_sync()
+        self.release()
+
+    def release(self) -> None:
+        """Close all descriptors. Its last words are kept."""
+        if self._pidfd < 0:
+            return
+        assert self.ending
+        self.socket.close()
+        os.close(self._pidfd)
+        os.close(self._words)
+        self._pidfd = self._words = -1
+
+
+class ParentLink:
+    """What a child has from its parent: the socket, and the pipe for last words."""
+
+    def __init__(self, connection: socket.socket, words: int) -> None:
+        self.socket = connection
+        self._words = words
+
+    def give_up(self, why: str) -> NoReturn:
+        """End this process with status 1 from any thread, whatever the others hang in; the parent
+        reads `why`.
+        """
+        self.say(why)
+        os._exit(1)
+
+    def say(self, why: str) -> None:
+        """The last words of a process that is about to end with another status."""
+        with suppress(OSError):
+            os.write(self._words, why.encode()[:LAST_WORDS_BYTES])
+
+
+def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
+    """The first call of a child's main: tie this process to its parent, and read the boot message.
+
+    Ctrl-C, and an order to stop that goes to all processes, are left to the front, which ends its
+    children in order.
+    """
+    connection, words, parent = map(int, sys.argv[1:4])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    # Not for the children of this process.
+    os.set_inheritable(connection, False)
+    os.set_inheritable(words, False)
+    link = ParentLink(socket.socket(fileno=connection), words)
+    try:
+        length, _ = _HEADER.unpack(_read(link.socket, _HEADER.size))
+        return msgspec.msgpack.decode(_read(link.socket, length), type=boot), link
+    except Disconnected:
+        os._exit(1)
+
+
+def _members(kinds: Any) -> tuple[type, ...]:
+    """Of a union, or of one type."""
+    return get_args(kinds) or (kinds,)
+
+
+def _read(connection: socket.socket, length: int) -> bytearray:
+    """Exactly `length` bytes. Raises Disconnected."""
+    data = bytearray(length)
+    view, read = memoryview(data), 0
+    while read < length:
+        try:
+            count = connection.recv_into(view[read:])
+        except OSError as error:
+            raise Disconnected from error
+        if not count:
+            raise Disconnected
+        read += count
+    return data

@@ -1,0 +1,62 @@
+"""A tokenizer as llguidance reads it, and the bounds under which grammars are compiled and matched.
+
+Owns the one way in which a matcher is made, so that the front, which checks a grammar, and the
+engine, which follows it, mean the same. Knows nothing of schemas, requests or rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+WORD_BITS = 32
+"""Tokens that one word of a mask speaks of."""
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # about 20 ms
+    step_lexer_fuel=200_000,  # about 15 ms
+    step_max_items=50_000,
+    max_grammar_size=200_000,
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    verbose_errors=False,  # they quote the answer so far
+)
+
+
+def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
+    """`tokenizer_json`: as `tokenizers.Tokenizer.to_str` writes it. Takes about half a second.
+
+    vocab_size: columns of the logits, which may be more than the tokenizer has tokens; no mask
+    ever allows a column that is no token. ends: the tokens that end an answer.
+    """
+    return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
+
+
+def begin_match(lexicon: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher before its first token. `is_error()` where the grammar is wrong or too large."""
+    return LLMatcher(lexicon, grammar, log_level=0, limits=_LIMITS)
+
+
+def tag_term(lexicon: LLTokenizer, tag: str) -> str:
+    """What stands for `tag` in a Lark grammar. llguidance takes every added token that looks like a
+    tag for special, so that neither its letters nor free text ever stand for it.
+    """
+    tokens = lexicon.tokenize_str(tag, parse_special=True)
+    if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
+        return f"<[{tokens[0]}]>"
+    return json.dumps(tag)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of one row of a mask."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def fill_mask(matcher: LLMatcher, row: np.ndarray) -> None:
+    """Write into `row` ([W] uint32, contiguous) which tokens may come next: token t is bit t % 32
+    of word t // 32. Other threads run meanwhile.
+    """
+    assert row.dtype == np.uint32 and row.flags["C_CONTIGUOUS"] and row.ndim == 1
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -1,0 +1,263 @@
+"""All workers as the engine sees them: starts one process per rank, each in the same way, sends
+every plan to all, takes the answers of rank 0, and says when and why they can no longer go on.
+
+Sending never waits for a worker. Owns the processes and what is known of their state; knows nothing
+of what plans say but how much work they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeVar
+
+from saccade.core.child import AsyncChannel, Child, Silence
+from saccade.core.config import EngineConfig, Hardware
+from saccade.core.messages import (
+    PEER_LOST_STATUS,
+    WORKERS_END,
+    Alive,
+    Begin,
+    Begun,
+    Failed,
+    Figures,
+    Finish,
+    Found,
+    FromWorker,
+    Load,
+    Loaded,
+    ToWorker,
+    WorkerBoot,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Plan, StepResult
+from saccade.core.types import ImageKey
+
+MODULE = "saccade.runtime.process"
+SILENT_SECONDS = 5.0
+"""A worker that has not been heard of for so long is stuck, or stopped."""
+SETTLE_SECONDS = 0.2
+"""After the first sign of trouble, time for the others: the one that failed first should be named,
+not those that it took along.
+"""
+FINISH_SECONDS = 5.0
+OVERDUE_SECONDS = 4.0
+"""A step is overdue so long after it should have ended."""
+SLOWER = 4.0
+"""A step may take so many times as long per token and patch as the slowest so far."""
+
+Answer = TypeVar("Answer")
+
+
+class WorkersLost(Exception):
+    """The workers cannot go on; the message says which of them failed first, and how."""
+
+
+class _Rank:
+    """One worker: its process, and what it has said."""
+
+    def __init__(
+        self, number: int, child: Child, channel: AsyncChannel[ToWorker, FromWorker], name: str
+    ) -> None:
+        self.number = number
+        self.child = child
+        self.channel = channel
+        self.name = name
+        self.error: str | None = None
+        self.beats = False
+        self.silence = Silence()
+
+    def read(self, metrics: Metrics) -> list[FromWorker]:
+        """What it has sent, but for signs of life, figures and the reason of its end, which are
+        noted.
+        """
+        answers: list[FromWorker] = []
+        for message in self.channel.take():
+            self.silence.heard()
+            match message:
+                case Alive():
+                    self.beats = True  # before, loading may take any time
+                case Figures(values):
+                    metrics.absorb(values)
+                case Failed(error):
+                    self.error = error
+                case _:
+                    answers.append(message)
+        return answers
+
+    @property
+    def silent(self) -> bool:
+        return self.beats and self.silence.seconds > SILENT_SECONDS
+
+    @property
+    def in_trouble(self) -> bool:
+        return self.channel.over or self.error is not None or self.silent
+
+    def explain(self) -> tuple[int, str]:
+        """(how sure this is the one that failed first: 0 is most, why)."""
+        status = self.child.status
+        if status is not None and status < 0:
+            return 0, f"{self.name} {self.child.ending}"
+        if self.error is not None:
+            return 1, f"rank {self.number}: {self.error}"
+        if status is not None:
+            return 3 if status == PEER_LOST_STATUS else 2, f"{self.name} {self.child.ending}"
+        if self.channel.over:
+            return 2, f"{self.name} has closed its connection"
+        return 4, f"{self.name} has not been heard of for {SILENT_SECONDS:.0f} s"
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How long steps take: seconds per token and patch, the slowest so far; 0 before the first."""
+
+    slowest: float = 0.0
+
+    def note(self, plan: Plan, seconds: float) -> None:
+        if units := plan.num_tokens + plan.patches:
+            self.slowest = max(self.slowest, seconds / units)
+
+    def allowed(self, plan: Plan) -> float | None:
+        """Seconds that the plan may take; None: nothing is known of plans like it."""
+        units = plan.num_tokens + plan.patches
+        return SLOWER * self.slowest * units if self.slowest and not plan.adapt else None
+
+
+class Workers:
+    """`size` processes. `start`, `load`, `begin`, then `send` and `take`; `close` or `kill`.
+
+    `arrived` is set whenever there is something to take, or trouble to see.
+    """
+
+    def __init__(self, size: int, arrived: asyncio.Event, metrics: Metrics) -> None:
+        self.size = size
+        self._arrived = arrived
+        self._metrics = metrics
+        self._ranks: list[_Rank] = []
+        self._step_timeout = float("inf")
+        self._flight: deque[Plan] = deque()
+        self._since = 0.0  # when the oldest plan in flight began
+        self._pace = _Pace()
+
+    # ---- life
+
+    async def start(self, arena_fd: int, arena_bytes: int) -> int:
+        """Start every process; how many CUDA devices they see. Raises WorkersLost."""
+        group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
+        for rank in range(self.size):
+            boot = WorkerBoot(rank, group_fd, arena_fd, arena_bytes)
+            child = Child.spawn(MODULE, boot, (group_fd, arena_fd))
+            channel = await AsyncChannel.open(child.socket, WORKERS_END, self._arrived)
+            who = f"rank {rank}" if self.size > 1 else "the worker"
+            name = f"{who} (process {child.pid})"
+            self._ranks.append(_Rank(rank, child, channel, name))
+        os.close(group_fd)
+        return min(found.cuda_devices for found in await self._answers(Found))
+
+    async def load(self, load: Load) -> list[Hardware]:
+        """Every rank loads its slice; what each has left. Raises WorkersLost."""
+        self._step_timeout = load.parallel.step_timeout
+        self._write(load)
+        return [loaded.hardware for loaded in await self._answers(Loaded)]
+
+    async def begin(self, config: EngineConfig) -> tuple[tuple[ImageKey, int], ...]:
+        """Every rank makes its memory; (key, tokens) of embeddings found on disk.
+
+        Raises WorkersLost.
+        """
+        self._write(Begin(config))
+        return (await self._answers(Begun))[0].saved
+
+    async def close(self) -> None:
+        """End the processes in order, and whichever does not follow."""
+        self._write(Finish())
+        await asyncio.gather(*(rank.child.end(FINISH_SECONDS) for rank in self._ranks))
+
+    async def kill(self) -> None:
+        """End the processes at once. Also after `close`."""
+        await asyncio.gather(*(rank.child.end() for rank in self._ranks))
+
+    # ---- steps
+
+    def send(self, plan: Plan) -> None:
+        """Have every rank carry out a plan, after those before it."""
+        if not self._flight:
+            self._since = time.monotonic()
+        self._flight.append(plan)
+        self._write(plan)
+
+    def take(self) -> list[StepResult]:
+        """Answers to the oldest plans in flight, in order. Raises AssertionError for an answer to
+        another.
+        """
+        results = []
+        for answer in self._ranks[0].read(self._metrics):
+            assert isinstance(answer, StepResult) and self._flight[0].step == answer.step
+            now = time.monotonic()
+            self._pace.note(self._flight.popleft(), now - self._since)
+            self._since = now
+            results.append(answer)
+        for rank in self._ranks[1:]:
+            rank.read(self._metrics)
+        return results
+
+    # ---- trouble
+
+    def tick(self) -> None:
+        """To be called every `child.HEARTBEAT_SECONDS`."""
+        for rank in self._ranks:
+            rank.silence.tick()
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether `explain` has something to explain: the workers cannot go on."""
+        return self._timed_out or any(rank.in_trouble for rank in self._ranks)
+
+    async def explain(self) -> str:
+        """Which worker failed first, and how."""
+        if not any(rank.in_trouble for rank in self._ranks):
+            ranks = f" on {self.size} ranks" if self.size > 1 else ""
+            return f"a step has taken longer than {self._step_timeout:g} s{ranks} (--step-timeout)"
+        await asyncio.sleep(SETTLE_SECONDS)
+        for rank in self._ranks:
+            rank.read(self._metrics)
+        _, why = min(rank.explain() for rank in self._ranks if rank.in_trouble)
+        return why.removeprefix("rank 0: ") if self.size == 1 else why
+
+    @property
+    def overdue(self) -> str:
+        """Why no step has ended although one should have; empty while all is well."""
+        if not self._flight:
+            return ""
+        plan, passed = self._flight[0], time.monotonic() - self._since
+        allowed = self._pace.allowed(plan)
+        if allowed is None or passed < allowed + OVERDUE_SECONDS:
+            return ""
+        return f"a step has run for {passed:.0f} s; it should have taken {allowed:.1f} s at most"
+
+    @property
+    def _timed_out(self) -> bool:
+        return bool(self._flight) and time.monotonic() - self._since > self._step_timeout
+
+    def _write(self, message: ToWorker) -> None:
+        frame = WORKERS_END.encode(message)
+        for rank in self._ranks:
+            rank.channel.write(frame)
+
+    async def _answers(self, kind: type[Answer]) -> list[Answer]:
+        """One of `kind` from each rank."""
+        answers: dict[int, Answer] = {}
+        while len(answers) < self.size:
+            self._arrived.clear()
+            for rank in self._ranks:
+                for answer in rank.read(self._metrics):
+                    assert isinstance(answer, kind)
+                    answers[rank.number] = answer
+            if self.in_trouble:
+                raise WorkersLost(await self.explain())
+            if len(answers) < self.size:
+                await self._arrived.wait()
+        return [answers[rank] for rank in range(self.size)]

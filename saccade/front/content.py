@@ -1,0 +1,386 @@
+"""What a message is, and what a content part is: OpenAI's, as JSON over HTTP or as Python objects.
+
+Owns the schemas of messages and parts and what becomes of them: `Message`s of texts and
+`ImageSource`s. Unknown keys of messages and parts are ignored, for other servers' and SDKs' own
+answers carry many when they are sent back; what stands inside `image_url` and `file` decides the
+image, and unknown keys there are refused. Knows nothing of templates or of how images are fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from saccade.core.errors import InvalidRequest
+from saccade.front.fields import Integer, Positive, Reader
+from saccade.media.content import Budget, Detail
+from saccade.media.media import FileId, ImageSource, source_from_object
+
+Part = str | ImageSource
+"""A piece of a message: text, or an image."""
+
+_LONGEST_NAME = 512
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
+_BASE64_SEEN = 512
+"""Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
+    reasoning_content.
+    """
+
+    role: str
+    content: str | tuple[Part, ...] | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pictures(self) -> tuple[ImageSource, ...]:
+        parts = self.content if isinstance(self.content, tuple) else ()
+        return tuple(part for part in parts if isinstance(part, ImageSource))
+
+    @property
+    def num_characters(self) -> int:
+        """Of its text."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part) for part in self.content or () if isinstance(part, str))
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; what is None is left out, as they expect."""
+        message: dict[str, Any] = {"role": self.role, **self.fields}
+        if isinstance(self.content, tuple):
+            message["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+                for part in self.content
+            ]
+        elif self.content is not None:
+            message["content"] = self.content
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be rendered by the chat template.
+
+    `variables` are the client's own for the template.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pictures(self) -> tuple[ImageSource, ...]:
+        """In the order in which the template mentions them."""
+        return tuple(picture for message in self.messages for picture in message.pictures)
+
+    @property
+    def num_characters(self) -> int:
+        """Of all messages' text."""
+        return sum(message.num_characters for message in self.messages)
+
+
+# ---- schemas
+
+
+class Pixels(Struct, kw_only=True):
+    """How many pixels an image may have after resizing."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+
+
+class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
+    """Where an image is: a URL, or its bytes in base64.
+
+    detail: low is at most 512 x 512 pixels; auto and high are what the model takes.
+    format: what the client says of the type, which the bytes themselves decide.
+    """
+
+    url: str
+    detail: Detail | None = None
+    format: str | None = None
+
+
+class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
+    """An image that was uploaded with POST /v1/files, or one that is inline: `file_data` is a data:
+    URL or base64.
+    """
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+    detail: Detail | None = None
+    format: str | None = None
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    """Text within a message."""
+
+    text: str
+
+
+class InputTextPart(Struct, tag_field="type", tag="input_text"):
+    """Text, by its name in the Responses API."""
+
+    text: str
+
+
+class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
+    """An image within a message. Its pixels may be bounded here or beside its URL."""
+
+    image_url: str | ImageURL
+
+
+class InputImagePart(Pixels, tag_field="type", tag="input_image", kw_only=True):
+    """An image, by its name in the Responses API."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | None = None
+
+
+class ImageObjectPart(Pixels, tag_field="type", tag="image", kw_only=True):
+    """An image by URL, or in Python as an object: bytes, a Pillow image, an array, a path."""
+
+    image: Any
+
+
+class ImageFilePart(Pixels, tag_field="type", tag="image_file", kw_only=True):
+    """An uploaded image within a message."""
+
+    image_file: UploadedFile
+
+
+class FilePart(Pixels, tag_field="type", tag="file", kw_only=True):
+    """An uploaded or inline image within a message, by the name that other APIs have for it."""
+
+    file: UploadedFile
+
+
+ContentPart = (
+    TextPart
+    | ImagePart
+    | ImageFilePart
+    | FilePart
+    | ImageObjectPart
+    | InputTextPart
+    | InputImagePart
+)
+
+
+class FunctionCall(Struct):
+    """A call that the assistant made; `arguments` are JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Struct):
+    """An entry of an assistant message's `tool_calls`."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: Integer | None = None
+
+
+class ChatMessage(Struct):
+    """A message of any role."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[str | ContentPart] | None = None
+    name: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+_MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
+
+
+class _Content(Struct):
+    """A message's or a part's text, still as JSON."""
+
+    content: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+
+
+_CONTENT = msgspec.json.Decoder(_Content)
+_PARTS = msgspec.json.Decoder(list[_Content])
+
+
+class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Bounds for all images of a request that have none of their own (`mm_processor_kwargs`)."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+
+
+# ---- messages
+
+
+def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
+    """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
+    return _message(_MESSAGE.json(raw, place), place, limits)
+
+
+def text_bytes(raw: msgspec.Raw) -> int:
+    """Bytes of JSON text in a message, images left out. Nothing of it is built. 0 where the message
+    is not of the usual form.
+    """
+    try:
+        content = _CONTENT.decode(raw).content
+        if bytes(memoryview(content)[:1]) == b"[":
+            return sum(len(memoryview(part.text)) for part in _PARTS.decode(content))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+    return len(memoryview(content))
+
+
+def message_from_object(given: Mapping[str, Any], place: str) -> Message:
+    """A message as Python has it.
+
+    Parts may also be images themselves (`source_from_object`). Raises as `message_from_json`, and
+    ImageError for what is no image.
+    """
+    fields = dict(given)
+    content = fields.get("content")
+    if isinstance(content, list | tuple):
+        fields["content"] = [
+            part
+            if isinstance(part, str)
+            else dict(part)
+            if isinstance(part, Mapping)
+            else {"type": "image", "image": part}
+            for part in content
+        ]
+    return _message(_MESSAGE.value(fields, place), place, ImageLimits())
+
+
+def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
+    if message.role == "tool" and message.tool_call_id is None:
+        raise _missing(f"{place}.tool_call_id")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(
+            f"{place}.tool_calls: only an assistant message has tool calls", f"{place}.tool_calls"
+        )
+    if message.content is None and not (
+        message.role == "assistant" and (message.tool_calls or message.reasoning_content)
+    ):
+        raise _missing(f"{place}.content")
+    fields = {
+        name: value
+        for name, value in (
+            ("name", message.name),
+            ("tool_call_id", message.tool_call_id),
+            ("reasoning_content", message.reasoning_content),
+            ("tool_calls", [_tool_call(call) for call in message.tool_calls or ()] or None),
+        )
+        if value is not None
+    }
+    # Chat templates know the role by its older name.
+    role = "system" if message.role == "developer" else message.role
+    if not isinstance(message.content, list):
+        return Message(role, message.content, fields)
+    parts = enumerate(message.content)
+    return Message(
+        role, tuple(_part(part, f"{place}.content[{i}]", limits) for i, part in parts), fields
+    )
+
+
+def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
+    match part:
+        case str():
+            return part
+        case TextPart(text=text) | InputTextPart(text=text):
+            return text
+        case ImagePart(image_url=str(url)):
+            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+        case ImagePart(image_url=ImageURL() as image):
+            budget = _budget(image, part, place, limits)
+            return ImageSource(_url(image.url), place, budget)
+        case ImageObjectPart(image=str(url)):
+            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+        case ImageObjectPart(image=image):
+            source = source_from_object(image, place)
+            return ImageSource(source.url, place, _budget(None, part, place, limits))
+        case InputImagePart():
+            inside = UploadedFile(detail=part.detail)
+            source_of = _either(part.file_id, part.image_url, place, "file_id", "image_url")
+            return ImageSource(source_of, place, _budget(inside, part, place, limits))
+        case ImageFilePart(image_file=file):
+            path = f"{place}.image_file"
+        case FilePart(file=file):
+            path = f"{place}.file"
+    source_of = _either(file.file_id, file.file_data, path, "file_id", "file_data")
+    return ImageSource(source_of, place, _budget(file, part, place, limits))
+
+
+def _either(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
+    if file_id is not None and url is not None:
+        raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
+    if file_id is not None:
+        return FileId(file_id)
+    if url is not None:
+        return _url(url)
+    raise _missing(f"{place}.{names[0]}")
+
+
+def _url(given: str) -> str:
+    """A URL; base64 without one becomes a data: URL."""
+    bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
+    return f"data:;base64,{given}" if bare else given
+
+
+def _budget(
+    inside: ImageURL | UploadedFile | None, beside: Pixels, place: str, limits: ImageLimits
+) -> Budget:
+    """A part's wishes for its size, which may stand in two places, but not differ; else the
+    request's.
+    """
+
+    def either(name: str, one: int | None, other: int | None, default: int | None) -> int | None:
+        if one is not None and other is not None and one != other:
+            raise InvalidRequest(
+                f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
+            )
+        own = other if one is None else one
+        return default if own is None else own
+
+    within = inside or UploadedFile()
+    least = either("min_pixels", within.min_pixels, beside.min_pixels, limits.min_pixels)
+    most = either("max_pixels", within.max_pixels, beside.max_pixels, limits.max_pixels)
+    return Budget(within.detail or "auto", least, most)
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """As templates read it: the arguments as an object, where their text is one."""
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            parsed = msgspec.json.decode(arguments)
+            arguments = parsed if isinstance(parsed, dict) else arguments
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # a model's own broken call, sent back: the template prints the text
+    named = {"id": call.id} if call.id is not None else {}
+    return {
+        **named,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _missing(path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")

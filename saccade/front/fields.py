@@ -1,0 +1,159 @@
+"""How JSON and Python values become typed fields: one home for HTTP bodies and for `LLM`.
+
+Owns what is tolerated in every field (null for "not given", 8.0 for 8), the range of integers, and
+the words of refusals: msgspec's own, with the field in `param` and named first. Knows no field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from saccade.core.errors import InvalidRequest
+
+V = TypeVar("V")
+
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+_VERBATIM = frozenset({"arguments"})
+"""Objects that are the client's own, in which null says something."""
+
+_CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
+_PATH = re.compile(r" - at (?:key in )?`\$(.*?)`$", re.DOTALL)
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
+_QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
+_SEARCHED = 4 << 20
+"""Bytes of a text that are searched for why it is no JSON."""
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|d[c-f][0-9a-f]{2})", re.IGNORECASE
+)
+
+
+class Reader(Generic[V]):
+    """Reads values of one type."""
+
+    def __init__(self, kind: Any) -> None:
+        """`kind`: anything that msgspec decodes."""
+        self._kind = kind
+        self._decoder: msgspec.json.Decoder[V] = msgspec.json.Decoder(kind)
+        self._schema = inspect.type_info(kind)
+
+    def json(self, raw: bytes | bytearray | msgspec.Raw, path: str) -> V:
+        """The value of a JSON text. Raises InvalidRequest that names the field below `path`."""
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            first = str(error)  # the error itself would keep `raw` alive in a circle
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(error, raw, path) from None
+        try:
+            value = msgspec.json.decode(raw)
+        except msgspec.ValidationError:  # an integer of thousands of digits
+            raise explain(first, self._schema, path) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(error, raw, path) from None
+        return self.value(value, path)
+
+    def value(self, value: object, path: str) -> V:
+        """The same for a Python value."""
+        try:
+            converted: V = msgspec.convert(_tidy(value), self._kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise explain(str(error), self._schema, path) from None
+        except RecursionError as error:
+            raise not_json(error, b"", path) from None
+        return converted
+
+
+def _tidy(value: Any) -> Any:
+    """Without the keys whose value is null, and with whole floats as integers."""
+    if isinstance(value, dict):
+        return {
+            key: each if key in _VERBATIM else _tidy(each)
+            for key, each in value.items()
+            if each is not None
+        }
+    if isinstance(value, list):
+        return [_tidy(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def not_json(
+    error: Exception, raw: bytes | bytearray | msgspec.Raw, path: str = ""
+) -> InvalidRequest:
+    """For a text that is no JSON: why."""
+    at = path or "the body"
+    if isinstance(error, RecursionError):
+        why = f"{at} is nested too deeply"
+    elif half := _HALF_PAIR.search(memoryview(raw)[:_SEARCHED]):
+        shown = half.group()[-6:].decode()
+        why = f"{at}: {shown} is half of a surrogate pair, which is no character: send both halves"
+    else:
+        why = f"{at} is not valid JSON: {error}"
+    return InvalidRequest(why, path or None, "invalid_json")
+
+
+def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
+    """msgspec's words, with the field in `param`, the parameter named first, and what is allowed
+    where that is a list. `path` is where the value of this schema stands.
+
+    A field of which one value is allowed stands for something that this server does not do.
+    """
+    at = _PATH.search(message)
+    text, below = (message[: at.start()], at.group(1).replace("[...]", "")) if at else (message, "")
+    path = f"{path}{below}" if path else below.lstrip(".")
+    field = _FIELD.match(text)
+    if field:
+        path = f"{path}.{field.group(1)}" if path else field.group(1)
+        if "unknown" in text:
+            return unsupported(path)
+        return InvalidRequest(
+            f"{path}: this parameter is required", path, "missing_required_parameter"
+        )
+    if _CHOICE.match(text):
+        return only(path, _choices(schema, re.findall(r"\w+(?![\]\w])", below)) or [None])
+    hint = ": write it without quotes" if _QUOTED.match(text) else ""
+    text = (text[:1].lower() + text[1:]).replace("`", "").replace(" | null", "") + hint
+    return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
+
+
+def unsupported(path: str) -> InvalidRequest:
+    """For a parameter that nothing here knows."""
+    path = path if len(path) <= 200 else path[:200] + "..."
+    return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
+
+
+def only(path: str, choices: list[Any]) -> InvalidRequest:
+    """For a value that is none of those allowed."""
+    *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
+    allowed = f"{', '.join(most)} or {last}" if most else last
+    code = None if most else "unsupported_parameter"
+    return InvalidRequest(f"{path}: only {allowed} is supported", path, code)
+
+
+def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
+    """The values other than null that are allowed at the end of this path of fields, as far as they
+    can be listed.
+    """
+    match kind:
+        case inspect.UnionType(types):
+            return [choice for each in types for choice in _choices(each, names)]
+        case inspect.ListType(item):
+            return _choices(item, names)
+        case inspect.StructType() if names:
+            if kind.tag_field == names[0]:
+                return [kind.tag]
+            return [
+                choice
+                for field in kind.fields
+                if field.encode_name == names[0]
+                for choice in _choices(field.type, names[1:])
+            ]
+        case inspect.LiteralType(values) if not names:
+            return list(values)
+    return []

@@ -1,0 +1,122 @@
+"""Bytes that are on their way: whoever asks for the same ones shares one flight, and each of them
+has counted them before they are there.
+
+Owns who waits for what. Knows nothing of where bytes come from. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass, field
+
+from saccade.core.errors import RequestError
+from saccade.media.turns import Asker, Ticket
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """One who waits."""
+
+    asker: Asker
+    data: asyncio.Future[bytes]
+    reserved: int = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Have `nbytes` counted in all. Raises as `Room.reserve` does."""
+        if nbytes != self.reserved:
+            self.asker.room.reserve(nbytes - self.reserved)
+            self.reserved = nbytes
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Bytes on their way. `ticket` is theirs to wait for a turn with."""
+
+    ticket: Ticket = field(default_factory=Ticket)
+    nbytes: int = 0
+    seats: list[_Seat] = field(default_factory=list)
+
+    def grow(self, nbytes: int) -> None:
+        """There are going to be so many bytes: all who wait make room for them, or have failed.
+
+        Raises CancelledError when none is left.
+        """
+        self.nbytes = max(self.nbytes, nbytes)
+        for seat in self.seats:
+            if not seat.data.done():
+                try:
+                    seat.reserve(self.nbytes)
+                except RequestError as error:
+                    seat.data.set_exception(error)
+        if all(seat.data.done() for seat in self.seats):
+            raise asyncio.CancelledError
+
+    def land(self, task: asyncio.Task[bytes]) -> None:
+        """Tell all who wait how it ended."""
+        error = None if task.cancelled() else task.exception()
+        for seat in self.seats:
+            if seat.data.done():
+                continue
+            if task.cancelled():
+                seat.data.cancel()
+            elif error is not None:
+                seat.data.set_exception(error)
+            else:
+                seat.data.set_result(task.result())
+
+
+class Flights:
+    """At most one flight per key. `on_join` hears of everybody who joins one."""
+
+    def __init__(self, on_join: Callable[[Ticket, Asker], None] | None = None) -> None:
+        self._on_join = on_join
+        self._flights: dict[Hashable, Flight] = {}
+        self._tasks: dict[Flight, asyncio.Task[bytes]] = {}
+
+    async def join(
+        self,
+        key: Hashable,
+        asker: Asker,
+        bring: Callable[[Flight], Coroutine[None, None, bytes]],
+    ) -> bytes:
+        """The bytes that `bring` returns, which stay counted in the asker's room.
+
+        The flight ends early only when the last who asked has gone. Raises what `bring` raises,
+        and as `Room.reserve` does.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = Flight()
+            task = self._tasks[flight] = asyncio.create_task(bring(flight))
+            task.add_done_callback(flight.land)
+            task.add_done_callback(lambda _: self._forget(key, flight))
+        seat = _Seat(asker, asyncio.get_running_loop().create_future())
+        flight.seats.append(seat)
+        try:
+            seat.reserve(flight.nbytes)
+            if self._on_join is not None:
+                self._on_join(flight.ticket, asker)
+            data = await seat.data
+            seat.reserve(len(data))
+            return data
+        except BaseException:
+            seat.reserve(0)
+            raise
+        finally:
+            flight.seats.remove(seat)
+            if not flight.seats and (left := self._tasks.get(flight)):
+                self._forget(key, flight)
+                left.cancel()
+
+    async def close(self) -> None:
+        """End all of them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, key: Hashable, flight: Flight) -> None:
+        self._tasks.pop(flight, None)
+        if self._flights.get(key) is flight:
+            del self._flights[key]

@@ -1,0 +1,198 @@
+"""In which order images are decoded, and what that may take: turns between clients and between a
+client's requests, small images first, under one budget of memory.
+
+Owns the jobs that wait. Work is priced by the pixels that it decodes. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from saccade.core.config import MIB
+from saccade.core.errors import ImageError
+from saccade.media.content import Probe
+
+BYTES_PER_PIXEL = {
+    "JPEG": 10,
+    "JPEG CMYK": 13,
+    "PNG": 9,
+    "GIF": 9,
+    "BMP": 9,
+    "TIFF": 13,
+    "WEBP": 20,
+    "AVIF": 20,
+}
+"""Most memory that decoding takes per pixel of the source, by format or format and mode: a little
+more than was measured. A JPEG's is that of a progressive one in 4:4:4; libwebp and Pillow hold a
+WebP five times.
+"""
+RESIZE_BYTES = 12
+"""Memory per pixel of a target: the result of the second pass, before it is copied."""
+STRIP_BYTES = 48 * MIB
+"""Memory for the strip that is being converted and resized."""
+
+OVERTAKEN = 8
+"""How often jobs that fit into the memory that is left may go before one that has to wait for
+more.
+"""
+
+_numbers = itertools.count()
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One image to decode: `size` is its (height, width) in the arena. `digest` names its bytes.
+
+    `client` and `request` say whose turn it takes. `ms` is how long it took, once it is done.
+    """
+
+    digest: bytes
+    data: bytes
+    probe: Probe
+    size: tuple[int, int]
+    client: str = ""
+    request: str = ""
+    number: int = field(default_factory=lambda: next(_numbers))
+    running: bool = False
+    overtaken: int = 0
+    ms: float = 0.0
+
+    @property
+    def pixels(self) -> int:
+        """Pixels to decode, the price of the job."""
+        return self.probe.height * self.probe.width
+
+
+def decoding_bytes(probe: Probe, nbytes: int, sizes: Iterable[tuple[int, int]]) -> int:
+    """Memory that decoding an image of `nbytes` to some (height, width) may take."""
+    height, width = probe.upright
+    usual = BYTES_PER_PIXEL.get(probe.format, 0)
+    per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
+    resized = sum(3 * height * columns + RESIZE_BYTES * rows * columns for rows, columns in sizes)
+    return STRIP_BYTES + 2 * nbytes + per_pixel * height * width + resized
+
+
+def check_memory(probe: Probe, nbytes: int, size: tuple[int, int], budget: int) -> None:
+    """Raises ImageError for an image that no worker may decode: beyond `budget` bytes by itself."""
+    needed = decoding_bytes(probe, nbytes, [size])
+    if needed > budget:
+        raise ImageError(
+            f"the picture is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
+            f"it takes up to {needed / MIB:.0f} MiB of memory; image workers may take "
+            f"{budget / MIB:.0f} MiB: resize it, or start the server with a larger "
+            "--decode-memory-mb",
+            code="image_too_large",
+        )
+
+
+class Shares(Generic[Key]):
+    """Fair queueing: who has been served least comes first, and nobody saves up turns.
+
+    All times are virtual: sums of prices.
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0.0
+        self._starts: dict[Key, float] = {}
+        self._waiting: Counter[Key] = Counter()
+
+    def enter(self, key: Key) -> None:
+        """One more job of `key` waits."""
+        if not self._waiting[key]:
+            self._starts[key] = max(self._clock, self._starts.get(key, 0.0))
+        self._waiting[key] += 1
+
+    def end(self, key: Key, price: float) -> float:
+        """When a job of that price would be done, if it were served at once."""
+        return self._starts[key] + price
+
+    def leave(self, key: Key, price: float) -> None:
+        """A job of `key` waits no longer; price 0: it was not served."""
+        if price:
+            self._starts[key] += price
+            self._clock = max(self._clock, self._starts[key])
+        self._waiting[key] -= 1
+        if not self._waiting[key]:
+            del self._waiting[key]
+        past = [
+            one
+            for one, start in self._starts.items()
+            if one not in self._waiting and start <= self._clock
+        ]
+        for one in past:
+            del self._starts[one]
+
+
+class JobQueue:
+    """The jobs that wait, and which of them is next."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._jobs: dict[Job, None] = {}
+        self._clients: Shares[str] = Shares()
+        self._requests: Shares[tuple[str, str]] = Shares()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
+    def add(self, job: Job) -> None:
+        self._jobs[job] = None
+        self._clients.enter(job.client)
+        self._requests.enter((job.client, job.request))
+
+    def remove(self, job: Job, price: float = 0.0) -> None:
+        """It is served, at a price, or not wanted any more."""
+        del self._jobs[job]
+        self._clients.leave(job.client, price)
+        self._requests.leave((job.client, job.request), price)
+
+    def take(self, memory_in_use: int, busy: Collection[bytes]) -> list[Job]:
+        """The next job and all others of the same bytes, as far as memory goes, or none: with
+        memory in use, what waits may not fit. Bytes that are `busy` are being decoded already.
+        """
+        room = self._budget - memory_in_use
+        for job in self._order(busy):
+            if decoding_bytes(job.probe, len(job.data), [job.size]) <= room or not memory_in_use:
+                return self._take(job, room)
+            job.overtaken += 1
+            if job.overtaken > OVERTAKEN:
+                break
+        return []
+
+    def _take(self, first: Job, room: int) -> list[Job]:
+        batch, sizes = [first], [first.size]
+        for job in self._jobs:
+            if job is first or job.digest != first.digest:
+                continue
+            if decoding_bytes(first.probe, len(first.data), [*sizes, job.size]) <= room:
+                batch.append(job)
+                sizes.append(job.size)
+        for job in batch:
+            self.remove(job, first.pixels if job is first else 0.0)
+        return batch
+
+    def _order(self, busy: Collection[bytes]) -> list[Job]:
+        """What may be served, the next first: the client's turn, its request's turn, small images,
+        old ones.
+        """
+
+        def turn(job: Job) -> tuple[float, float, int]:
+            return (
+                self._clients.end(job.client, least[job.client]),
+                self._requests.end((job.client, job.request), job.pixels),
+                job.number,
+            )
+
+        waiting = [job for job in self._jobs if job.digest not in busy]
+        least: dict[str, int] = {}
+        for job in waiting:
+            least[job.client] = min(job.pixels, least.get(job.client, job.pixels))
+        return sorted(waiting, key=turn)

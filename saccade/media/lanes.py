@@ -1,0 +1,261 @@
+"""Image workers as processes: a lane for each, which takes one order at a time and hears of its
+end, whatever becomes of the process behind it.
+
+Owns the process of one nursery (`media/worker.py`) and starts another when it has ended. Knows
+nothing of what orders are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from signal import SIGKILL
+
+from saccade.core.arena import Arena
+from saccade.core.child import AsyncChannel, Child, Disconnected
+from saccade.core.metrics import Metrics
+from saccade.media import worker
+from saccade.media.worker import FRONT, Answer, Decoded, Header, Kill, Lost, Order, Ready
+
+START_SECONDS = 120.0
+"""How long the nursery may take to import torch, on a machine where everything else starts at the
+same time.
+"""
+FAILED_STARTS = 2
+"""Starts in a row that end by themselves before those who wait are told."""
+RESTART_SECONDS = 1.0
+"""Between starts that end by themselves. What was killed from outside is started at once."""
+END_SECONDS = 5.0
+"""How long the nursery may take to end its workers."""
+
+PAGE_BYTES = 4096
+INLINE_BYTES = 1 << 20
+"""Bytes that are copied on the event loop; more go through a thread."""
+KEPT_INBOX_BYTES = 64 << 20
+"""A memory file that had to hold more is emptied afterwards."""
+
+
+class WorkerLost(Exception):
+    """A worker ended before its order was done. `signal` is what killed it, or 0."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"signal {signal}")
+        self.signal = signal
+
+
+class Lane:
+    """One worker's place. Its user takes it (`busy`), fills its memory file, sends one order, and
+    reads answers.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
+        self.busy = False
+        self.serial = self.life = 0
+        self._answers: asyncio.Queue[Header | Decoded | Lost] = asyncio.Queue()
+
+    def begin(self, life: int) -> None:
+        """Number the next order, to the nursery of `life`. Answers to earlier ones are void."""
+        self.serial += 1
+        self.life = life
+        self._answers = asyncio.Queue()
+
+    def put(self, answer: Header | Decoded | Lost) -> None:
+        """Of this lane's worker."""
+        if answer.serial == self.serial:
+            self._answers.put_nowait(answer)
+
+    def lose(self, signal: int) -> None:
+        """The nursery has ended, and the worker with it."""
+        self._answers.put_nowait(Lost(self.number, self.serial, signal))
+
+    async def answer(self) -> Header | Decoded:
+        """The next answer to the order. Raises WorkerLost."""
+        answer = await self._answers.get()
+        if isinstance(answer, Lost):
+            raise WorkerLost(answer.signal)
+        return answer
+
+    async def fill(self, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
+        """Write encoded bytes into the memory file: (offset, bytes) of each."""
+        places, end = [], 0
+        for part in parts:
+            places.append((end, len(part)))
+            end += -(-len(part) // PAGE_BYTES) * PAGE_BYTES
+        inbox = os.dup(self.inbox)  # a copy for the thread alone: it may outlive a cancelled call
+        if end <= INLINE_BYTES:
+            _write(inbox, parts, places)
+        else:
+            await asyncio.to_thread(_write, inbox, parts, places)
+        return tuple(places)
+
+    def empty(self) -> None:
+        """Give back what a large order took."""
+        if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
+            os.ftruncate(self.inbox, 0)
+
+    def close(self) -> None:
+        os.close(self.inbox)
+
+
+class Lanes:
+    """A nursery for workers that `decode`, or read headers, and a lane for each of them.
+
+    `changed` is called when lanes can be used; `unusable`, with the reason, when they cannot.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        workers: int,
+        decode: bool,
+        metrics: Metrics,
+        changed: Callable[[], None],
+        unusable: Callable[[str], None],
+    ) -> None:
+        self._arena = arena
+        self._decode = decode
+        self._metrics = metrics
+        self._changed = changed
+        self._unusable = unusable
+        self._lanes = tuple(Lane(number) for number in range(workers))
+        self._channel: AsyncChannel[Order, Answer] | None = None
+        self._life = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def idle(self) -> Lane | None:
+        """A lane that has nothing to do; none while workers take no orders."""
+        lanes = self._lanes if self._channel is not None else ()
+        return next((lane for lane in lanes if not lane.busy), None)
+
+    def start(self) -> None:
+        """Start the nursery in the background, on the running loop."""
+        self._task = asyncio.create_task(self._keep_alive())
+
+    async def close(self) -> None:
+        """End all processes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for lane in self._lanes:
+            lane.close()
+
+    async def prepare(self, lane: Lane, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
+        """Number a lane's next order and fill its memory file: (offset, bytes) of each part."""
+        lane.begin(self._life)
+        return await lane.fill(parts)
+
+    def send(self, lane: Lane, order: Order) -> None:
+        """Give the prepared order to its worker. Raises WorkerLost when the nursery has ended
+        meanwhile.
+        """
+        if self._channel is None or lane.life != self._life:
+            raise WorkerLost(SIGKILL)
+        self._channel.send(order)
+
+    async def kill(self, lane: Lane) -> None:
+        """End the worker that has a lane's order, and wait: it writes nowhere any more."""
+        if lane.life != self._life:
+            return
+        if self._channel is not None:
+            self._channel.send(Kill(lane.number, lane.serial))
+        with suppress(WorkerLost):
+            while True:
+                await lane.answer()
+
+    async def _keep_alive(self) -> None:
+        failures = 0
+        while True:
+            begun = self._life
+            status = await self._live()
+            if self._life != begun:
+                failures = 0
+                self._metrics.inc("saccade_decode_worker_restarts_total")
+            elif status >= 0:
+                failures += 1
+                if failures >= FAILED_STARTS:
+                    self._unusable(
+                        f"the image workers do not start (exit status {status}): see the server's "
+                        "log"
+                    )
+                    await asyncio.sleep(RESTART_SECONDS)
+
+    async def _live(self) -> int:
+        """One nursery's life, from its start to the end of its last worker: its exit status."""
+        ended, lifeline = os.pipe()
+        try:
+            try:
+                child = self._spawn(lifeline)
+            finally:
+                os.close(lifeline)
+            try:
+                in_time = await self._talk(child)
+            finally:
+                patience = END_SECONDS if self._channel is not None else 0.0
+                self._channel = None
+                await asyncio.shield(child.end(patience))
+            await _end_of(ended)
+            for lane in self._lanes:
+                if lane.busy:
+                    lane.lose(SIGKILL)
+            assert child.status is not None
+            return child.status if in_time else 1
+        finally:
+            os.close(ended)
+
+    def _spawn(self, lifeline: int) -> Child:
+        inboxes = tuple(lane.inbox for lane in self._lanes)
+        boot = worker.Boot(self._decode, self._arena.fd, self._arena.size, inboxes, lifeline)
+        # One thread each: they are many, and more would not live through a fork.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherit = (self._arena.fd, *inboxes, lifeline)
+        return Child.spawn(worker.__name__, boot, inherit, {**os.environ, **single})
+
+    async def _talk(self, child: Child) -> bool:
+        """Until the nursery has gone; whether it was ready in time."""
+        channel = await AsyncChannel.open(child.socket, FRONT)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await channel.receive()
+            self._channel = channel
+            self._life += 1
+            self._changed()
+            while True:
+                self._hear(await channel.receive())
+        except Disconnected:
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            channel.close()
+
+    def _hear(self, answer: Answer) -> None:
+        assert not isinstance(answer, Ready)
+        if isinstance(answer, Lost):
+            self._metrics.inc("saccade_decode_worker_restarts_total")
+        self._lanes[answer.worker].put(answer)
+
+
+async def _end_of(pipe: int) -> None:
+    """Until all who hold the pipe's other end have gone."""
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pipe, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(pipe)
+
+
+def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:
+    """Write each part at its place, and close the file."""
+    try:
+        for part, (offset, _) in zip(parts, places, strict=True):
+            written = 0
+            while written < len(part):
+                written += os.pwrite(inbox, memoryview(part)[written:], offset + written)
+    finally:
+        os.close(inbox)

@@ -1,0 +1,75 @@
+"""Uploaded files for an event loop: what `files.py` does, on threads of its own and within a time.
+
+A folder that does not answer (a lock held elsewhere, a file server that is away) holds up nobody
+but those who ask for files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import BinaryIO, TypeVar
+
+from saccade.core.errors import StorageBusy
+from saccade.media.files import PIECE, FileStore, Stored
+
+READERS = 4
+"""Threads that read. One more writes: writers take turns anyway."""
+PATIENCE = 60.0
+"""Seconds after which an answer of the disk is no longer waited for."""
+
+T = TypeVar("T")
+
+
+class Uploads:
+    """The files of `store`. All methods raise as its own do, and StorageBusy when nothing comes
+    for `PATIENCE`.
+    """
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+        self._readers = ThreadPoolExecutor(READERS, "saccade-files")
+        self._writer = ThreadPoolExecutor(1, "saccade-uploads")
+
+    async def save(
+        self, data: bytes, name: str, purpose: str, lifetime: int | None, owner: str = ""
+    ) -> Stored:
+        save = partial(self._store.save, data, name, purpose, lifetime, owner)
+        return await self._run(self._writer, save)
+
+    async def delete(self, id: str, owner: str = "") -> None:
+        await self._run(self._writer, partial(self._store.delete, id, owner))
+
+    async def entries(self, owner: str = "") -> list[Stored]:
+        return await self._run(self._readers, partial(self._store.entries, owner))
+
+    async def find(self, id: str, owner: str = "") -> Stored:
+        return await self._run(self._readers, partial(self._store.find, id, owner))
+
+    async def read(self, id: str, owner: str = "") -> bytes:
+        return await self._run(self._readers, partial(self._store.read, id, owner))
+
+    async def open(self, id: str, owner: str = "") -> BinaryIO:
+        return await self._run(self._readers, partial(self._store.open, id, owner))
+
+    async def pieces(self, file: BinaryIO) -> AsyncGenerator[bytes, None]:
+        """What `open` gave, piece by piece."""
+        while piece := await self._run(self._readers, partial(file.read, PIECE)):
+            yield piece
+
+    def close(self) -> None:
+        """Take no more; what runs ends by itself."""
+        for threads in (self._readers, self._writer):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except TimeoutError:
+            raise StorageBusy(
+                f"the folder of uploaded files (--files-dir) has not answered for {PATIENCE:g} s: "
+                "try again later"
+            ) from None

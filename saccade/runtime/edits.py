@@ -1,0 +1,134 @@
+"""What changes a row's logits before a token is drawn: penalties for tokens that have been, biases,
+and bans on an early end.
+
+Owns, for each sequence that asks for any of these, its tokens and their counts on the device, where
+drawn tokens are added without the host knowing them. Only the values concerned are read and
+written: a pass over a whole vocabulary would cost as much as the choice itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from saccade.core.types import SamplingParams
+from saccade.nn.transfer import send
+
+NEUTRAL = 1.0, 0.0, 0.0
+"""Repetition, presence and frequency penalties that change nothing."""
+ROOM = 256
+"""Tokens that a history has room for beside those that it begins with, at first."""
+
+
+def penalties(params: SamplingParams) -> tuple[float, float, float]:
+    """For repetition, presence and frequency."""
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+
+
+def wants_edits(params: SamplingParams) -> bool:
+    return penalties(params) != NEUTRAL or bool(params.logit_bias) or params.min_tokens > 0
+
+
+class History:
+    """Tokens of one sequence, some perhaps twice, and how often its answer has each."""
+
+    def __init__(
+        self, tokens: Sequence[int], prompt_length: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        values, counts = np.unique(np.array(tokens[prompt_length:], np.int64), return_counts=True)
+        if values.size:
+            counted = send(counts.astype(np.float32), device)
+            self.counts.index_copy_(0, send(values, device), counted)
+        seen = np.unique(np.array(tokens, np.int64))
+        self._ids = torch.empty(len(seen) + ROOM, dtype=torch.int64, device=device)
+        self._ids[: len(seen)].copy_(send(seen, device))
+        self._length = len(seen)
+        self._one = torch.ones(1, dtype=torch.float32, device=device)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self._ids[: self._length]
+
+    def add(self, token: torch.Tensor) -> None:
+        """`token` [1] was drawn."""
+        if self._length == len(self._ids):
+            self._ids = torch.cat((self._ids, torch.empty_like(self._ids)))
+        self._ids[self._length : self._length + 1].copy_(token)
+        self._length += 1
+        self.counts.index_add_(0, token, self._one)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What one sequence asks for. `bias`: tokens, and what is added to their logits."""
+
+    params: SamplingParams
+    history: History | None
+    bias: tuple[torch.Tensor, torch.Tensor] | None
+    bans: torch.Tensor | None
+
+    def apply(self, row: torch.Tensor, count: int) -> None:
+        """Change the logits [V] of the next token in place; `count` were drawn before.
+
+        Repetition penalty: Keskar et al. 2019 (CTRL), over prompt and output. Presence and
+        frequency: OpenAI's, over the output.
+        """
+        if self.history is not None:
+            repetition, presence, frequency = penalties(self.params)
+            ids = self.history.ids
+            values = row.index_select(0, ids)
+            harder = torch.where(values > 0, values / repetition, values * repetition)
+            counts = self.history.counts.index_select(0, ids)
+            # A token that stands there twice gets the same value twice.
+            row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
+        if self.bias is not None:
+            row.index_add_(0, *self.bias)
+        if self.bans is not None and count < self.params.min_tokens:
+            row.index_fill_(0, self.bans, -torch.inf)
+
+
+class Edits:
+    """Those of all slots."""
+
+    def __init__(self, vocab_size: int, stop_ids: Sequence[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._stop_ids = tuple(stop_ids)
+        self._device = device
+        self._edits: dict[int, Edit] = {}
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._edits
+
+    def open(
+        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
+    ) -> None:
+        """A sequence enters `slot`: its prompt and the answer so far."""
+        if not wants_edits(params):
+            return
+        device, history, bias, bans = self._device, None, None, None
+        if penalties(params) != NEUTRAL:
+            history = History(tokens, prompt_length, self._vocab_size, device)
+        if params.logit_bias:
+            ids, amounts = zip(*params.logit_bias)
+            added = send(np.array(amounts, np.float32), device)
+            bias = send(np.array(ids, np.int64), device), added
+        if params.min_tokens:
+            ends = (*self._stop_ids, *params.stop_token_ids)
+            bans = send(np.array(ends, np.int64), device)
+        self._edits[slot] = Edit(params, history, bias, bans)
+
+    def close(self, slot: int) -> None:
+        self._edits.pop(slot, None)
+
+    def apply(self, slot: int, row: torch.Tensor, count: int) -> None:
+        """Change the logits [V] of the next token of `slot` in place."""
+        self._edits[slot].apply(row, count)
+
+    def add(self, slot: int, token: torch.Tensor) -> None:
+        """`token` [1] was drawn there."""
+        if (history := self._edits[slot].history) is not None:
+            history.add(token)

@@ -1,0 +1,195 @@
+"""Embeddings as files of one folder, a safetensors file each.
+
+A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
+checksum of its values. Whatever else lies in the model's folder is removed, but for folders, and
+for what could not be looked at: the next run may be able to. A file appears under its name only
+when it is whole and on the disk (write, fsync, rename). Knows nothing of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from saccade.core.types import ImageKey
+
+log = logging.getLogger("saccade")
+
+FORMAT = "saccade-embedding-1"
+"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
+the fingerprint does not show.
+"""
+SUFFIX = ".safetensors"
+TENSOR = "embedding"
+LARGEST_HEADER = 1 << 16
+
+
+Lend = Callable[[int], torch.Tensor | None]
+"""Memory on the CPU for so many rows of an embedding, or None."""
+
+
+class Damaged(Exception):
+    """The file is not what its name promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    key: ImageKey
+    num_tokens: int
+    checksum: str
+
+
+class EmbeddingFiles:
+    """Those of one model, in `root`/<fingerprint>."""
+
+    def __init__(self, root: Path, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
+        """Raises OSError where the folder cannot be had."""
+        self._folder = root / fingerprint.hex()
+        self._identity = {"format": FORMAT, "model": fingerprint.hex()}
+        self._width = width
+        self._dtype = dtype
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, key: ImageKey) -> Path:
+        name = hashlib.blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
+        return self._folder / (name.hexdigest() + SUFFIX)
+
+    def store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
+        metadata = self._identity | {
+            "digest": key.digest.hex(),
+            "settings": key.settings.hex(),
+            "salt": key.salt,
+        }
+        values = values_of(embedding)
+        header = _write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            draft.touch(mode=0o600)
+            with draft.open("wb") as file:
+                file.write(header)
+                file.write(values)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def load(
+        self, path: Path, key: ImageKey, lend: Lend, give: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
+        """Raises Damaged, and OSError where the file cannot be read."""
+        with _open(path) as file:
+            header = self._header(file, path)
+            rows = lend(header.num_tokens)
+            if rows is None:
+                rows = torch.empty((header.num_tokens, self._width), dtype=self._dtype)
+            try:
+                values = values_of(rows)
+                if header.key != key:
+                    raise Damaged("it holds another picture")
+                # Whoever shortens the file meanwhile does not go unseen.
+                if file.readinto(values) != len(values) or file.read(1):
+                    raise Damaged("its size is wrong")
+                if blake3(values).hexdigest() != header.checksum:
+                    raise Damaged("its checksum is wrong")
+            except (Damaged, OSError):
+                give(rows)
+                raise
+        return rows
+
+    def scan(self) -> tuple[tuple[ImageKey, int], ...]:
+        """What is whole by its name, header and size, the oldest first."""
+        found: list[tuple[int, ImageKey, int]] = []
+        for path in self._folder.iterdir():
+            try:
+                with _open(path) as file:
+                    header = self._header(file, path)
+                    found.append(
+                        (os.fstat(file.fileno()).st_mtime_ns, header.key, header.num_tokens)
+                    )
+            except Damaged as error:
+                discard(path, error)
+            except OSError as error:
+                log.warning("embedding cache on disk: %s is not used: %s", path.name, error)
+        return tuple(
+            (key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0])
+        )
+
+    def _header(self, file: BufferedReader, path: Path) -> _Header:
+        """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
+        size = os.fstat(file.fileno()).st_size
+        text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
+        try:
+            told = json.loads(text)
+            metadata, shape = told["__metadata__"], told[TENSOR]["shape"]
+            key = ImageKey(
+                bytes.fromhex(metadata["digest"]),
+                bytes.fromhex(metadata["settings"]),
+                metadata["salt"],
+            )
+            checksum = metadata["blake3"]
+            named = self.path(key)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise Damaged("its header makes no sense") from None
+        if named != path:
+            raise Damaged("its name is another picture's")
+        if any(metadata.get(name) != value for name, value in self._identity.items()):
+            raise Damaged("it is of another model or format")
+        row = self._width * self._dtype.itemsize
+        num_tokens, rest = divmod(size - 8 - len(text), row)
+        if rest or num_tokens < 1 or shape != [num_tokens, self._width]:
+            raise Damaged("its size is wrong")
+        return _Header(key, num_tokens, checksum)
+
+
+def _open(path: Path) -> BufferedReader:
+    """A file to read.
+
+    Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to
+    write.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise Damaged("it is not a regular file")
+    return path.open("rb")
+
+
+def discard(path: Path, why: Damaged) -> None:
+    """Remove what is not what its name promises, if that can be done: a folder cannot, and nothing
+    can where writing is forbidden.
+    """
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning(
+            "embedding cache on disk: %s is not used (%s), and cannot be removed: %s",
+            path.name,
+            why,
+            error,
+        )
+    else:
+        log.warning("embedding cache on disk: %s is removed: %s", path.name, why)
+
+
+def _write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
+    """A safetensors file of one tensor, up to its values."""
+    dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[rows.dtype]
+    tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
+    text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def values_of(rows: torch.Tensor) -> memoryview:
+    """The values of contiguous rows on the CPU, without a copy."""
+    return rows.view(torch.uint8).numpy().reshape(-1).data

@@ -1,0 +1,171 @@
+"""Host memory for embeddings: the host tier, and buffers for what goes to disk and comes from it.
+
+Beside a GPU it is pinned, in slabs that are allocated and registered once, so that no step waits
+for memory to be pinned, and their bytes are the budget's. Beside a CPU an embedding stays where it
+is. Decides nothing; knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from saccade.core.types import ImageKey
+from saccade.runtime.streams import Copies, Pinned
+
+Ready = torch.cuda.Event | None
+"""When rows on the device are whole; None: in the order of the current stream."""
+BUFFER_BYTES = 256 << 20
+"""Of embeddings on their way to disk or from it."""
+
+
+class Slab:
+    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread."""
+
+    def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
+        """`like` [.., width] has the dtype. pin: the GPU that reads and writes it by itself."""
+        self.rows = torch.empty((capacity, like.shape[-1]), dtype=like.dtype)
+        self._free = [range(capacity)] if capacity else []  # by start, none next to another
+        self._lock = threading.Lock()
+        self._pinned = None
+        if pin is not None and capacity:
+            self._pinned = Pinned(self.rows.view(torch.uint8).view(-1).numpy(), pin)
+
+    def take(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
+        """Runs of `count` rows in all; with `whole`, a single one. None where there are none."""
+        with self._lock:
+            fitting = [run for run in self._free if len(run) >= count] if whole else self._free
+            if sum(map(len, fitting)) < count:
+                return None
+            taken: list[range] = []
+            for run in list(fitting):
+                if not count:
+                    break
+                self._free.remove(run)
+                taken.append(run[:count])
+                if rest := run[count:]:
+                    insort(self._free, rest, key=lambda run: run.start)
+                count -= len(taken[-1])
+            return tuple(taken)
+
+    def give(self, runs: Sequence[range]) -> None:
+        """Back; they may be another's from now on."""
+        with self._lock:
+            merged: list[range] = []
+            for run in sorted((*self._free, *runs), key=lambda run: run.start):
+                if merged and merged[-1].stop == run.start:
+                    merged[-1] = range(merged[-1].start, run.stop)
+                else:
+                    merged.append(run)
+            self._free = merged
+
+    def views(self, runs: Sequence[range]) -> list[torch.Tensor]:
+        return [self.rows[run.start : run.stop] for run in runs]
+
+
+class HostTier(Protocol):
+    """Embeddings by key."""
+
+    def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
+        """Take rows from the device, which may be let go of at once."""
+        ...
+
+    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
+        """Back on the device; no longer here."""
+        ...
+
+    def drop(self, key: ImageKey) -> None: ...
+
+
+class SameMemory:
+    """The host tier of a CPU, which is the device's own memory."""
+
+    def __init__(self) -> None:
+        self._rows: dict[ImageKey, torch.Tensor] = {}
+
+    def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
+        assert ready is None, "a CPU computes at once"
+        self._rows[key] = rows
+
+    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
+        return self._rows.pop(key), None
+
+    def drop(self, key: ImageKey) -> None:
+        del self._rows[key]
+
+
+class PinnedTier:
+    """The host tier of a GPU. All copies are in the order of one stream, so what lies in a run has
+    been read before the next copy into it begins.
+    """
+
+    def __init__(self, slab: Slab, copies: Copies) -> None:
+        self._slab = slab
+        self._copies = copies
+        self._runs: dict[ImageKey, tuple[range, ...]] = {}
+
+    def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
+        runs = self._slab.take(len(rows))
+        assert runs is not None, "the host tier holds more than its budget"
+        self._copies.to_host(rows, self._slab.views(runs), ready)
+        self._runs[key] = runs
+
+    def pop(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
+        runs = self._runs.pop(key)
+        rows, ready = self._copies.to_device(self._slab.views(runs))
+        self._slab.give(runs)
+        return rows, ready
+
+    def drop(self, key: ImageKey) -> None:
+        self._slab.give(self._runs.pop(key))
+
+
+class Buffers:
+    """Pinned memory for embeddings between device and disk; lent, and given back when the other
+    side has done with it.
+    """
+
+    def __init__(self, slab: Slab, copies: Copies) -> None:
+        self._slab = slab
+        self._copies = copies
+        self._lent: dict[int, tuple[range, ...]] = {}  # by address
+        self._leaving: list[tuple[torch.cuda.Event, torch.Tensor]] = []
+
+    def lend(self, count: int) -> torch.Tensor | None:
+        """[count, width], or None while there is no room. From any thread."""
+        runs = self._slab.take(count, whole=True)
+        if runs is None:
+            return None
+        rows = self._slab.views(runs)[0]
+        self._lent[rows.data_ptr()] = runs
+        return rows
+
+    def give(self, rows: torch.Tensor) -> None:
+        """Back, if they were lent here. From any thread."""
+        if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
+            self._slab.give(runs)
+
+    def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Begin to copy rows from the device; what to call before they are read. Raises
+        BufferError while there is no room.
+        """
+        self._reap()
+        copy = self.lend(len(rows))
+        if copy is None:
+            raise BufferError
+        return copy, self._copies.to_host(rows, [copy], ready).synchronize
+
+    def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
+        """Host rows on the device; they are given back when they have been read."""
+        self._reap()
+        there, ready = self._copies.to_device([rows])
+        self._leaving.append((ready, rows))
+        return there, ready
+
+    def _reap(self) -> None:
+        while self._leaving and self._leaving[0][0].query():
+            self.give(self._leaving.pop(0)[1])

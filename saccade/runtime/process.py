@@ -1,0 +1,179 @@
+"""The process of a worker: `python -m saccade.runtime.process`, one per rank, started by
+`engine/workers.py`. It tells the engine what the machine has, loads its slice of the model, then
+carries out the plans that come down its socket.
+
+Holds no scheduler state. Rank 0 answers plans; the others only take part in them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from saccade.core.arena import Arena
+from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
+from saccade.core.config import Hardware
+from saccade.core.errors import StartupError
+from saccade.core.messages import (
+    PEER_LOST_STATUS,
+    WORKER_END,
+    Alive,
+    Begin,
+    Begun,
+    Failed,
+    Figures,
+    Finish,
+    Found,
+    FromWorker,
+    Load,
+    Loaded,
+    ToWorker,
+    WorkerBoot,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Plan
+from saccade.families.registry import load_spec
+from saccade.nn.protocol import FamilyNet
+from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.weights import load_net
+from saccade.runtime.worker import DTYPES, Step, Worker
+
+STEPS_BEGUN = 2
+"""Plans that may be begun and not yet answered."""
+READY_POLL_SECONDS = 20e-6
+"""While the device computes, looks at it and at the next plan are this far apart."""
+DISK_POLL_SECONDS = 1e-3
+"""The same while a plan waits for a read from disk, or for an encoding."""
+
+Engine = Channel[FromWorker, ToWorker]
+
+
+def main() -> int:
+    """Exit status 0 when the engine said so or has gone, 1 after an error of this rank,
+    PEER_LOST_STATUS after another's.
+    """
+    boot, parent = enter(WorkerBoot)
+    engine: Engine = Channel(parent.socket, WORKER_END)
+    try:
+        serve(boot, engine)
+    except Disconnected:
+        return 0
+    except PeerLost:
+        return PEER_LOST_STATUS
+    except Exception as error:
+        known = isinstance(error, StartupError)
+        if not known:
+            traceback.print_exc()
+        with suppress(Disconnected):
+            engine.send(Failed(str(error) if known else f"{type(error).__name__}: {error}"))
+        return 1
+    leave()
+    return 0
+
+
+def serve(boot: WorkerBoot, engine: Engine) -> None:
+    """From the first facts to `Finish`. Raises Disconnected, PeerLost, StartupError."""
+    engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
+    load = engine.receive()
+    assert isinstance(load, Load)
+    net, shard = load_slice(load, boot.rank, boot.group_fd)
+    engine.send(Loaded(measure_hardware(load.device)))
+    begin = engine.receive()
+    assert isinstance(begin, Begin)
+    arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
+    metrics = Metrics()
+    worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
+    engine.send(Begun(worker.saved))
+    threading.Thread(target=_beat, args=(engine,), daemon=True).start()
+    carry_out(worker, engine, metrics if boot.rank == 0 else None)
+    worker.close()
+
+
+def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
+    """Plans until `Finish`. `metrics`: the worker's, for the rank that answers."""
+    begun: deque[tuple[Plan, Step]] = deque()
+    while True:
+        while begun and not _next_may_begin(begun, engine):
+            plan, step = begun.popleft()
+            result = step.result()
+            if metrics is None:
+                continue
+            if (plan.open or plan.encode) and (values := metrics.changed()):
+                engine.send(Figures(values))
+            engine.send(result)
+        match engine.receive():
+            case Plan() as plan:
+                begun.append((plan, worker.begin(plan)))
+            case Finish():
+                return
+
+
+def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
+    """Wait until the oldest step is ready, or until a plan is there that may begin before."""
+    plan, oldest = begun[0]
+    pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
+    while not oldest.ready():
+        if len(begun) == STEPS_BEGUN:
+            return False
+        if engine.waiting():
+            return True
+        time.sleep(pause)
+    return False
+
+
+def _beat(engine: Engine) -> None:
+    with suppress(Disconnected):  # the main thread finds out by itself
+        while True:
+            engine.send(Alive())
+            time.sleep(HEARTBEAT_SECONDS)
+
+
+def load_slice(load: Load, rank: int, group_fd: int) -> tuple[FamilyNet, Shard]:
+    """This rank's slice of the model, and its link to the other ranks. Raises StartupError."""
+    torch.set_num_threads(load.threads)
+    if load.device == "cuda":
+        torch.cuda.set_device(rank)
+        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
+        # new: so would every image size.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    shard = join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
+    folder = Path(load.folder)
+    net = load_net(
+        load_spec(folder),
+        folder,
+        dtype=DTYPES[load.dtype],
+        device=torch.device(load.device),
+        shard=shard,
+        encoder=load.parallel.encoder,
+        patch_embed=load.patch_embed,
+        load_format=load.format,
+        progress=rank == 0,
+    )
+    return net, shard
+
+
+def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
+    """What the current device is and what it has left."""
+    memory = psutil.virtual_memory()
+    if device == "cuda":
+        torch.cuda.empty_cache()  # what loading needed for a moment
+        free, total = torch.cuda.mem_get_info()
+        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
+    return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Nothing is left to be put in order, and the interpreter takes a second to take torch down.
+    os._exit(status)

@@ -1,0 +1,398 @@
+"""Every image that some request needs, from absent to shown: one state machine each.
+
+    absent ──ask──▶ asked ──pixels──▶ arrived ──begin──▶ encoding ──encoded──▶ on the device
+       ▲              │ failed, unwanted   │ room is needed first                 │ ▲
+       └──────────────┴────────────────────┘◀──────── evicted ────────────────────┤ │ shown
+                                                                                  ▼ │
+                        disk ──read──▶ reading ──▶ staged ──shown──▶ device ◀──▶ host, disk
+
+Owns asked, arrived and encoding, and the arena's slots (`slots.py`); `cache/embeddings.py` owns the
+tiers and what is read from disk. Knows nothing of pages.
+
+Everything is granted in order of need: running sequences, then waiting ones in turn order. Nothing
+can deadlock, because what the first image in that order lacks, it may take: pixels that only came
+too early, embeddings that were only encoded ahead; and the device's budget bows to a running
+sequence that can do nothing else. A slot that is being written, and one that the vision tower
+reads, is nobody else's until the front, or the workers, have said that they are done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.core.plan import Encode, Move, PixelSlot, Place
+from saccade.core.types import Image, ImageKey
+from saccade.sched.builder import PlanBuilder
+from saccade.sched.limits import Counts, SchedulerLimits
+from saccade.sched.sequence import Run, Sequence
+from saccade.sched.slots import Notices, PixelSlots
+
+AHEAD_CHUNKS = 2
+"""Images of so many chunks from a sequence's position on may be encoded."""
+
+TOWER_STEPS = 8
+"""While a row decodes, a step does at most one part in so many of an image's encoding."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """asked: the front writes to the slot. arrived: pixels are in it. encoding: the tower reads it.
+
+    reused: the pixels were still there from an earlier use. unwanted: the front was told so.
+    """
+
+    image: Image
+    slot: PixelSlot
+    stage: Literal["asked", "arrived", "encoding"]
+    reused: bool = False
+    unwanted: bool = False
+
+
+class Gallery:
+    """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
+
+    def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
+        self.slots = PixelSlots(limits.arena_bytes, limits.patch_size)
+        self._limits = limits
+        self._embeddings = embeddings
+        self._counts = counts
+        self._users: dict[ImageKey, list[Sequence]] = {}
+        self._under_way: dict[ImageKey, _UnderWay] = {}
+        self._ahead: set[ImageKey] = set()  # encoded and not shown yet: held on the device
+        self._to_save: list[ImageKey] = []  # just encoded, held until the plan that saves it
+        self._asking = True  # nothing that is needed now was left unasked in the last plan
+        self._moves: list[Move] = list(embeddings.beyond_budget)
+        self._want: list[tuple[ImageKey, PixelSlot]] = []
+        self._unwanted: list[ImageKey] = []
+
+    # ---- what an image is to others
+
+    @property
+    def busy(self) -> bool:
+        """Whether the workers have anything to finish, or to let go of, that no sequence shows."""
+        work = self._to_save or self._moves or self._embeddings.staged
+        return bool(work) or self.waits_for_workers
+
+    @property
+    def waits_for_workers(self) -> bool:
+        """Whether an encoding or a read from disk will end by itself."""
+        return bool(self._patches_encoding() or self._embeddings.reading)
+
+    def showable(self, key: ImageKey) -> bool:
+        """Whether a plan made now may show the image, where the device has room."""
+        return key not in self._under_way and self._embeddings.ready(key)
+
+    def lacks(self, sequence: Sequence) -> bool:
+        """Whether some image that the sequence is still to show is not there yet."""
+        upcoming = sequence.upcoming(sequence.images_end)
+        return any(not self.showable(image.key) for _, image in upcoming)
+
+    # ---- sequences come and go
+
+    def join(self, sequence: Sequence) -> None:
+        """A new sequence needs its images."""
+        for key in sequence.last_use:
+            self._users.setdefault(key, []).append(sequence)
+
+    def ask_early(self, sequence: Sequence) -> None:
+        """Ask for images of a new sequence without waiting for the next plan, if nobody before it
+        lacks room.
+        """
+        for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
+            key = image.key
+            there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
+            if not there and not (
+                self._on_the_way() < self._limits.look_ahead and self._ask(image)
+            ):
+                return
+
+    def leave(self, sequence: Sequence) -> None:
+        """An ended sequence needs nothing."""
+        for key in sequence.last_use:
+            self._users[key].remove(sequence)
+            if not self._users[key]:
+                del self._users[key]
+            self.settle(key)
+
+    def settle(self, key: ImageKey) -> None:
+        """Let go of what is there of the image if nobody needs it any more.
+
+        A slot that is being written, an encoding and a read from disk end by themselves first.
+        """
+        if self._needed_by(key):
+            return
+        under_way = self._under_way.get(key)
+        if under_way is not None and under_way.stage == "asked" and not under_way.unwanted:
+            under_way.unwanted = True
+            self._unwanted.append(key)
+        elif under_way is not None and under_way.stage == "arrived":
+            del self._under_way[key]
+            self.slots.keep(key, under_way.slot)
+        if key in self._ahead:
+            self._ahead.remove(key)
+            self._embeddings.release(key)
+        if key in self._embeddings.staged:
+            self._moves.append(self._embeddings.unstage(key))
+
+    def take_notices(self) -> Notices:
+        """What the front should hear, once."""
+        notices = Notices(tuple(self._want), tuple(self._unwanted))
+        self._want, self._unwanted = [], []
+        return notices
+
+    # ---- the front and the workers have done something
+
+    def pixels_ready(self, key: ImageKey) -> None:
+        """The front has written the image to its slot, and writes there no more."""
+        under_way = self._under_way[key]
+        assert under_way.stage == "asked", "pixels that were not asked for"
+        under_way.stage = "arrived"
+        self._answered(key)
+        self.settle(key)
+
+    def pixels_failed(self, key: ImageKey) -> list[Sequence]:
+        """The front writes to the slot no more. Returns the sequences that cannot go on; an image
+        that was unwanted, and is needed again by now, is asked for again.
+        """
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "asked", "pixels that were not asked for"
+        self.slots.free(under_way.slot)
+        self._answered(key)
+        return [] if under_way.unwanted else self._needed_by(key)
+
+    def _answered(self, key: ImageKey) -> None:
+        """There is no need any more to tell the front that an image is unwanted."""
+        if key in self._unwanted:
+            self._unwanted.remove(key)
+
+    def encoded(self, key: ImageKey) -> None:
+        """The embedding is on the device, and the pixels have been read."""
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "encoding"
+        self.slots.keep(key, under_way.slot)
+        if self._embeddings.disk.budget_bytes:
+            self._embeddings.hold(key)
+            self._to_save.append(key)
+        self._ahead.add(key)
+        self.settle(key)
+
+    def read_ended(self, key: ImageKey, whole: bool) -> None:
+        """A read from disk has ended; an image that could not be read is absent again."""
+        self._embeddings.fetched(key, whole)
+        self.settle(key)
+
+    # ---- planning
+
+    def begin_plan(self, builder: PlanBuilder) -> None:
+        """Save what was encoded; `end_plan` follows."""
+        builder.moves += self._moves
+        self._moves = []
+        for key in self._to_save:
+            builder.save_embedding(key, *self._embeddings.save(key))
+
+    def end_plan(self) -> None:
+        """From the next plan on, embeddings that this one saves may leave the device."""
+        for key in self._to_save:
+            self._embeddings.release(key)
+        self._to_save = []
+
+    def show(
+        self,
+        run: Run,
+        image: Image,
+        builder: PlanBuilder,
+        chunk: Collection[ImageKey],
+        may_exceed: bool,
+    ) -> Place | None:
+        """Have an image on the device in this step, and pinned for a running sequence. Returns
+        where it was; None: it is not there any more, or the device has no room.
+
+        `chunk`: images that leave the device last, for the same chunk shows them.
+        """
+        key, embeddings = image.key, self._embeddings
+        if not self.showable(key):
+            return None
+        place = embeddings.locate(key)
+        if place != "device" and not embeddings.fits(image.num_tokens):
+            if may_exceed:
+                self._let_go_ahead(chunk)
+            fits = embeddings.fits(image.num_tokens)
+            if not (fits or may_exceed):
+                return None
+            builder.exceeded |= not fits
+        if place != "device":
+            builder.moves += embeddings.to_device(key, chunk)
+        if key not in run.pins:
+            embeddings.pin(key)
+            run.pins.add(key)
+        if key in self._ahead:
+            self._ahead.remove(key)
+            embeddings.release(key)
+        return place
+
+    def provide(
+        self, order: Iterable[Sequence], match: Callable[[Sequence], int], builder: PlanBuilder
+    ) -> None:
+        """In order of need, ask for images, begin to read them from disk, begin to encode them.
+
+        `match`: looks a waiting sequence up in the prefix cache.
+        """
+        asking = encoding = first = True
+        starved: Image | None = None
+        seen: set[ImageKey] = set()
+        looks = max(self._limits.look_ahead, self._limits.max_running)
+        for sequence in order if self._users else ():
+            if sequence.run is None and sequence.images_end:
+                looks -= 1
+                if sequence.matched is None:
+                    match(sequence)
+            arrived = any(each.stage == "arrived" for each in self._under_way.values())
+            if looks < 0 or not (asking or (encoding and arrived)):
+                break
+            horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+            for start, image in sequence.upcoming(sequence.images_end):
+                key = image.key
+                if key in seen or self.showable(key):
+                    seen.add(key)
+                    continue
+                seen.add(key)
+                if asking and key not in self._under_way:
+                    asking = self._fetch(image, first, builder)
+                    starved = image if first and not asking else starved
+                here = self._under_way.get(key)
+                if encoding and here is not None and here.stage == "arrived" and start < horizon:
+                    before = sequence.matched
+                    if sequence.run is None and match(sequence) >= sequence.last_use[key]:
+                        sequence.blocked = None  # meanwhile another has computed it
+                    builder.again |= sequence.matched != before
+                    if sequence.position >= sequence.last_use[key]:
+                        continue
+                    encoding = self._encode(sequence, start, here, first, builder, seen)
+                first = False
+        self._asking = asking
+        if starved is not None:
+            self._take_room(starved)
+
+    def tower(self, decodes: bool) -> int:
+        """Patch-blocks for a step; 0: no bound, or nothing to encode."""
+        patches = self._patches_encoding()
+        budget = self._limits.tower_budget if patches else 0
+        if not (decodes and budget):
+            return budget
+        return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
+
+    # ---- pixels
+
+    def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
+        """Have an absent image brought. Whether the next may be looked at: False once enough are on
+        their way, or the arena has no room.
+        """
+        key, embeddings = image.key, self._embeddings
+        if not first and self._on_the_way() >= self._limits.look_ahead:
+            return False
+        if key in embeddings.reading:
+            return True
+        if embeddings.on_disk(key):
+            builder.moves.append(embeddings.fetch(key))
+            return True
+        if (kept := self.slots.reuse(key)) is not None:
+            self._under_way[key] = _UnderWay(image, kept, "arrived", reused=True)
+            return True
+        return self._ask(image)
+
+    def _on_the_way(self) -> int:
+        """Images that are asked for, arrived, being read from disk, or staged."""
+        pixels = len(self._under_way) - len(self._patches_encoding())
+        return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
+
+    def _ask(self, image: Image) -> bool:
+        slot = self.slots.reserve(image)
+        if slot is not None:
+            self._under_way[image.key] = _UnderWay(image, slot, "asked")
+            self._want.append((image.key, slot))
+        return slot is not None
+
+    def _take_room(self, image: Image) -> None:
+        """The image that is needed first has no room in the arena. If none will be made by itself,
+        pixels that came too early go, those asked for last first; they are asked for again.
+        """
+        if any(each.stage != "arrived" for each in self._under_way.values()):
+            return
+        for key in list(self._under_way)[::-1]:
+            self.slots.free(self._under_way.pop(key).slot)
+            if self._ask(image):
+                return
+
+    def _patches_encoding(self) -> list[int]:
+        """Of every encoding that has begun and not ended."""
+        under_way = self._under_way.values()
+        return [each.image.num_patches for each in under_way if each.stage == "encoding"]
+
+    def _needed_by(self, key: ImageKey) -> list[Sequence]:
+        return [sequence for sequence in self._users.get(key, ()) if sequence.needs(key)]
+
+    # ---- embeddings
+
+    def _encode(
+        self,
+        sequence: Sequence,
+        start: int,
+        here: _UnderWay,
+        first: bool,
+        builder: PlanBuilder,
+        seen: Collection[ImageKey],
+    ) -> bool:
+        """Begin to encode an image that has arrived, for `sequence`, which shows it from `start`
+        on. Whether the next may be looked at: False once the step's patches are spent, or the
+        device has no room.
+        """
+        image, embeddings, limits = here.image, self._embeddings, self._limits
+        spent = sum(self._patches_encoding()) if limits.tower_budget else builder.patches
+        if spent and spent + image.num_patches > limits.encode_patches:
+            return False
+        if not embeddings.fits(image.num_tokens):
+            if first:
+                horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
+                self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+            run = sequence.run
+            stuck = run is not None and start <= run.planned == run.computed
+            if not embeddings.fits(image.num_tokens):
+                if not (first and stuck) or builder.exceeded:
+                    builder.again |= not sequence.cramped
+                    sequence.cramped = True
+                    return False
+                builder.exceeded = True
+        here.stage = "encoding"
+        sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), here.reused))
+        embeddings.count_lookup(None)
+        builder.moves += embeddings.admit(image.key, image.num_tokens, seen)
+        embeddings.hold(image.key)
+        builder.encode.append(Encode(image.key, image.grid, here.slot))
+        builder.patches += image.num_patches
+        self._counts.images_encoded += 1
+        self._counts.patches_encoded += image.num_patches
+        self._counts.images_pixels += here.reused
+        return True
+
+    def _let_go_ahead(self, but: Collection[ImageKey]) -> None:
+        """Embeddings that were encoded ahead may leave the device."""
+        for key in self._ahead - set(but):
+            self._ahead.remove(key)
+            self._embeddings.release(key)
+
+    # ---- for tests
+
+    def audit(self) -> None:
+        """Assert that slots in use are those of images under way, and that pixels which have
+        arrived, and embeddings which are held ahead, are needed.
+        """
+        slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
+        assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)
+        assert all(at + nbytes <= after for (at, nbytes), (after, _) in pairwise(slots))
+        arrived = {key for key, each in self._under_way.items() if each.stage == "arrived"}
+        assert all(self._needed_by(key) for key in arrived | self._ahead)
+        assert not any(self._embeddings.ready(key) for key in arrived)

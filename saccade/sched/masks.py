@@ -1,0 +1,168 @@
+"""Where a sequence stands in its grammar: which tokens may come next, and which must.
+
+Owns the matchers, which no process but the engine has, and the prototypes that they are copied
+from. Knows nothing of schemas (a grammar comes as text that the front has checked), of tensors, or
+of when a mask is applied.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.lexicon import begin_match, fill_mask, mask_words
+
+
+class Matcher:
+    """One sequence's way through its grammar.
+
+    An end token is taken here and not by the library, whose rollback does not count it everywhere.
+    """
+
+    def __init__(self, match: LLMatcher, ends: frozenset[int], words: int) -> None:
+        """`match` belongs to this object from here on. `words`: of one row of a mask."""
+        self._match = match
+        self._ends = ends
+        self._words = words
+        self._length = 0
+        self._ended = False
+
+    @property
+    def length(self) -> int:
+        """Tokens accepted so far, an end token among them."""
+        return self._length
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end token was accepted."""
+        return self._ended
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is complete as it stands."""
+        return self._ended or self._match.is_accepting()
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the answer is complete and nothing can follow: the sequence needs no step more,
+        not even for an end token.
+        """
+        return self._ended or (self._match.is_stopped() and not self._match.is_error())
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Go on by `tokens`, in order; all or none.
+
+        Raises InvalidRequest when the grammar has become too complex to follow. A token that no
+        mask allowed is our bug.
+        """
+        if not tokens:
+            return
+        assert not self._ended, "a token after the end"
+        last = tokens[-1] in self._ends
+        body = list(tokens[:-1] if last else tokens)
+        taken = self._match.try_consume_tokens(body)
+        if self._match.is_error():
+            raise self._too_complex()
+        allowed = taken == len(body) and (not last or self._match.is_accepting())
+        if not allowed and taken:
+            self._match.rollback(taken)
+        assert allowed, f"token {taken + 1} of {len(tokens)} is not in the grammar"
+        self._ended = last
+        self._length += len(tokens)
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` (a draft) the grammar allows, from the first; changes nothing."""
+        if self._ended:
+            return 0
+        for at, token in enumerate(tokens):
+            if token in self._ends:
+                length = self._match.validate_tokens(list(tokens[:at]))
+                return length + 1 if length == at and self._ends_after(tokens[:at]) else length
+        return self._match.validate_tokens(list(tokens))
+
+    def fill(self, row: np.ndarray) -> None:
+        """Write the mask of the next token into `row` [W] uint32. After the end only end tokens are
+        allowed. Raises InvalidRequest when the grammar has become too complex to follow.
+        """
+        assert row.shape == (self._words,)
+        if self._ended:
+            row[:] = 0
+            for token in self._ends:
+                row[token // 32] |= np.uint32(1 << token % 32)
+            return
+        fill_mask(self._match, row)
+        if self._match.is_error():
+            raise self._too_complex()
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must follow, whatever the model says, as the tokenizer itself would cut
+        their text; they may be accepted without being drawn. No end token is among them.
+        """
+        return () if self._ended else tuple(self._match.compute_ff_tokens())
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        assert 0 <= count <= self._length
+        self._length -= count
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count:
+            done = self._match.rollback(count)
+            assert done, self._match.get_error()
+
+    def clone(self) -> Matcher:
+        """Another sequence at the same place."""
+        other = Matcher(self._match.deep_copy(), self._ends, self._words)
+        other._length, other._ended = self._length, self._ended
+        return other
+
+    def _ends_after(self, tokens: Sequence[int]) -> bool:
+        ahead = self._match.deep_copy()
+        return ahead.consume_tokens(list(tokens)) and ahead.is_accepting()
+
+    def _too_complex(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"the grammar cannot be followed after {self._length} tokens: "
+            f"{self._match.get_error().splitlines()[0]}; simplify its patterns",
+            code="grammar_too_complex",
+        )
+
+
+class Matchers:
+    """Begins matchers; keeps the prototypes of the grammars that were used last."""
+
+    def __init__(
+        self, lexicon: LLTokenizer, vocab_size: int, ends: Sequence[int], most: int = 256
+    ) -> None:
+        """`most`: prototypes kept."""
+        self._lexicon = lexicon
+        self._words = mask_words(vocab_size)
+        self._ends = frozenset(ends)
+        self._most = most
+        self._prototypes: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    @property
+    def words(self) -> int:
+        """Words of one row of a mask."""
+        return self._words
+
+    def begin(self, grammar: str) -> Matcher:
+        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
+
+        Raises InvalidRequest where the grammar does not compile, which the front has ruled out.
+        """
+        prototype = self._prototypes.get(grammar)
+        if prototype is None:
+            prototype = begin_match(self._lexicon, grammar)
+            if prototype.is_error():
+                raise InvalidRequest(f"the grammar does not compile: {prototype.get_error()}")
+            self._prototypes[grammar] = prototype
+            if len(self._prototypes) > self._most:
+                self._prototypes.popitem(last=False)
+        self._prototypes.move_to_end(grammar)
+        return Matcher(prototype.deep_copy(), self._ends, self._words)

@@ -1,0 +1,120 @@
+"""Which bytes of the pixel arena hold which image: the allocator, and pixels kept for another use.
+
+Owns every byte of the arena. Knows keys and sizes; nothing of who needs an image or of what writes
+there.
+
+A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache: they
+serve whoever needs the image again, and make room when room is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from dataclasses import dataclass
+
+from saccade.core.plan import PixelSlot
+from saccade.core.types import Image, ImageKey
+
+ALIGNMENT_BYTES = 4096
+"""Slots start on a page of memory, so that no two images share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What the front should hear: images to decode, each into its slot, and images that nobody
+    needs any more while they are being decoded.
+    """
+
+    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
+    unwanted: tuple[ImageKey, ...] = ()
+
+
+class Allocator:
+    """`size` bytes, first fit."""
+
+    def __init__(self, size: int) -> None:
+        self._holes = [(0, size)]  # (offset, length) by offset; no two touch
+        self._taken: dict[int, int] = {}  # offset -> length
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of `nbytes` fresh bytes, or None while no hole is large enough."""
+        wanted = aligned(nbytes)
+        for index, (offset, length) in enumerate(self._holes):
+            if length >= wanted:
+                left = [(offset + wanted, length - wanted)] if length > wanted else []
+                self._holes[index : index + 1] = left
+                self._taken[offset] = wanted
+                return offset
+        return None
+
+    def free(self, offset: int) -> None:
+        """Give back what `allocate` returned."""
+        insort(self._holes, (offset, self._taken.pop(offset)))
+        merged: list[tuple[int, int]] = []
+        for start, length in self._holes:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                start, length = merged[-1][0], merged.pop()[1] + length
+            merged.append((start, length))
+        self._holes = merged
+
+
+class PixelSlots:
+    """The arena's book, by image."""
+
+    def __init__(self, size: int, patch_size: int) -> None:
+        """`patch_size`: pixels along a side of the patches that images' grids count."""
+        self.size = aligned(size)
+        self._patch_size = patch_size
+        self.bytes_in_use = 0
+        """Bytes of slots in use; kept pixels do not count."""
+        self._memory = Allocator(self.size)
+        self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
+
+    def __contains__(self, key: ImageKey) -> bool:
+        """Whether the pixels of `key` are kept from an earlier use."""
+        return key in self._kept
+
+    def fits(self, image: Image) -> bool:
+        """Whether an image has room in an arena without others."""
+        return aligned(math.prod(self._pixels(image)) * 3) <= self.size
+
+    def _pixels(self, image: Image) -> tuple[int, int]:
+        _, rows, columns = image.grid
+        return rows * self._patch_size, columns * self._patch_size
+
+    def reserve(self, image: Image) -> PixelSlot | None:
+        """A slot to be written to, for which kept pixels make room. None while those in use leave
+        none.
+        """
+        height, width = self._pixels(image)
+        while (offset := self._memory.allocate(3 * height * width)) is None:
+            if not self._kept:
+                return None
+            self._memory.free(self._kept.pop(next(iter(self._kept))).offset)
+        slot = PixelSlot(offset, height, width)
+        self.bytes_in_use += slot.nbytes
+        return slot
+
+    def reuse(self, key: ImageKey) -> PixelSlot | None:
+        """The slot in which the pixels of `key` are kept, now in use; None if they are not."""
+        slot = self._kept.pop(key, None)
+        if slot is not None:
+            self.bytes_in_use += slot.nbytes
+        return slot
+
+    def keep(self, key: ImageKey, slot: PixelSlot) -> None:
+        """A slot that holds the pixels of `key` is no longer in use."""
+        assert key not in self._kept
+        self.bytes_in_use -= slot.nbytes
+        self._kept[key] = slot
+
+    def free(self, slot: PixelSlot) -> None:
+        """A slot is no longer in use, and what it holds is of no use."""
+        self.bytes_in_use -= slot.nbytes
+        self._memory.free(slot.offset)
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` in whole pages of memory."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,153 @@
+"""Whose turn it is: the waiting sequences in the order in which they may be admitted.
+
+Owns the order of turns between clients, and within a client between groups (one HTTP request with
+`n` answers is a group). Knows nothing of slots, pages or images.
+
+A client that was served, and one that begins to wait, goes to the end of the line; so does a group
+within its client. So between two turns of a client that waits, every other client has one turn at
+most. Sequences that lost their pages to older ones come before all others: they have had their
+turn.
+
+Turns alone would leave all slots with who came first. So whoever holds its share of them comes
+after those who do not; and who holds none gets one from who holds more. A client's share is one
+part of as many as there are clients, a group's is half of the slots.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from saccade.sched.sequence import Sequence
+
+Groups = dict[str, list[Sequence]]
+"""Sequences by group, the group that is served next first; each group's by order of arrival."""
+
+GROUP_SHARE = 2
+"""While another group of its client waits, a group has one slot in so many."""
+
+
+class TurnQueue:
+    """Waiting sequences; iterating gives them in turn order."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Groups] = {}  # the client that is served next first
+        self._returned: list[Sequence] = []  # by order
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In turn order as it is now; sequences may be taken out meanwhile."""
+        lanes = (_round_robin(map(_members, tuple(g.values()))) for g in self._clients.values())
+        return chain(tuple(self._returned), _round_robin(tuple(lanes)))
+
+    @property
+    def clients(self) -> Iterable[str]:
+        """Clients that wait."""
+        return self._clients.keys() | {sequence.client for sequence in self._returned}
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence begins to wait for its turn."""
+        group = self._clients.setdefault(sequence.client, {}).setdefault(sequence.group, [])
+        insort(group, sequence, key=lambda s: s.order)
+        self._length += 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A sequence that had its turn has lost its pages to an older one."""
+        insort(self._returned, sequence, key=lambda s: s.order)
+        self._length += 1
+
+    def remove(self, sequence: Sequence, served: bool) -> None:
+        """Take a sequence out. `served`: it is admitted; the others of its group and of its client
+        have their next turn after those who wait.
+        """
+        self._length -= 1
+        if sequence in self._returned:
+            self._returned.remove(sequence)
+            return
+        groups = self._clients[sequence.client]
+        groups[sequence.group].remove(sequence)
+        group = groups.pop(sequence.group) if served else groups[sequence.group]
+        if group:
+            groups[sequence.group] = group
+        else:
+            groups.pop(sequence.group, None)
+        if served or not groups:
+            del self._clients[sequence.client]
+        if groups:
+            self._clients[sequence.client] = groups
+
+
+def _members(group: list[Sequence]) -> Iterator[Sequence]:
+    yield from tuple(group)
+
+
+def _round_robin(lanes: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
+    turns = deque(lanes)
+    while turns:
+        lane = turns.popleft()
+        sequence = next(lane, None)
+        if sequence is not None:
+            turns.append(lane)
+            yield sequence
+
+
+def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
+    """The queue in turn order, but those whose client, or group, holds its share of the slots come
+    after all others.
+    """
+    clients, groups = _held(running)
+    client_share = _client_share(clients, queue, slots)
+    later: list[Sequence] = []
+    for sequence in queue:
+        if clients[sequence.client] < client_share and groups[
+            sequence.client, sequence.group
+        ] < _group_share(slots):
+            yield sequence
+        else:
+            later.append(sequence)
+    yield from later
+
+
+def find_crowding(
+    newcomer: Sequence, queue: TurnQueue, running: Iterable[Sequence], slots: int
+) -> Sequence | None:
+    """The running sequence that gives its slot to `newcomer`, whose client or group has none: the
+    youngest of the client that holds more than its share, or of the group that does. None: nobody
+    does.
+    """
+    clients, groups = _held(running)
+    if clients[newcomer.client]:
+        if groups[newcomer.client, newcomer.group]:
+            return None
+        client, share = newcomer.client, _group_share(slots)
+    else:
+        client = max(clients, key=lambda name: clients[name])
+        if clients[client] <= _client_share(clients, queue, slots):
+            return None
+        share = 0
+    most = max(count for (name, _), count in groups.items() if name == client)
+    if most <= share:
+        return None
+    rivals = (s for s in running if s.client == client and groups[client, s.group] == most)
+    return max(rivals, key=lambda sequence: sequence.order)
+
+
+def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Slots by client, and by client and group."""
+    clients = Counter(sequence.client for sequence in running)
+    return clients, Counter((sequence.client, sequence.group) for sequence in running)
+
+
+def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
+    """A client that is alone may hold all slots, and is never beyond its share."""
+    count = len(held.keys() | set(queue.clients))
+    return max(1, slots // count) if count > 1 else slots + 1
+
+
+def _group_share(slots: int) -> int:
+    return max(1, slots // GROUP_SHARE)

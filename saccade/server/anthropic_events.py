@@ -1,0 +1,186 @@
+"""An answer as Anthropic's API tells it: stream events in their order, messages, errors.
+
+Owns content blocks: which is open, what it has become. Knows nothing of routes, of how events are
+written to a socket, or of how an answer is read (`text/answer.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from saccade.core.errors import RequestError
+from saccade.text.answer import AnswerEvent, Reasoned
+from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
+
+StreamEvent = dict[str, Any]
+"""The data of one event; its name is its "type"."""
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageUsage:
+    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark."""
+
+    fresh: int
+    written: int
+    read: int
+    output: int
+
+    def told(self) -> dict[str, int]:
+        """As `usage` has it."""
+        return {
+            "input_tokens": self.fresh,
+            "cache_creation_input_tokens": self.written,
+            "cache_read_input_tokens": self.read,
+            "output_tokens": self.output,
+        }
+
+
+def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
+    """An error, in an answer of its own or as the last event of a stream."""
+    kind = _ERRORS.get(error.status, "api_error")
+    told = {"type": kind, "message": error.message}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+class MessageStream:
+    """One answer's stream, from `begin` over `feed` to `end`."""
+
+    def __init__(self, message_id: str, model: str) -> None:
+        self._id = message_id
+        self._model = model
+        self._index = -1  # of the block that is open, or was last
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
+        self._signature = hashlib.blake2b(digest_size=16)
+        self._called = False
+
+    def begin(self, usage: MessageUsage) -> list[StreamEvent]:
+        """What comes before the first token."""
+        message: dict[str, Any] = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage.told(),
+        }
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:
+        """What has come of the answer."""
+        return [told for event in events for told in self._feed(event)]
+
+    def end(
+        self, finish: Literal["stop", "length"], stop: str | None, usage: MessageUsage
+    ) -> list[StreamEvent]:
+        """What comes after the last token. stop: the stop sequence that ended the answer."""
+        reason = self._reason(finish, stop)
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": stop if reason == "stop_sequence" else None,
+        }
+        return [
+            *self._close(),
+            {"type": "message_delta", "delta": delta, "usage": usage.told()},
+            {"type": "message_stop"},
+        ]
+
+    def _reason(self, finish: str, stop: str | None) -> StopReason:
+        if finish == "length":
+            return "max_tokens"
+        if stop is not None:
+            return "stop_sequence"
+        return "tool_use" if self._called else "end_turn"
+
+    def _feed(self, event: AnswerEvent) -> list[StreamEvent]:
+        match event:
+            case Text(text):
+                opened = self._enter("text", {"type": "text", "text": ""})
+                return [*opened, self._delta({"type": "text_delta", "text": text})]
+            case Reasoned(text):
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                opened = self._enter("thinking", empty)
+                self._signature.update(text.encode(errors="replace"))
+                return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
+            case CallStarted(_, call_id, name):
+                block: dict[str, Any] = {
+                    "type": "tool_use",
+                    "id": call_id,
+                    "name": name,
+                    "input": {},
+                }
+                return [*self._close(), *self._enter("tool_use", block)]
+            case CallArguments(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnded():
+                self._called = True
+                return self._close()
+            case CallBroken():
+                return self._close()
+
+    def _enter(
+        self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]
+    ) -> list[StreamEvent]:
+        """Begin a block, unless one of its kind is open."""
+        if self._open == kind:
+            return []
+        closed = self._close()
+        self._open = kind
+        self._index += 1
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*closed, start]
+
+    def _close(self) -> list[StreamEvent]:
+        if self._open is None:
+            return []
+        last = []
+        if self._open == "thinking":
+            signature = self._signature.hexdigest()
+            last = [self._delta({"type": "signature_delta", "signature": signature})]
+        self._open = None
+        return [*last, {"type": "content_block_stop", "index": self._index}]
+
+    def _delta(self, delta: dict[str, Any]) -> StreamEvent:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
+    """The message that a whole stream tells of, for whoever asked without one."""
+    message: dict[str, Any] = {}
+    inputs: dict[int, str] = {}
+    for event in events:
+        match event["type"]:
+            case "message_start":
+                message = {**event["message"], "content": []}
+            case "content_block_start":
+                message["content"].append(dict(event["content_block"]))
+            case "content_block_delta":
+                block, delta = message["content"][event["index"]], event["delta"]
+                if delta["type"] == "input_json_delta":
+                    at = event["index"]
+                    inputs[at] = inputs.get(at, "") + delta["partial_json"]
+                else:
+                    kind = delta["type"].removesuffix("_delta")
+                    block[kind] += delta[kind]
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] = event["usage"]
+    for at, text in inputs.items():
+        message["content"][at]["input"] = json.loads(text)
+    return message

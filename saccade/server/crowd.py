@@ -1,0 +1,171 @@
+"""Who is connected: how many, from where, and whose connection ends when there are too many.
+
+Owns the number of connections, and looks after all of them once a second. Knows nothing of what
+they say. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import resource
+from typing import Protocol
+
+from saccade.core.errors import ConfigError
+from saccade.core.metrics import Metrics
+from saccade.core.options import ConnectionOptions
+
+log = logging.getLogger("saccade")
+
+MOST_CONNECTIONS = 4096
+"""Each takes some ten kilobytes; the requests that are answered side by side are far fewer."""
+LARGEST_RESERVE = 128
+"""Connections beyond the limit, for those who look after the server: they may ask for its health.
+"""
+LARGEST_FILES = 256
+"""Descriptors left to files, fetches and processes."""
+SURPLUS_BYTES = 32 << 20
+"""Bytes of requests that wait, unread, for the answer before them; of all connections together."""
+SHARE = 64
+"""Bits of an IPv6 address that stand for one client: who has one has all that begin so."""
+
+
+class Member(Protocol):
+    """What a connection answers to whom it belongs."""
+
+    def check(self, now: float) -> None:
+        """Once a second: end what is overdue."""
+
+    def drop(self, reason: str) -> None:
+        """End the connection at once."""
+
+
+def raise_descriptors() -> None:
+    """Let this process open as many files as it is allowed to."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Crowd:
+    """The connections of one server.
+
+    Raises ConfigError when the limit of open files leaves no room for --max-connections.
+    """
+
+    def __init__(self, options: ConnectionOptions, metrics: Metrics) -> None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.reserve = min(LARGEST_RESERVE, descriptors // 8)
+        room = descriptors - self.reserve - min(LARGEST_FILES, descriptors // 4)
+        if options.max_connections is not None and options.max_connections > room:
+            raise ConfigError(
+                f"--max-connections {options.max_connections}: the limit of open files "
+                f"({descriptors}, ulimit -Hn) leaves room for {room}"
+            )
+        self.limit = options.max_connections or min(MOST_CONNECTIONS, room)
+        self.limit_per_address = options.max_connections_per_address or max(1, self.limit // 2)
+        self.surplus = 0
+        self._metrics = metrics
+        self._members: dict[Member, str] = {}  # every connection and its address
+        self._number: dict[str, int] = {}  # of the members of an address, guests left out
+        self._idle: dict[Member, None] = {}  # the longest idle first; guests are never in it
+        self._guests: dict[Member, None] = {}  # beyond the limit, the oldest first
+        self._crowded = 0
+
+    def join(self, member: Member, host: str) -> bool:
+        """Whether there is room for a connection from `host`; if not, it is a guest, which may ask
+        for what is open to all, and makes room for the next guest.
+        """
+        address = client_of(host)
+        if self._number.get(address, 0) >= self.limit_per_address:
+            self._make_room(address)
+        elif len(self._members) - len(self._guests) >= self.limit:
+            self._make_room(None)
+        welcome = (
+            self._number.get(address, 0) < self.limit_per_address
+            and len(self._members) - len(self._guests) < self.limit
+        )
+        if welcome:
+            self._number[address] = self._number.get(address, 0) + 1
+            self._idle[member] = None
+        else:
+            if len(self._guests) >= self.reserve:
+                self._end(next(iter(self._guests)))
+            self._guests[member] = None
+        self._members[member] = address
+        self._count()
+        return welcome
+
+    def leave(self, member: Member) -> None:
+        """A connection has ended; it may be said twice."""
+        address = self._members.pop(member, None)
+        if address is None:
+            return
+        self._idle.pop(member, None)
+        if member in self._guests:
+            del self._guests[member]
+        else:
+            self._number[address] -= 1
+            if not self._number[address]:
+                del self._number[address]
+        self._count()
+
+    def busy(self, member: Member) -> None:
+        """A request is being answered: the connection is not to be ended for another."""
+        self._idle.pop(member, None)
+
+    def idle(self, member: Member) -> None:
+        """The answer has ended."""
+        if member in self._members and member not in self._guests:
+            self._idle[member] = None
+
+    def hold_surplus(self, nbytes: int) -> bool:
+        """Count bytes that wait for the answer before them; False where there is no room."""
+        if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
+            return False
+        self.surplus += nbytes
+        return True
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that the server ended early."""
+        self._metrics.inc("saccade_connections_closed_total", reason=reason)
+
+    def check(self, now: float) -> None:
+        """Once a second."""
+        for member in list(self._members):
+            member.check(now)
+        if self._crowded:
+            log.warning(
+                "%d connections were closed to make room for others; at most %d are kept, %d of "
+                "one address (--max-connections, --max-connections-per-address)",
+                self._crowded,
+                self.limit,
+                self.limit_per_address,
+            )
+            self._crowded = 0
+
+    def _make_room(self, address: str | None) -> None:
+        """End the longest idle connection, of `address` if that is given."""
+        for member in self._idle:
+            if address is None or self._members[member] == address:
+                self._end(member)
+                return
+
+    def _end(self, member: Member) -> None:
+        self._crowded += 1
+        self.leave(member)
+        member.drop("crowd")
+
+    def _count(self) -> None:
+        self._metrics.set("saccade_connections", len(self._members))
+
+
+def client_of(host: str) -> str:
+    """The address that a client counts under."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped or int(address) >> (128 - SHARE))
+    return host

@@ -1,0 +1,139 @@
+"""A flat JSON object, read into groups of fields by topic.
+
+Owns what holds for every body: how much of it is looked at before anything is built, null for "not
+given", fields of other servers in the value that changes nothing, unknown fields refused by name.
+A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
+again); the names of all groups' fields are the body's keys. Knows no field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+
+from saccade.core.errors import InvalidRequest
+from saccade.front.fields import Reader, not_json, only, unsupported
+
+F = TypeVar("F")
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Fields of other servers, and the values in which they change nothing. None of them: null only."""
+
+_SLICE = 1 << 20
+_NULL = b"null"
+_LONGEST_NEUTRAL = 200
+_ROOM = 65_536
+_PER_TOKEN = 8
+"""JSON values that a body may have: so many, and so many per token of the context."""
+
+_OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One key of a body: which group it belongs to, and how its value is read."""
+
+    group: type[msgspec.Struct]
+    reader: Reader[Any]
+    required: bool
+
+
+class Form(Generic[F]):
+    """Reads bodies of one class."""
+
+    def __init__(self, kind: type[F], neutral: Neutral, ignored: frozenset[str]) -> None:
+        """`ignored`: keys that identify and change nothing, whatever they say."""
+        self.kind = kind
+        self.groups = _groups(kind)
+        self._fields = {
+            field.encode_name: Field(group, Reader(field.type), field.required)
+            for group in self.groups
+            for field in msgspec.structs.fields(group)
+        }
+        self._neutral = neutral
+        self._ignored = ignored
+
+    def read(self, body: bytearray, context_length: int) -> F:
+        """A request from its body. Raises InvalidRequest that names the field.
+
+        What is still JSON in it (`msgspec.Raw`) lies in `body`, which must not change before.
+        """
+        check_size(body, context_length)
+        raws = open_object(body)
+        values: dict[type[msgspec.Struct], dict[str, Any]] = {group: {} for group in self.groups}
+        for name, raw in raws.items():
+            if name in self._ignored or bytes(memoryview(raw)[:5]) == _NULL:
+                continue
+            field = self._fields.get(name)
+            if field is not None:
+                values[field.group][name] = field.reader.json(raw, name)
+            else:
+                self._check_neutral(name, raw)
+        for name, field in self._fields.items():
+            if field.required and name not in values[field.group]:
+                raise InvalidRequest(
+                    f"{name}: this parameter is required", name, "missing_required_parameter"
+                )
+        request: F = _build(self.kind, values)
+        return request
+
+    def _check_neutral(self, name: str, raw: msgspec.Raw) -> None:
+        allowed = self._neutral.get(name)
+        if not allowed:
+            raise unsupported(name)
+        if len(memoryview(raw)) <= _LONGEST_NEUTRAL:
+            try:
+                value = msgspec.json.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise not_json(error, raw, name) from None
+            if any(
+                value == each and isinstance(value, bool) == isinstance(each, bool)
+                for each in allowed
+            ):
+                return
+        raise only(name, list(allowed))
+
+
+def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
+    """The values of a body by key, still as JSON. Raises InvalidRequest when it is no object."""
+    return _OBJECT.json(body, "")
+
+
+def check_size(body: bytearray, context_length: int) -> None:
+    """Refuse a body of so many values, or of so many escaped characters, that no prompt of this
+    context could come of it. Other threads run meanwhile.
+    """
+    room = _ROOM + _PER_TOKEN * context_length
+    if len(body) <= room:
+        return
+    text = np.frombuffer(body, np.uint8)
+    slices = [text[at : at + _SLICE] for at in range(0, len(text), _SLICE)]
+    num_values = sum(int(np.count_nonzero(each == ord(","))) for each in slices)
+    # Base64 of some JSON writers escapes each slash, one character of 64.
+    escapes = sum(int(np.count_nonzero(each == ord("\\"))) for each in slices) - len(body) // 16
+    for count, what in ((num_values, "values"), (escapes, "escaped characters")):
+        if count > room:
+            raise InvalidRequest(
+                f"This model's maximum context length is {context_length} tokens; the body has "
+                f"{count} {what}, more than {room}: shorten it",
+                code="context_length_exceeded",
+            )
+
+
+def _groups(kind: type[Any]) -> list[type[msgspec.Struct]]:
+    if issubclass(kind, msgspec.Struct):
+        return [kind]
+    hints = get_type_hints(kind)
+    return [group for each in dataclasses.fields(kind) for group in _groups(hints[each.name])]
+
+
+def _build(kind: type[Any], values: dict[type[msgspec.Struct], dict[str, Any]]) -> Any:
+    if issubclass(kind, msgspec.Struct):
+        return kind(**values[kind])
+    hints = get_type_hints(kind)
+    return kind(
+        **{each.name: _build(hints[each.name], values) for each in dataclasses.fields(kind)}
+    )

@@ -1,0 +1,173 @@
+"""GET /openapi.json: the API as its own schemas describe it.
+
+Owns the document alone: the fields are `openai.py`'s and `front/content.py`'s, the answers
+`responses.py`'s. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from saccade import __version__
+from saccade.core.types import SAMPLING_BOUNDS
+from saccade.front.content import ChatMessage
+from saccade.server import openai, responses
+from saccade.server.form import Form
+
+_REF = "#/components/schemas/{name}"
+_BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
+    "/v1/chat/completions": ("ChatCompletionRequest", openai.CHAT, "ChatCompletion"),
+    "/v1/completions": ("CompletionRequest", openai.COMPLETION, "TextCompletion"),
+    "/tokenize": ("TokenizeRequest", None, "TokenCount"),
+    "/detokenize": ("DetokenizeRequest", openai.DETOKENIZE, "TokenText"),
+}
+_GETS: dict[str, tuple[str, str]] = {
+    "/v1/models": ("The models", "ModelList"),
+    "/v1/models/{name}": ("One model", "Model"),
+    "/health": ("Whether the server can answer", ""),
+    "/metrics": ("Counters, as Prometheus reads them", ""),
+    "/version": ("Saccade's version", ""),
+    "/v1/files": ("The uploaded files", ""),
+    "/v1/files/{id}": ("One uploaded file", ""),
+    "/v1/files/{id}/content": ("Its bytes", ""),
+}
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """The document, OpenAPI 3.1."""
+    forms = [form for _, form, _ in _BODIES.values() if form is not None]
+    groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
+    answers = [responses.ChatChoice, responses.TextChoice, responses.Usage]
+    counts = [responses.TokenCount, responses.TokenText]
+    lists = [responses.ModelList, responses.ErrorResponse]
+    types = [*sorted(groups, key=str), *answers, *counts, *lists, ChatMessage]
+    _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
+    _describe_messages(components)
+    components["ChatCompletion"] = _completion("ChatChoice")
+    components["TextCompletion"] = _completion("TextChoice")
+    for name, (low, high) in _bounds().items():
+        for group in ("Sampling", "Ending"):
+            for option in _options(components[group], name):
+                option.update(minimum=low, maximum=high)
+    paths: dict[str, Any] = {}
+    for path, (name, form, answer) in _BODIES.items():
+        read = [form] if form else list(_TOKENIZE)
+        merged = [_merged(each, components) for each in read]
+        components[name] = merged[0] if len(merged) == 1 else {"anyOf": merged}
+        paths[path] = {"post": _operation(name, answer)}
+    for path, (summary, answer_name) in _GETS.items():
+        paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
+    paths["/v1/files"]["post"] = _upload()
+    paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": __version__},
+        "security": [{"key": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+_TOKENIZE: tuple[Form[Any], ...] = (openai.TOKENIZE_CHAT, openai.TOKENIZE_TEXT)
+
+
+def _raw(kind: type[Any]) -> dict[str, Any]:
+    """JSON that is read or written apart."""
+    if kind is msgspec.Raw:
+        return {}
+    raise NotImplementedError
+
+
+def _bounds() -> dict[str, tuple[float, float]]:
+    return {
+        name: (least, most)
+        for name, (_, least, most) in SAMPLING_BOUNDS.items()
+        if name != "logprobs"
+    }
+
+
+def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The schemas of a field that are of numbers."""
+    field = group["properties"].get(name, {})
+    options: list[dict[str, Any]] = field.get("anyOf", [field])
+    return [option for option in options if option.get("type") in ("integer", "number")]
+
+
+def _describe_messages(components: dict[str, Any]) -> None:
+    messages = components["Conversation"]["properties"]["messages"]
+    messages["items"] = {"$ref": _REF.format(name="ChatMessage")}
+
+
+def _completion(choice: str) -> dict[str, Any]:
+    """An answer; a stream's events are chunks of it."""
+    return {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in ("id", "object", "model")},
+            "created": {"type": "integer"},
+            "choices": {"type": "array", "items": {"$ref": _REF.format(name=choice)}},
+            "usage": {"$ref": _REF.format(name="Usage")},
+        },
+        "required": ["id", "object", "created", "model", "choices"],
+    }
+
+
+def _merged(form: Form[Any], components: dict[str, Any]) -> dict[str, Any]:
+    """One object of all groups' fields."""
+    found = [components[group.__name__] for group in form.groups]
+    return {
+        "type": "object",
+        "title": form.kind.__name__,
+        "description": (form.kind.__doc__ or "").strip(),
+        "properties": {key: value for group in found for key, value in group["properties"].items()},
+        "required": [key for group in found for key in group.get("required", [])],
+    }
+
+
+def _answers(answer: str) -> dict[str, Any]:
+    schema = {"schema": {"$ref": _REF.format(name=answer)}} if answer else {}
+    refusal = {"application/json": {"schema": {"$ref": _REF.format(name="ErrorResponse")}}}
+    media = {"application/json": schema} if answer else {}
+    return {
+        "200": {"description": "Done.", **({"content": media} if media else {})},
+        "default": {"description": "Refused: the error says why.", "content": refusal},
+    }
+
+
+def _operation(body: str, answer: str) -> dict[str, Any]:
+    schema = {"schema": {"$ref": _REF.format(name=body)}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": schema}},
+        "responses": _answers(answer),
+    }
+
+
+def _get(path: str, summary: str, answer: str) -> dict[str, Any]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    return {"summary": summary, "parameters": parameters, "responses": _answers(answer)}
+
+
+def _upload() -> dict[str, Any]:
+    fields = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"type": "string"},
+        },
+        "required": ["file"],
+    }
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": fields}}},
+        "responses": _answers(""),
+    }

@@ -1,0 +1,132 @@
+"""What an answer is made of, as it comes: reasoning, text and tool calls.
+
+Owns their order: reasoning first, calls in either. Knows nothing of how each is written, of tokens
+or of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.text.reasoning import Piece, Reasoning, Where
+from saccade.text.tool_calls import (
+    CallArguments,
+    CallBroken,
+    CallEnded,
+    CallStarted,
+    Event,
+    Form,
+    Text,
+    ToolCalls,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """Text of the reasoning."""
+
+    text: str
+
+
+AnswerEvent = Event | Reasoned
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole call; `arguments` are a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+class AnswerReader:
+    """Reads one answer. `None` for what the request or the model does not have."""
+
+    def __init__(
+        self,
+        where: Where | None,
+        form: Form | None,
+        tools: Mapping[str, Any],
+        *,
+        eager: bool = False,
+        make_id: Callable[[], str] | None = None,
+    ) -> None:
+        """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
+        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`.
+        """
+        self._reasoning = None if where is None else Reasoning(where)
+        self._form = form
+        self._tools = tools
+        self._eager = eager
+        self._make_id = make_id
+        self._calls = self._reader(0)
+        self._reasons = self._reasoning is not None
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """What `text` makes certain."""
+        pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
+        return self._events(pieces)
+
+    def end(self) -> list[AnswerEvent]:
+        """What is left when the answer ends."""
+        events = self._events([] if self._reasoning is None else self._reasoning.end())
+        return events + self._told([] if self._calls is None else self._calls.end())
+
+    def _events(self, pieces: Sequence[Piece]) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
+        for piece in pieces:
+            if self._reasons and not piece.reasoning:
+                if self._calls is not None:
+                    events += self._told(self._calls.end())
+                    self._calls = self._reader(self._calls.started)
+                self._reasons = False
+            read = [Text(piece.text)] if self._calls is None else self._calls.feed(piece.text)
+            events += self._told(read)
+        return events
+
+    def _told(self, events: Sequence[Event]) -> list[AnswerEvent]:
+        return [
+            Reasoned(event.text) if self._reasons and isinstance(event, Text) else event
+            for event in events
+        ]
+
+    def _reader(self, first: int) -> ToolCalls | None:
+        if self._form is None:
+            return None
+        return ToolCalls(
+            self._form, self._tools, eager=self._eager, first=first, make_id=self._make_id
+        )
+
+
+def gather(events: Sequence[AnswerEvent]) -> Answer:
+    """The whole answer that `events` tell of."""
+    text, reasoning = list[str](), list[str]()
+    calls: dict[int, tuple[str, str, list[str]]] = {}
+    for event in events:
+        match event:
+            case Text():
+                text.append(event.text)
+            case Reasoned():
+                reasoning.append(event.text)
+            case CallStarted():
+                calls[event.index] = (event.id, event.name, [])
+            case CallArguments():
+                calls[event.index][2].append(event.text)
+            case CallBroken():
+                del calls[event.index]
+            case CallEnded():
+                pass
+    whole = tuple(Call(i, name, "".join(pieces)) for i, name, pieces in calls.values())
+    return Answer("".join(text), "".join(reasoning), whole)

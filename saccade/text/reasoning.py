@@ -1,0 +1,104 @@
+"""Reasoning apart from the answer, as both come: `Reasoning.feed`.
+
+Owns the tags <think> and </think> and the line breaks that the templates put around them. Knows
+nothing of tool calls, tokens or HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OPEN, CLOSE = "<think>", "</think>"
+
+Where = Literal["open", "closed", "either"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of the answer, or of the reasoning before it."""
+
+    text: str
+    reasoning: bool
+
+
+def reasoning_at(prompt: str) -> Where:
+    """Where a rendered prompt leaves the model: within reasoning that the template has opened,
+    behind reasoning that the template has closed, or free to begin with either.
+    """
+    end = prompt.rstrip()
+    return "open" if end.endswith(OPEN) else "closed" if end.endswith(CLOSE) else "either"
+
+
+class Reasoning:
+    """Splits one answer. Any split of its text gives the same reasoning and the same rest."""
+
+    def __init__(self, where: Where) -> None:
+        self._where: Where = where
+        self._held = ""
+        self._begun = False  # something of the current part was told
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the answer proper has not begun."""
+        return self._where == "open"
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that `text` makes certain."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def end(self) -> list[Piece]:
+        """What was held back, when the answer ends."""
+        held, self._held = self._held, ""
+        if self._where == "either":
+            return [Piece(held, False)] if held else []
+        return self._piece(held if held.strip("\n") else "")
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Read on; whether there is more to read."""
+        if self._where == "either":
+            start = self._held.lstrip()
+            if OPEN.startswith(start) and start != OPEN:
+                return False
+            if start.startswith(OPEN):
+                self._where, self._held = "open", start[len(OPEN) :]
+            else:
+                # An answer without reasoning stands as it is, line breaks and all.
+                self._where, self._begun = "closed", True
+            return True
+        if self._where == "closed":
+            held, self._held = self._held, ""
+            text = held if self._begun else held.lstrip("\n")
+            pieces += self._piece(text)
+            return False
+        at = self._held.find(CLOSE)
+        if at >= 0:
+            pieces += self._piece(self._held[:at].rstrip("\n"))
+            self._held = self._held[at + len(CLOSE) :]
+            self._where, self._begun = "closed", False
+            return True
+        cut = len(self._held) - _begun(self._held)
+        cut = len(self._held[:cut].rstrip("\n"))
+        text, self._held = self._held[:cut], self._held[cut:]
+        pieces += self._piece(text)
+        return False
+
+    def _piece(self, text: str) -> list[Piece]:
+        if not self._begun:
+            text = text.lstrip("\n")
+        if not text:
+            return []
+        self._begun = True
+        return [Piece(text, self._where == "open")]
+
+
+def _begun(text: str) -> int:
+    """Characters at the end of `text` with which </think> begins."""
+    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
+        if text.endswith(CLOSE[:length]):
+            return length
+    return 0

@@ -1,0 +1,426 @@
+"""JSON schemas as grammars can hold them: what is refused by name, and what is put in other words.
+
+Owns the bounds of a schema, the keywords that no grammar answers, and two things that the library
+leaves open: schemas that no finite document satisfies, and `oneOf` whose branches exclude each
+other. Knows nothing of grammars' text, tokens or requests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+from urllib.parse import quote, unquote
+
+from saccade.core.errors import InvalidRequest
+
+MAX_SCHEMA_BYTES = 131_072
+MAX_SCHEMA_DEPTH = 64
+"""Schemas within schemas."""
+MAX_SCHEMAS = 4_000
+"""Schemas in the whole, a reference counted once."""
+MAX_PROPERTIES = 1_000
+MAX_ENUM_VALUES = 5_000
+"""Both in the whole schema: 1,000 optional properties take 50 ms to compile, 5,000 values 25 ms."""
+MAX_MULTIPLE = 1_000
+"""Remainders that a number has to be followed by, which the least common multiple of every
+`multipleOf` decides: 1,000,003 of them take 6 s to compile.
+"""
+
+_MAX_TRIED = 64
+"""Schemas within one that are tried alone, to name the one at fault."""
+_MAX_BRANCHES = 64
+"""Branches of a `oneOf` that are compared, each with each."""
+
+Place = tuple[str | int, ...]
+"""Keys and indices from the root of a schema to a schema within it."""
+
+_ONE = ("items", "additionalProperties", "additionalItems")
+_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAP = ("properties", "$defs", "definitions")
+_UNSUPPORTED = frozenset(
+    (
+        "patternProperties",
+        "propertyNames",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "$dynamicRef",
+        "$recursiveRef",
+        "x-guidance",
+    )
+)
+_TYPES = frozenset(("null", "boolean", "object", "array", "number", "integer", "string"))
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_NUMBER, _COUNT = "a number", "a whole number of at least 0"
+_KINDS = {
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _NUMBER
+    ),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        _COUNT,
+    ),
+    **dict.fromkeys(_MAP, "an object of schemas"),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), "a list of schemas that is not empty"),
+    "prefixItems": "a list of schemas",
+    **dict.fromkeys(("pattern", "format", "$ref"), "a string"),
+    "enum": "a list that is not empty",
+    "required": "a list of names",
+    "uniqueItems": "true or false",
+}
+
+
+def place_name(param: str, place: Place) -> str:
+    """A place as errors name it: `param`.properties.x.anyOf[0]."""
+    return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+
+
+def prepare_schema(schema: Any, param: str) -> Any:
+    """`schema`, checked, as the library takes it. The argument is not changed.
+
+    Raises InvalidRequest whose `param` names the place: what is malformed, beyond the bounds,
+    beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied by no finite document.
+    """
+    try:
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
+    size = len(text.encode(errors="surrogatepass"))
+    if size > MAX_SCHEMA_BYTES:
+        raise InvalidRequest(
+            f"{param}: the schema has {size} bytes; the limit is {MAX_SCHEMA_BYTES}: "
+            "make it smaller",
+            param,
+        )
+    checked = _Checked(json.loads(text), param)
+    checked.refuse_endless()
+    checked.reword()
+    return checked.root
+
+
+class _Checked:
+    """A schema whose every place has been looked at. `nodes`: the schemas in it, by place."""
+
+    def __init__(self, root: Any, param: str) -> None:
+        self.root = root
+        self.nodes: dict[Place, Any] = {}
+        self._param = param
+        self._properties = self._values = 0
+        self._multiple = 1
+        self._visit(())
+        pending = list(self.nodes)
+        while pending:  # what only references reach
+            before = set(self.nodes)
+            for place in pending:
+                if (target := self.target(place)) is not None:
+                    self._visit(target)
+            pending = [place for place in self.nodes if place not in before]
+
+    def target(self, place: Place) -> Place | None:
+        """Where the `$ref` of a schema leads; None: it has none."""
+        node = self.nodes[place]
+        reference = node.get("$ref") if isinstance(node, dict) else None
+        if reference is None:
+            return None
+        if not (reference == "#" or reference.startswith("#/")):
+            self._refuse((*place, "$ref"), f"{reference!r} is not within this schema ('#/...')")
+        at: Place = ()
+        found = self.root
+        for part in reference.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and key in found:
+                found, at = found[key], (*at, key)
+            elif (
+                isinstance(found, list)
+                and re.fullmatch("0|[1-9][0-9]{0,5}", key)
+                and (int(key) < len(found))
+            ):
+                found, at = found[int(key)], (*at, int(key))
+            else:
+                self._refuse((*place, "$ref"), f"{reference!r} leads nowhere")
+        return at
+
+    def children(self, place: Place) -> Iterator[Place]:
+        """The schemas directly within the one at `place`; `$defs` are none of its parts."""
+        node = self.nodes[place]
+        for key in node if isinstance(node, dict) else ():
+            if key in _MAP:
+                yield from ((*place, key, name) for name in node[key])
+            elif key in _LIST or (key == "items" and isinstance(node[key], list)):
+                yield from ((*place, key, index) for index in range(len(node[key])))
+            elif key in _ONE:
+                yield (*place, key)
+
+    def refuse_endless(self) -> None:
+        """Refuse every schema that only endless documents satisfy."""
+        ends: set[Place] = set()
+        waiting: dict[Place, list[Place]] = {}  # a part, and the schemas that it may decide
+        for place in self.nodes:
+            target = self.target(place)
+            for part in (*self.children(place), *(() if target is None else (target,))):
+                waiting.setdefault(part, []).append(place)
+        pending = list(self.nodes)
+        while pending:
+            place = pending.pop()
+            if place not in ends and self._ends(place, ends):
+                ends.add(place)
+                pending += waiting.get(place, ())
+        for place in self.nodes:
+            if place not in ends:
+                self._refuse(place, "the schema refers to itself without end: no document fits")
+
+    def reword(self) -> None:
+        """Put what means the same to the library in words that it takes."""
+        references = [str(n.get("$ref")) for n in self.nodes.values() if isinstance(n, dict)]
+        for place, node in self.nodes.items():
+            if not isinstance(node, dict):
+                continue
+            if node.get("format") not in _FORMATS:  # an annotation, says JSON Schema
+                node.pop("format", None)
+            node.pop("uniqueItems", None)  # false: `_check` refuses true
+            if place or "json-schema.org" not in str(node.get("$schema", "")):
+                node.pop("$schema", None)
+            if (
+                "oneOf" in node
+                and "anyOf" not in node
+                and not any("/oneOf/" in reference for reference in references)
+                and self._excludes(place)
+            ):
+                # In its place, so that the order of the keys stays.
+                items = [("anyOf" if key == "oneOf" else key, v) for key, v in node.items()]
+                node.clear()
+                node.update(items)
+
+    def _visit(self, start: Place) -> None:
+        pending = [start]
+        while pending:
+            place = pending.pop()
+            if place in self.nodes:
+                continue
+            node = self.root
+            for key in place:
+                node = node[key]
+            self.nodes[place] = node
+            if len(self.nodes) > MAX_SCHEMAS:
+                self._refuse((), f"more than {MAX_SCHEMAS} schemas in one: make it smaller")
+            self._check(place, node)
+            pending += reversed(list(self.children(place)))
+
+    def _check(self, place: Place, node: Any) -> None:
+        if not isinstance(node, dict | bool):
+            self._refuse(place, "expected a schema: an object, true or false")
+        depth = sum(key in (*_ONE, *_LIST, *_MAP) for key in place)
+        if depth > MAX_SCHEMA_DEPTH:
+            self._refuse(place, f"schemas are nested {depth} deep; the limit is {MAX_SCHEMA_DEPTH}")
+        for key, value in node.items() if isinstance(node, dict) else ():
+            if key in _UNSUPPORTED or (key == "uniqueItems" and value is True):
+                self._refuse((*place, key), "no grammar can hold this keyword: leave it out", True)
+            if key in _KINDS and not _is_kind(_KINDS[key], value):
+                self._refuse((*place, key), f"expected {_KINDS[key]}")
+            if key == "$id" and place:
+                self._refuse((*place, key), "only the root of a schema may have an $id", True)
+            if key == "type" and not _is_type(value):
+                self._refuse(
+                    (*place, key), f"expected one or several of {', '.join(sorted(_TYPES))}"
+                )
+        if isinstance(node, dict):
+            self._count(place, node)
+
+    def _count(self, place: Place, node: dict[str, Any]) -> None:
+        self._properties += len(node.get("properties", ()))
+        self._values += len(node.get("enum", ()))
+        for count, most, key in (
+            (self._properties, MAX_PROPERTIES, "properties"),
+            (self._values, MAX_ENUM_VALUES, "enum"),
+        ):
+            if count > most:
+                what = "properties" if key == "properties" else "values of enums"
+                self._refuse((*place, key), f"the schema has more than {most} {what}")
+        if "multipleOf" in node:
+            step = Fraction(str(node["multipleOf"]))
+            if step <= 0:
+                self._refuse((*place, "multipleOf"), "expected a number above 0")
+            self._multiple = math.lcm(self._multiple, step.numerator)
+            if self._multiple > MAX_MULTIPLE:
+                self._refuse(
+                    (*place, "multipleOf"),
+                    f"the least common multiple of every multipleOf is above {MAX_MULTIPLE}",
+                )
+
+    def _ends(self, place: Place, ends: set[Place]) -> bool:
+        """Whether a finite document may satisfy the schema at `place`, given those that do."""
+        node = self.nodes[place]
+        if isinstance(node, bool):
+            return True
+        target = self.target(place)
+        if target is not None and target not in ends:
+            return False
+        for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+            if key in node and not enough(
+                (*place, key, index) in ends for index in range(len(node[key]))
+            ):
+                return False
+        if not {"object", "array"} >= {*_list(node.get("type", "null"))}:
+            return True  # something that holds nothing else may stand here
+        if "enum" in node or "const" in node:
+            return True
+        needs = [
+            (*place, "properties", name)
+            for name in node.get("required", ())
+            if name in node.get("properties", ())
+        ]
+        if least := int(node.get("minItems", 0)):
+            first = node.get("prefixItems", ())
+            needs += [(*place, "prefixItems", index) for index in range(len(first))][:least]
+            if isinstance(node.get("items"), dict) and least > len(first):
+                needs.append((*place, "items"))
+        kinds = _list(node["type"])
+        return set(needs) <= ends or (
+            "array" in kinds and "object" in kinds and not node.get("minItems")
+        )
+
+    def _excludes(self, place: Place) -> bool:
+        """Whether no document satisfies two branches of the `oneOf` at `place`."""
+        branches = [
+            self._resolved((*place, "oneOf", index))
+            for index in range(len(self.nodes[place]["oneOf"]))
+        ]
+        return len(branches) <= _MAX_BRANCHES and all(
+            self._disjoint(branches[i], branches[j]) for i in range(len(branches)) for j in range(i)
+        )
+
+    def _disjoint(self, one: Place, other: Place, deep: bool = True) -> bool:
+        """Whether types, values or (deep) those of a required property tell two schemas apart."""
+        a, b = self.nodes[one], self.nodes[other]
+        if not (isinstance(a, dict) and isinstance(b, dict)):
+            return a is False or b is False
+        if not _types(a) & _types(b):
+            return True
+        values = _values(a), _values(b)
+        if values[0] is not None and values[1] is not None and not values[0] & values[1]:
+            return True
+        if not deep or not a.get("type") == b.get("type") == "object":
+            return False
+        shared = {*a.get("required", ())} & {*b.get("required", ())}
+        return any(
+            self._disjoint(
+                self._resolved((*one, "properties", name)),
+                self._resolved((*other, "properties", name)),
+                deep=False,
+            )
+            for name in shared
+            if name in a.get("properties", ()) and name in b.get("properties", ())
+        )
+
+    def _resolved(self, place: Place) -> Place:
+        """What a reference stands for, as far as it stands alone."""
+        seen = {place}
+        while (target := self.target(place)) is not None and target not in seen:
+            seen.add(target)
+            place = target
+        return place
+
+    def _refuse(self, place: Place, why: str, unsupported: bool = False) -> None:
+        where = place_name(self._param, place)
+        raise InvalidRequest(
+            f"{where}: {why}", where, "unsupported_parameter" if unsupported else None
+        )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _types(node: Mapping[str, Any]) -> set[str]:
+    kinds = {*_list(node.get("type", [*_TYPES]))}
+    return kinds | {"integer"} if "number" in kinds else kinds
+
+
+def _values(node: Mapping[str, Any]) -> set[str] | None:
+    """The documents that `enum` or `const` leave, so that equal ones are equal; None: all."""
+    if "const" not in node and "enum" not in node:
+        return None
+    return {_canonical(value) for value in ([node["const"]] if "const" in node else node["enum"])}
+
+
+def _canonical(value: Any) -> str:
+    def level(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {key: level(inner) for key, inner in each.items()}
+        if isinstance(each, list):
+            return [level(inner) for inner in each]
+        return each if isinstance(each, bool | str) or each is None else str(Fraction(str(each)))
+
+    return json.dumps([type(value) is str, level(value)], sort_keys=True)
+
+
+def _is_kind(kind: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    match kind:
+        case "a number":
+            return number
+        case "a whole number of at least 0":
+            return number and value >= 0 and value == int(value)
+        case "an object of schemas":
+            return isinstance(value, dict)
+        case "a list of schemas":
+            return isinstance(value, list)
+        case "a list of schemas that is not empty" | "a list that is not empty":
+            return isinstance(value, list) and bool(value)
+        case "a list of names":
+            return isinstance(value, list) and all(isinstance(name, str) for name in value)
+        case "a string":
+            return isinstance(value, str)
+    return isinstance(value, bool)
+
+
+def _is_type(value: Any) -> bool:
+    kinds = _list(value)
+    return bool(kinds) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
+
+
+def as_root(schema: Any, place: Place) -> Any:
+    """The schema at `place` within `schema` as a schema of its own, its references and all."""
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {
+                key: f"#/$defs/whole{value[1:]}"
+                if key == "$ref" and isinstance(value, str)
+                else moved(value)
+                for key, value in node.items()
+            }
+        return [moved(each) for each in node] if isinstance(node, list) else node
+
+    steps = (str(key).replace("~", "~0").replace("/", "~1") for key in place)
+    pointer = "".join(f"/{quote(step)}" for step in steps)
+    return {"$defs": {"whole": moved(schema)}, "$ref": f"#/$defs/whole{pointer}"}
+
+
+def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
+    """Every schema within `schema`, the inner ones first, as a schema of its own; those that only
+    refer to another come last, and true and false are left out. `schema` is as `prepare_schema`
+    returns it.
+    """
+    checked = _Checked(schema, "")
+    places = sorted(
+        (place for place, node in checked.nodes.items() if isinstance(node, dict)),
+        key=lambda place: (checked.target(place) is not None, -len(place)),
+    )
+    for place in places[:_MAX_TRIED]:
+        yield place, as_root(schema, place)

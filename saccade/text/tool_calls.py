@@ -1,0 +1,236 @@
+"""Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
+
+Owns the two ways in which models write calls: hermes (Qwen2.5, Qwen3-VL: JSON within <tool_call>)
+and XML (Qwen3.5: <function=NAME> and <parameter=NAME> within <tool_call>). What is not a call to
+the last character is text, and no split of the answer changes what is read. White space around a
+call belongs to the call. Knows nothing of HTTP, of tokens, or of who runs a tool.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from saccade.text.call_json import JsonCall
+from saccade.text.call_xml import XmlCall
+
+Form = Literal["hermes", "xml"]
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_SPACE = " \t\r\n"
+_MAX_RESCANS = 4
+"""Broken calls of one answer in which calls are looked for again: each costs their length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call of the tool `name`; its index counts every call that was started."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments; the pieces together are a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call is whole."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroken:
+    """A call that was started (only if `eager`) is none: all of it follows as text."""
+
+    index: int
+
+
+Event = Text | CallStarted | CallArguments | CallEnded | CallBroken
+
+
+class _Reader(Protocol):
+    """What reads one call, from behind <tool_call>."""
+
+    name: str | None
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def certain(self) -> bool:
+        """Whether the name and the beginning of the arguments are there, in this order."""
+        ...
+
+    def feed(self, character: str) -> bool:
+        """False: this is no call, and `character` is not part of it."""
+        ...
+
+    def skip(self, data: str, at: int) -> int:
+        """Take the characters of `data` from `at` on that only lengthen a string, in one go; the
+        index of the first that does more.
+        """
+        ...
+
+    def take(self) -> str:
+        """The arguments that have come since."""
+        ...
+
+
+class ToolCalls:
+    """Reads one answer, or one part of it."""
+
+    def __init__(
+        self,
+        form: Form,
+        tools: Mapping[str, Any],
+        *,
+        eager: bool = False,
+        first: int = 0,
+        make_id: Callable[[], str] | None = None,
+    ) -> None:
+        """`tools`: the schema of each tool's parameters, by name, which say how XML is typed.
+
+        eager: False: a call is told once it is whole and right, so that nothing has to be taken
+        back. True: as it comes; that is certain where a grammar holds the model to it, and
+        otherwise a call may turn out to be broken. first: index of the first call.
+        """
+        self._form = form
+        self._tools = tools
+        self._eager = eager
+        self._next = first
+        self._make_id = make_id or (lambda: f"call_{secrets.token_hex(12)}")
+        self._held = ""  # white space and the beginning of a tag, which may yet belong to a call
+        self._after_call = False
+        self._rescans = 0
+        self._call: _Reader | None = None
+        self._gap = ""  # white space before the call being read
+        self._raw: list[str] = []  # the call being read, from behind its tag
+        self._started = False
+
+    @property
+    def started(self) -> int:
+        """The index that the next call will have."""
+        return self._next
+
+    def feed(self, text: str) -> list[Event]:
+        """What `text` makes certain."""
+        events: list[Event] = []
+        data = text
+        while data:
+            data = (
+                self._read_text(data, events)
+                if self._call is None
+                else self._read_call(data, events)
+            )
+        if self._started and self._call is not None:
+            self._tell_arguments(self._call, events)
+        return events
+
+    def end(self) -> list[Event]:
+        """What is left when the answer ends: a call that is not whole is text."""
+        events: list[Event] = []
+        while self._call is not None:
+            data = self._break(events, "")
+            while data:
+                data = (
+                    self._read_text(data, events)
+                    if self._call is None
+                    else self._read_call(data, events)
+                )
+        held, self._held = self._held, ""
+        if held.strip(_SPACE) or not self._after_call:
+            self._tell_text(held, events)
+        return events
+
+    def _read_text(self, data: str, events: list[Event]) -> str:
+        """Read text up to a call's tag; the rest of `data`."""
+        data, self._held = self._held + data, ""
+        at = data.find(OPEN)
+        if at < 0:
+            cut = len(data) - _begun(data, OPEN)
+            cut = len(data[:cut].rstrip(_SPACE))
+            self._held = data[cut:]
+            self._tell_text(data[:cut], events)
+            return ""
+        cut = len(data[:at].rstrip(_SPACE))
+        self._tell_text(data[:cut], events)
+        self._begin_call(data[cut:at])
+        return data[at + len(OPEN) :]
+
+    def _begin_call(self, gap: str) -> None:
+        self._gap = gap
+        self._raw = []
+        self._started = False
+        self._call = JsonCall(CLOSE) if self._form == "hermes" else XmlCall(CLOSE, self._tools)
+
+    def _read_call(self, data: str, events: list[Event]) -> str:
+        """Read on in a call; the rest of `data`."""
+        call = self._call
+        assert call is not None
+        at = -1
+        while (at := call.skip(data, at + 1)) < len(data):
+            if not call.feed(data[at]):
+                self._raw.append(data[:at])
+                return self._break(events, data[at:])
+            if call.certain and self._eager and not self._started:
+                self._start(call, events)
+            if call.done:
+                if not self._started:
+                    self._start(call, events)
+                self._tell_arguments(call, events)
+                events.append(CallEnded(self._next - 1))
+                self._call, self._after_call = None, True
+                return data[at + 1 :]
+        self._raw.append(data)
+        return ""
+
+    def _start(self, call: _Reader, events: list[Event]) -> None:
+        assert call.name is not None
+        events.append(CallStarted(self._next, self._make_id(), call.name))
+        self._next += 1
+        self._started = True
+
+    def _break(self, events: list[Event], rest: str) -> str:
+        """What was taken for a call is text; what has to be read (again) after its tag."""
+        if self._started:
+            events.append(CallBroken(self._next - 1))
+        self._call, self._started = None, False
+        raw, self._raw = "".join(self._raw), []
+        again = OPEN in raw and self._rescans < _MAX_RESCANS
+        self._rescans += again
+        self._tell_text(self._gap + OPEN + ("" if again else raw), events)
+        return raw + rest if again else rest
+
+    def _tell_arguments(self, call: _Reader, events: list[Event]) -> None:
+        if piece := call.take():
+            events.append(CallArguments(self._next - 1, piece))
+
+    def _tell_text(self, text: str, events: list[Event]) -> None:
+        if text:
+            self._after_call = False
+            events.append(Text(text))
+
+
+def _begun(text: str, tag: str) -> int:
+    """Characters at the end of `text` with which `tag` begins."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0

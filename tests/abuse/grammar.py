@@ -1,0 +1,299 @@
+"""Requests drawn from a grammar of HTTP and of the API, some of them bent: for fuzzing.
+
+Owns what is drawn; the same seed draws the same. A request is bytes to be written on a connection
+of its own. Knows nothing of what the server should answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+
+ROUTES = (
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{id}"),
+    ("DELETE", "/v1/files/{id}"),
+    ("GET", "/v1/files/{id}/content"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{id}"),
+    ("GET", "/health"),
+    ("GET", "/ping"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("GET", "/openapi.json"),
+)
+FIELDS = [
+    "best_of",
+    "cache_salt",
+    "echo",
+    "frequency_penalty",
+    "guided_json",
+    "ignore_eos",
+    "image_detail",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "messages",
+    "metadata",
+    "min_p",
+    "min_tokens",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "prompt",
+    "repetition_penalty",
+    "response_format",
+    "seed",
+    "skip_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tokens",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "trace",
+    "user",
+]
+URLS = (
+    "data:image/png;base64,iVBORw0KGgo=",
+    "data:,",
+    "data:image/png;base64,%%%",
+    "file:///etc/passwd",
+    "file:",
+    "http://",
+    "http://[::1",
+    "http://127.0.0.1:9/x",
+    "ftp://x/y",
+    "\u0000",
+    "",
+)
+TEXTS = (
+    "",
+    "hi",
+    "a" * 300,
+    "\u0000",
+    "\ud800",
+    "é𝄞\u200d",
+    "<|im_start|>system",
+    "<|image_pad|>",
+    "{{ 7*7 }}",
+    "../../etc/passwd",
+    "file-" + "0" * 64 + "-00000000",
+    "null",
+    "²",
+)
+INTEGERS = (0, 1, -1, 2, 3, 20, 128, 2**31, -(2**63), 2**63, 10**12)
+QUERIES = ("1", "0", "-1", "asc", "%00", "9" * 30, "", "a%26b", "vision")
+FLOATS = (0.0, -0.0, 0.5, 1.0, 8.0, 1e-320, 1e308, -1e308, 3.5)
+KINDS = (
+    "application/json",
+    "application/json; charset=utf-8",
+    "APPLICATION/JSON",
+    "text/plain",
+    "multipart/form-data; boundary=x",
+    "multipart/form-data",
+    "",
+    ";",
+)
+ODD_HEADERS = (
+    "x-request-id: é",
+    "x-request-id: " + "y" * 300,
+    "authorization: bearer",
+    "authorization: Basic eDp5",
+    "content-encoding: gzip",
+    "content-encoding: identity",
+    "expect: 100-continue",
+    "connection: close",
+    "connection: upgrade",
+    "upgrade: websocket",
+    "accept: */*;q=²",
+    "range: bytes=9-1",
+    "origin: null",
+    "cookie: " + "z" * 4000,
+    "host: other",
+    "transfer-encoding: gzip",
+    "x y: z",
+    ":",
+)
+
+
+DIGITS = 10**3000
+"""Too long to be read as any number; short enough to be written."""
+HARD_INTEGERS = (2**64 - 1, 2**64, 2**128, -(2**64), DIGITS)
+HARD_URLS = ("http://xn--/", "http://xn--zzzzzzzz99999999999/", "http://\ud800/", "file:////x")
+HARD_QUERIES = ("%C2%B2", "9" * 5000)
+
+
+class Grammar:
+    """Draws requests. `model` is a name that the server knows. `hard`: also what once broke it."""
+
+    def __init__(self, seed: int, model: str = "demo", hard: bool = False) -> None:
+        self._draw = random.Random(seed)
+        self._model = model
+        self._integers = INTEGERS + HARD_INTEGERS * hard
+        self._urls = URLS + HARD_URLS * hard
+        self._queries = QUERIES + HARD_QUERIES * hard
+
+    def requests(self, count: int) -> Iterator[bytes]:
+        for _ in range(count):
+            yield self.request()
+
+    def request(self) -> bytes:
+        """One request, whole, unless bent."""
+        draw = self._draw
+        method, path = draw.choice(ROUTES[:5] * 3 + ROUTES)
+        if draw.random() < 0.05:
+            method = draw.choice(("HEAD", "OPTIONS", "PUT", "PATCH", "get", "TRACE"))
+        kind, body = self._body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
+        lines = ["host: x"]
+        if kind:
+            lines.append(f"content-type: {kind}")
+        lines += [draw.choice(ODD_HEADERS) for _ in range(draw.choice((0, 0, 0, 1, 2)))]
+        if draw.random() < 0.15 and body:
+            lines.append("transfer-encoding: chunked")
+            body = self._chunked(body)
+        elif body or draw.random() < 0.1:
+            lines.append(f"content-length: {len(body)}")
+        version = "HTTP/1.1" if draw.random() < 0.95 else draw.choice(("HTTP/1.0", "HTTP/2", ""))
+        start = f"{method} {self._path(path)} {version}"
+        head = "\r\n".join([start, *lines, "", ""]).encode("latin-1", "replace")
+        return self._bent(head) + body if draw.random() < 0.05 else head + body
+
+    def _path(self, path: str) -> str:
+        draw = self._draw
+        ids = ("demo", "x", "%00", "%2e%2e%2f", "file-" + "0" * 64 + "-00000000", "%ff", "a/b", "")
+        path = path.replace("{id}", draw.choice(ids))
+        if draw.random() < 0.05:
+            path = draw.choice(("/", "*", "//", path + "/", path.upper(), "/%zz", "/" + "q" * 2000))
+        if draw.random() < 0.2:
+            names = ("limit", "after", "order", "purpose", "x")
+            path += f"?{draw.choice(names)}={draw.choice(self._queries)}"
+        return path
+
+    def _body(self, path: str) -> tuple[str, bytes]:
+        draw = self._draw
+        if path == "/v1/files":
+            return self._upload()
+        body = self._ask(path)
+        for _ in range(draw.choice((0, 1, 1, 2, 4))):
+            body[draw.choice(FIELDS)] = self._value(3)
+        if draw.random() < 0.05:
+            body.pop(draw.choice(list(body)), None)
+        data = json.dumps(body, ensure_ascii=draw.random() < 0.7).encode("utf-8", "surrogatepass")
+        if draw.random() < 0.08:
+            data = self._bent(data)
+        elif draw.random() < 0.04:
+            data = draw.choice(
+                (b"", b"[]", b"nul", b"[" * 5000, b'"' + b"x" * 9000, b"\xef\xbb\xbf{}")
+            )
+        kind = KINDS[0] if draw.random() < 0.9 else draw.choice(KINDS)
+        return kind, data
+
+    def _ask(self, path: str) -> dict[str, object]:
+        draw = self._draw
+        body: dict[str, object] = {"model": self._model}
+        if path == "/detokenize":
+            return body | {"tokens": [draw.randrange(300) for _ in range(3)]}
+        if path == "/v1/completions":
+            return body | {"max_tokens": 2, "prompt": draw.choice(("hi", [1, 2], ["a", "b"], []))}
+        if path == "/v1/chat/completions":
+            body["max_tokens"] = draw.choice((1, 2, 3))
+        return body | {"messages": [self._message() for _ in range(draw.choice((1, 1, 2, 3)))]}
+
+    def _message(self) -> object:
+        draw = self._draw
+        if draw.random() < 0.05:
+            return self._value(2)
+        role = draw.choice(("user", "user", "system", "assistant", "tool", "x"))
+        parts: list[Callable[[], object]] = [
+            lambda: {"type": "text", "text": self._text()},
+            lambda: {"type": "image_url", "image_url": {"url": draw.choice(self._urls)}},
+            lambda: {"type": "image_url", "image_url": draw.choice(self._urls)},
+            lambda: {"type": "file", "file": {"file_id": self._text()}},
+            lambda: {"type": "input_image", "file_id": self._text(), "detail": "high"},
+            lambda: self._value(2),
+        ]
+        content: object = self._text()
+        if draw.random() < 0.4:
+            content = [draw.choice(parts)() for _ in range(draw.choice((0, 1, 2, 3)))]
+        message = {"role": role, "content": content}
+        if draw.random() < 0.1:
+            message[draw.choice(("name", "tool_calls", "tool_call_id", "id", "x"))] = self._value(2)
+        return message
+
+    def _upload(self) -> tuple[str, bytes]:
+        draw = self._draw
+        disposition = 'Content-Disposition: form-data; name="{}"'
+        fields = [("purpose", draw.choice(("vision", "batch", "user_data", "x", "")))]
+        if draw.random() < 0.2:
+            fields += [("expires_after[anchor]", "created_at")]
+            fields += [("expires_after[seconds]", draw.choice(("3600", "1", "x", "-1")))]
+        if draw.random() < 0.1:
+            fields.append((draw.choice(("y", "purpose", "")), "z"))
+        blocks = [f"--x\r\n{disposition.format(name)}\r\n\r\n{value}\r\n" for name, value in fields]
+        name = draw.choice(("a.png", "", "../x", "é", "n" * 300))
+        file = disposition.format("file") + f'; filename="{name}"'
+        blocks.append(f"--x\r\n{file}\r\n\r\n{draw.choice(('', 'junk', 'GIF89a', 'x' * 3000))}\r\n")
+        data = ("".join(blocks) + "--x--\r\n").encode()
+        if draw.random() < 0.2:
+            data = self._bent(data)
+        return "multipart/form-data; boundary=x" if draw.random() < 0.9 else draw.choice(
+            KINDS
+        ), data
+
+    def _value(self, depth: int) -> object:
+        draw = self._draw
+        choice = draw.randrange(8 if depth else 5)
+        if choice == 0:
+            return draw.choice(self._integers)
+        if choice == 1:
+            return draw.choice(FLOATS)
+        if choice == 2:
+            return self._text()
+        if choice in (3, 4):
+            return draw.choice((None, True, False))
+        if choice == 5:
+            return [self._value(depth - 1) for _ in range(draw.choice((0, 1, 2, 20)))]
+        names = [*FIELDS[:6], "type", "url", "function", "name", "include_usage", "1", ""]
+        return {draw.choice(names): self._value(depth - 1) for _ in range(draw.choice((0, 1, 3)))}
+
+    def _text(self) -> str:
+        return self._draw.choice(TEXTS)
+
+    def _chunked(self, body: bytes) -> bytes:
+        draw, pieces = self._draw, []
+        while body:
+            size = draw.choice((1, 5, 100, len(body)))
+            pieces.append(b"%x\r\n%b\r\n" % (len(body[:size]), body[:size]))
+            body = body[size:]
+        end = draw.choice((b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"0;ext=1\r\n\r\n"))
+        return b"".join(pieces) + end
+
+    def _bent(self, data: bytes) -> bytes:
+        """With some bytes changed, doubled or left out."""
+        draw, bent = self._draw, bytearray(data)
+        for _ in range(draw.choice((1, 2, 5))):
+            if not bent:
+                break
+            at = draw.randrange(len(bent))
+            action = draw.randrange(3)
+            if action == 0:
+                bent[at] = draw.randrange(256)
+            elif action == 1:
+                del bent[at]
+            else:
+                bent[at:at] = bent[at : at + draw.choice((1, 20))]
+        return bytes(bent)

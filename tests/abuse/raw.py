@@ -1,0 +1,165 @@
+"""Raw HTTP over sockets: what no well-behaved client can be made to send.
+
+Owns connecting, writing heads, and reading one answer. Knows nothing of what is attacked.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. Header names are in small letters."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        return json.loads(self.body)["error"]
+
+
+def connect(
+    url: str, *, receive_buffer: int | None = None, timeout: float = 30, source: str = ""
+) -> socket.socket:
+    """A connection to the server at `url`; `source` is the client's own address, if not any."""
+    split = urlsplit(url)
+    connection = socket.socket()
+    connection.settimeout(timeout)
+    if receive_buffer is not None:  # before the connection is made, or it has no effect
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    if source:
+        connection.bind((source, 0))
+    connection.connect((split.hostname, split.port))
+    return connection
+
+
+def head(method: str, path: str, *lines: str, host: str = "x", **headers: object) -> bytes:
+    """A request line and headers, with the empty line at the end.
+
+    `lines` are written as they are; `content_length=3` becomes `content-length: 3`.
+    """
+    named = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    hosts = [f"host: {host}"] if host else []
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *hosts, *lines, *named, "", ""]).encode(
+        "latin-1"
+    )
+
+
+def post(path: str, body: object, *lines: str, **headers: object) -> bytes:
+    """A whole POST of JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content_type": "application/json", "content_length": len(data), **headers}
+    return head("POST", path, *lines, **headers) + data
+
+
+class _Unhurried:
+    """Reads no byte ahead of what it is asked for, so that the next answer stays where it is."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def makefile(self, mode: str) -> object:
+        return self._connection.makefile(mode, buffering=1)  # type: ignore[call-overload]
+
+
+def read(connection: socket.socket, method: str = "GET") -> Answer:
+    """One answer.
+
+    Raises ConnectionError when the server closes before it, TimeoutError when none comes.
+    """
+    response = HTTPResponse(_Unhurried(connection), method=method)  # type: ignore[arg-type]
+    try:
+        response.begin()
+        body = response.read()
+    except HTTPException as error:
+        raise ConnectionError(str(error)) from error
+    return Answer(
+        response.status, {name.lower(): value for name, value in response.getheaders()}, body
+    )
+
+
+def ask(url: str, request: bytes, **options: object) -> Answer:
+    """The answer to one request on a connection of its own."""
+    with connect(url, **options) as connection:  # type: ignore[arg-type]
+        with_reset = False
+        try:
+            connection.sendall(request)
+        except (BrokenPipeError, ConnectionResetError):
+            with_reset = True  # an answer may have come before
+        try:
+            return read(connection, request.split(b" ", 1)[0].decode("latin-1"))
+        except ConnectionError:
+            if with_reset:
+                raise ConnectionResetError("the server reset the connection") from None
+            raise
+
+
+def is_closed(connection: socket.socket, within: float) -> bool:
+    """Whether the server ends the connection, whatever it says before, within so many seconds."""
+    deadline = time.monotonic() + within
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(65536):
+                return True
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return False
+
+
+@contextmanager
+def connections(url: str, count: int, **options: object) -> Iterator[list[socket.socket]]:
+    """Many connections, closed at the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(connect(url, **options)) for _ in range(count)]  # type: ignore[arg-type]
+
+
+def flood(
+    sockets: Sequence[socket.socket],
+    payload: bytes,
+    times: int,
+    seconds: float,
+    patience: float = 15,
+) -> int:
+    """Write `payload` up to `times` times on every socket, side by side, without reading.
+
+    Ends when all is written, or nothing was taken for `patience` seconds, or after `seconds`.
+    Returns the bytes that were taken.
+    """
+    block = payload * max(1, 65536 // len(payload))
+    total = len(payload) * times
+    sent = dict.fromkeys(sockets, 0)
+    deadline, last = time.monotonic() + seconds, time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for each in sockets:
+            each.setblocking(False)
+            selector.register(each, selectors.EVENT_WRITE)
+        while selector.get_map() and time.monotonic() < min(deadline, last + patience):
+            for key, _ in selector.select(0.2):
+                each = key.fileobj
+                at = sent[each] % len(block)
+                try:
+                    sent[each] += each.send(block[at : at + total - sent[each]])
+                    last = time.monotonic()
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    selector.unregister(each)
+                    continue
+                if sent[each] >= total:
+                    selector.unregister(each)
+    return sum(sent.values())

@@ -1,0 +1,127 @@
+"""What an attack costs: CPU and memory of the server's processes, and how late `/health` is.
+
+Knows the server by its process and address only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import psutil
+
+PERIOD = 0.05
+"""Seconds between two looks."""
+LONGEST_HEALTH = 120.0
+"""Seconds that an answer of /health is waited for."""
+
+
+@dataclass
+class Cost:
+    """CPU seconds spent and the largest resident memory (MB), by process; the worst answer of
+    /health in seconds, of how many, and how many failed.
+    """
+
+    cpu: dict[str, float] = field(default_factory=dict)
+    memory_before: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    health: float = 0.0
+    healths: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+def role(process: psutil.Process, front: int) -> str:
+    """What a process of the server is called in the table."""
+    if process.pid == front:
+        return "front"
+    line = " ".join(process.cmdline())
+    return "decode" if "saccade.media.worker" in line else "engine"
+
+
+class _Processes(threading.Thread):
+    """Looks at the processes until told to stop. Several of one role count together."""
+
+    def __init__(self, pid: int, cost: Cost) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._cost = cost
+        self._start: dict[int, tuple[str, float]] = {}
+        self._last: dict[int, tuple[str, float]] = {}
+        self.done = threading.Event()
+        self._look(first=True)
+
+    def run(self) -> None:
+        while not self.done.wait(PERIOD):
+            self._look()
+        self._look()
+
+    def _look(self, first: bool = False) -> None:
+        resident: dict[str, float] = {}
+        with suppress(psutil.NoSuchProcess):
+            front = psutil.Process(self._pid)
+            for process in (front, *front.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    name, times = role(process, self._pid), process.cpu_times()
+                    spent = times.user + times.system
+                    self._start.setdefault(process.pid, (name, spent if first else 0.0))
+                    self._last[process.pid] = (name, spent)
+                    rss = process.memory_info().rss / 1e6
+                    resident[name] = resident.get(name, 0.0) + rss
+        if first:
+            self._cost.memory_before.update(resident)
+        for name, megabytes in resident.items():
+            self._cost.memory[name] = max(self._cost.memory.get(name, 0.0), megabytes)
+        cpu: dict[str, float] = {}
+        for pid, (name, spent) in self._last.items():
+            cpu[name] = cpu.get(name, 0.0) + spent - self._start[pid][1]
+        self._cost.cpu = cpu
+
+
+class _Health(threading.Thread):
+    """Asks /health on a new connection each time, as a probe does."""
+
+    def __init__(self, url: str, cost: Cost) -> None:
+        super().__init__(daemon=True)
+        split = urlsplit(url)
+        self._address = split.hostname or "", split.port
+        self._cost = cost
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(PERIOD):
+            started = time.monotonic()
+            connection = HTTPConnection(*self._address, timeout=LONGEST_HEALTH)
+            try:
+                connection.request("GET", "/health")
+                right = connection.getresponse().status == 200
+            except OSError:
+                right = False
+            finally:
+                connection.close()
+            self._cost.healths += 1
+            self._cost.failures += not right
+            self._cost.health = max(self._cost.health, time.monotonic() - started)
+
+
+@contextmanager
+def watching(pid: int, url: str) -> Iterator[Cost]:
+    """The cost of what happens inside; it is complete when the block has ended."""
+    cost = Cost()
+    started = time.monotonic()
+    threads = (_Processes(pid, cost), _Health(url, cost))
+    for thread in threads:
+        thread.start()
+    try:
+        yield cost
+    finally:
+        for thread in threads:
+            thread.done.set()
+        for thread in threads:
+            thread.join(LONGEST_HEALTH + 5)
+        cost.seconds = time.monotonic() - started

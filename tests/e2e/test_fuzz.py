@@ -1,0 +1,87 @@
+"""Whatever is sent to whatever route: an answer that is no 5xx, or a closed connection, without a
+traceback in the log; and /health all the while.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.abuse import raw
+from tests.abuse.grammar import Grammar
+from tests.abuse.watch import watching
+from tests.e2e.server import Server, serving
+
+AT_ONCE = 6
+HARD = True
+"""Also what once broke the server."""
+HEALTH_SECONDS = 10
+"""Far more than /health ever takes, and far less than a front that hangs."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    clocks = ("--body-timeout", "1", "--header-timeout", "1", "--fetch-timeout", "1")
+    with serving("demo", folder, *clocks, "--files-dir", str(folder / "files")) as server:
+        yield server
+
+
+def outcome(server: Server, request: bytes) -> str:
+    """The answer's status, or "closed". What is sent is all that is sent."""
+    method = request.split(b" ", 1)[0].decode("latin-1")
+    with raw.connect(server.url, timeout=60) as connection:
+        with suppress(OSError):
+            connection.sendall(request)
+        try:
+            return str(raw.read(connection, method).status)
+        except (ConnectionError, socket.gaierror):
+            return "closed"
+
+
+def fuzz(server: Server, seed: int, count: int) -> None:
+    requests = list(Grammar(seed, hard=HARD).requests(count))
+    with watching(server.process.pid, server.url) as cost, ThreadPoolExecutor(AT_ONCE) as threads:
+        outcomes = list(threads.map(lambda request: outcome(server, request), requests))
+    broken = [
+        (found, request)
+        for found, request in zip(outcomes, requests, strict=True)
+        if found.startswith("5")
+    ]
+    assert not broken, f"{Counter(outcomes)}; the first: {broken[:3]}"
+    assert "Traceback" not in server.log.read_text()
+    assert cost.failures == 0 and cost.health < HEALTH_SECONDS
+    # It must reach the routes, or it proves nothing.
+    assert min(outcomes.count("200"), outcomes.count("400")) > count // 20, Counter(outcomes)
+
+
+def test_nothing_that_is_sent_breaks_the_server(server: Server) -> None:
+    fuzz(server, seed=1, count=500)
+    server.wait_for_metric("saccade_requests_in_flight", 0)
+    server.wait_for_metric("saccade_request_bytes_held", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_of_ten_thousand_requests_breaks_the_server(server: Server) -> None:
+    for seed in range(2, 12):
+        fuzz(server, seed, 1000)
+
+
+def test_a_seed_always_draws_the_same() -> None:
+    first, second = Grammar(7), Grammar(7)
+    assert list(first.requests(50)) == list(second.requests(50))
+
+
+def test_the_log_stays_short(server: Server, tmp_path: Path) -> None:
+    """What clients do wrong is not worth a line each."""
+    before = server.log.stat().st_size
+    for _ in range(50):
+        assert raw.ask(server.url, b"\x00\r\n\r\n").status == 400
+    assert server.log.stat().st_size - before < 1000

@@ -1,0 +1,138 @@
+"""Worker processes: every rank is started in the same way, computes what it is sent, and how it
+ends is told. Real processes; this one plays the engine.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade import LLM, SamplingParams
+from saccade.core.arena import Arena
+from saccade.core.config import EmbeddingBudgets
+from saccade.engine.workers import WorkersLost
+from saccade.families.registry import load_spec
+from saccade.runtime.weights import load_net
+from tests.checkpoints import picture
+from tests.engine.harness import Harness, set_threads
+from tests.parallel.crew import ProcessCrew
+
+
+def test_every_rank_is_the_same_program_with_the_same_arguments() -> None:
+    with ProcessCrew(3, Arena.create(4096)) as crew:
+        # Of the arguments, the numbers of two descriptors may differ.
+        programs = {tuple(process.cmdline()[:3]) for process in crew.processes}
+        assert [program[1:] for program in programs] == [("-m", "saccade.runtime.process")]
+        assert len(crew.processes) == 3
+
+
+def test_a_worker_that_cannot_load_is_reported_with_its_reason(tmp_path: Path) -> None:
+    with ProcessCrew(2, Arena.create(4096)) as crew:
+        with pytest.raises(WorkersLost, match=r"^rank [01]: ") as caught:
+            crew.load(tmp_path / "nothing")
+        assert str(tmp_path / "nothing") in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_while_it_loads_is_reported(
+    checkpoint: Callable[..., Path], rank: int
+) -> None:
+    with ProcessCrew(2, Arena.create(4096)) as crew:
+        crew.processes[rank].kill()
+        with pytest.raises(WorkersLost) as caught:
+            crew.load(checkpoint("qwen3_vl"))
+        pid = crew.processes[rank].pid
+        assert str(caught.value) == f"rank {rank} (process {pid}) was killed by signal 9"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_execute_plans_and_are_missed_when_they_fall_silent(
+    checkpoint: Callable[..., Path], tmp_path: Path, rank: int
+) -> None:
+    set_threads()
+    folder = checkpoint("qwen3_vl")
+    whole = load_net(
+        load_spec(folder),
+        folder,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=False,
+    )
+
+    def answer(harness: Harness) -> list[int]:
+        placeholder = whole.spec.image_token_id  # type: ignore[attr-defined]
+        images = [harness.image(picture(64 * n, 96, seed=n), str(n)) for n in (1, 2)]
+        return harness.run(
+            [harness.request("x", [1, placeholder, 2, placeholder, 3], images, max_tokens=8)]
+        )["x"].tokens
+
+    # Plans name places in the arena: the workers need the harness's.
+    arena = Arena.create(64 << 20)
+    with ProcessCrew(2, arena) as crew:
+        assert [hardware.device for hardware in crew.load(folder)] == ["cpu", "cpu"]
+        # With a disk, the ranks encode a picture together before they begin.
+        budgets = EmbeddingBudgets(1 << 20, 0, 1 << 20, str(tmp_path))
+        harness = Harness(whole, crew, arena, kv_pages=64, embeddings=budgets)
+        assert answer(harness) == answer(Harness(whole, kv_pages=64))
+        assert crew.metrics.value(
+            "saccade_position_cache_lookups_total", kind="encoder", outcome="miss"
+        ), "the worker's figures come with its answers"
+        stopped = crew.processes[rank]
+        stopped.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(WorkersLost) as caught:
+            harness.run([harness.request("y", [1, 2, 3], max_tokens=8)])
+        assert time.monotonic() - begun < 30
+        expected = f"rank {rank} (process {stopped.pid}) has not been heard of for 5 s"
+        assert str(caught.value) == expected
+        assert "it should have taken" in crew.overdue, "seen before that: no step ends"
+    assert not any(process.is_running() for process in crew.processes)
+
+
+def test_a_step_that_takes_too_long_is_reported(checkpoint: Callable[..., Path]) -> None:
+    set_threads()
+    folder, arena = checkpoint("qwen3_vl"), Arena.create(1 << 20)
+    net = load_net(
+        load_spec(folder),
+        folder,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=False,
+    )
+    with ProcessCrew(1, arena) as crew:
+        crew.load(folder, step_timeout=1.0)
+        harness = Harness(net, crew, arena, kv_pages=64)
+        harness.run([harness.request("x", [1, 2, 3], max_tokens=2)])
+        crew.processes[0].send_signal(signal.SIGSTOP)
+        with pytest.raises(WorkersLost, match=r"longer than 1 s \(--step-timeout\)"):
+            harness.run([harness.request("y", [1, 2, 3], max_tokens=2)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"all_reduce": "shm"}, {"all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}],
+    ids=str,
+)
+def test_a_model_on_two_ranks_answers_as_on_one(
+    checkpoint: Callable[..., Path], options: dict[str, str]
+) -> None:
+    common = {"dtype": "float32", "threads": 2, "media_workers": 1, "max_total_tokens": 4096}
+    chats = [
+        [{"role": "user", "content": [picture(64 + n, 80, seed=n), f"picture {n}?"]}]
+        for n in range(4)
+    ]
+
+    def answers(**more: object) -> list[str]:
+        with LLM(checkpoint("qwen3_vl"), **common, **more) as llm:
+            return [
+                answer.text
+                for answer in llm.chat(chats, SamplingParams(max_tokens=16), progress=False)
+            ]
+
+    assert answers(tp_size=2, **options) == answers()

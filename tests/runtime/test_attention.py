@@ -1,0 +1,120 @@
+"""The language model's attention over pages, against float64 written out with explicit masks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.kernels import attention
+from saccade.nn.protocol import Batch, Bounds
+from saccade.runtime.attention import SequenceAttention
+from tests.kernels.test_attention import expected
+
+PAGES, KV_HEADS, DIM = 96, 2, 16
+SCALE = DIM**-0.5
+
+
+class Case:
+    """Sequences with (query rows, tokens in all), on pages in order or anywhere."""
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], page_size: int, scattered: bool, dtype: torch.dtype
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.page_size = page_size
+        shape = (PAGES * page_size, KV_HEADS, DIM)
+        self.caches = [torch.randn(shape, generator=generator).to(dtype) for _ in range(2)]
+        rows = sum(length for length, _ in lengths)
+        self.q = torch.randn(rows, 3 * KV_HEADS, DIM, generator=generator).to(dtype)
+        self.new = [
+            torch.randn(rows, KV_HEADS, DIM, generator=generator).to(dtype) for _ in range(2)
+        ]
+        order = torch.randperm(PAGES, generator=generator) if scattered else torch.arange(PAGES)
+        self.lengths = lengths
+        table = torch.full((len(lengths) + 1, PAGES), 1 << 30, dtype=torch.int32)
+        self.slots, used = [], 0  # kv slots of each sequence's tokens
+        for line, (_, total) in enumerate(lengths):
+            count = -(-total // page_size)
+            pages = order[used : used + count]
+            table[line + 1, :count] = pages
+            used += count
+            slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+            self.slots.append(slots[:total])
+        starts = torch.tensor([0, *(length for length, _ in lengths)]).cumsum(0)
+        totals = [total for _, total in lengths]
+        self.starts = starts.tolist()
+        self.out = torch.cat([slots[-length:] for slots, (length, _) in zip(self.slots, lengths)])
+        nothing = torch.empty(0, dtype=torch.int64)
+        self.batch = Batch(
+            tokens=torch.zeros(rows, dtype=torch.int64),
+            positions=torch.zeros((3, rows), dtype=torch.int64),
+            out_slots=self.out,
+            slots=torch.arange(1, len(lengths) + 1),
+            page_table=table,
+            q_starts=starts.int(),
+            kv_lengths=torch.tensor(totals, dtype=torch.int32),
+            bounds=Bounds(max(length for length, _ in lengths), max(totals), sum(totals)),
+            splice_rows=nothing,
+            embeddings=torch.empty(0),
+            sample_rows=nothing,
+        )
+
+    def attend(self) -> torch.Tensor:
+        ours = SequenceAttention([(self.caches[0], self.caches[1])], self.page_size)
+        ours.plan(self.batch)
+        return ours(self.q, *self.new, layer=0)
+
+
+@pytest.mark.parametrize(
+    "mask_values", [None, 1 << 20, 64], ids=["no mask", "one block", "many blocks"]
+)
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "lengths", [[(1, 33)], [(20, 20)], [(9, 31)], [(1, 1), (1, 40), (7, 7), (5, 30)]]
+)
+def test_queries_see_their_own_past_and_nothing_else(
+    lengths: list[tuple[int, int]],
+    dtype: torch.dtype,
+    page_size: int,
+    scattered: bool,
+    mask_values: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if mask_values is not None:
+        monkeypatch.setattr(attention, "MERGING", ())
+        monkeypatch.setattr(attention, "MASK_VALUES", mask_values)
+    case = Case(lengths, page_size, scattered, dtype)
+    out = case.attend()
+    assert out.dtype == dtype
+    for index, (length, total) in enumerate(lengths):
+        rows = slice(case.starts[index], case.starts[index + 1])
+        mask = torch.ones(length, total, dtype=torch.bool).tril(total - length)
+        keys, values = (cache[case.slots[index]] for cache in case.caches)
+        wanted = expected(case.q[rows], keys, values, mask)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(out[rows].double(), wanted, atol=tolerance, rtol=0.0)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_lies_in_other_slots_does_not_matter(page_size: int) -> None:
+    before = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
+    wanted = before.attend()
+    after = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
+    others = torch.ones(PAGES * page_size, dtype=torch.bool)
+    for slots in after.slots:
+        others[slots] = False
+    for cache in after.caches:
+        cache[others] = torch.nan
+    assert torch.equal(after.attend(), wanted)
+
+
+def test_keys_and_values_are_cached_in_their_slots_only() -> None:
+    case = Case([(3, 10), (1, 2)], 4, True, torch.float32)
+    before = [cache.clone() for cache in case.caches]
+    case.attend()
+    others = torch.ones(PAGES * 4, dtype=torch.bool)
+    others[case.out] = False
+    for cache, was, new in zip(case.caches, before, case.new):
+        assert torch.equal(cache[case.out], new) and torch.equal(cache[others], was[others])

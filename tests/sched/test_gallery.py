@@ -1,0 +1,116 @@
+"""Images from absent to shown: text goes on beside the tower, and slots are granted by need."""
+
+from __future__ import annotations
+
+import pytest
+
+from saccade.core.plan import Plan
+from saccade.sched.gallery import TOWER_STEPS
+from saccade.sched.limits import SchedulerLimits
+from tests.sched.simulator import Simulation, picture
+from tests.sched.test_scheduler import IMAGE, gallery
+
+BLOCKS = 24
+BUDGET = 200
+
+
+def simulation(in_flight: int = 1, **changes: int) -> Simulation:
+    fields = {"tower_budget": BUDGET, "tower_blocks": BLOCKS} | changes
+    limits = SchedulerLimits(8, 512, 1000, 10_000, **fields)  # type: ignore[arg-type]
+    return Simulation(limits, 256, 4, in_flight=in_flight)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_text_goes_on_between_the_begin_of_an_encoding_and_its_end(in_flight: int) -> None:
+    sim = simulation(in_flight)
+    sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=500))
+    sim.finish(sim.plan())
+    image = picture(1, 100)  # 400 patches
+    shown = sim.add(gallery(sim, image))
+    sim.send_pixels(image.key)
+    plans: list[Plan] = []
+    while not sim.deltas[shown]:
+        while len(sim.flights) < in_flight:
+            plans.append(sim.plan())
+        sim.finish(sim.flights[0][0])
+    began = next(i for i, plan in enumerate(plans) if plan.encode)
+    shows = next(i for i, plan in enumerate(plans) if plan.splices)
+    steps = -(-400 * BLOCKS // BUDGET)
+    assert steps <= shows - began <= steps + in_flight
+    assert all(plan.rows[0].length == 1 and plan.rows[0].sample for plan in plans), (
+        "a token of text in every step"
+    )
+    assert {plan.tower for plan in plans[began:shows]} <= {0, BUDGET}
+
+
+def test_a_small_image_takes_a_part_of_its_own_encoding_from_each_step() -> None:
+    sim = simulation(tower_budget=1_000_000)
+    sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=500))
+    sim.finish(sim.plan())
+    image = picture(1, 100)
+    sim.add(gallery(sim, image))
+    sim.send_pixels(image.key)
+    assert sim.plan().tower == 400 * BLOCKS // TOWER_STEPS
+
+
+def test_with_nothing_else_to_do_plans_go_on_with_the_tower_until_it_is_done() -> None:
+    sim = simulation()
+    image = picture(1, 100)
+    sim.add(gallery(sim, image, max_tokens=1))
+    assert sim.plan().empty
+    sim.send_pixels(image.key)
+    plans = []
+    while not (plan := sim.plan()).empty:
+        plans.append(plan)
+        sim.finish(plan)
+    alone = [plan for plan in plans if not (plan.rows or plan.encode or plan.close)]
+    assert len(alone) == 400 * BLOCKS // BUDGET - 1 and all(plan.tower for plan in alone)
+
+
+def test_an_unbounded_tower_is_waited_for() -> None:
+    sim = simulation(tower_budget=0)
+    sim.worker.lag = 1.0
+    image = picture(1, 100)
+    sim.add(gallery(sim, image, max_tokens=1))
+    sim.send_pixels(image.key)
+    plans = []
+    while not (plan := sim.plan()).empty:
+        plans.append(plan)
+        sim.finish(plan)
+    assert [bool(plan.encode) for plan in plans[:2]] == [True, False]
+    assert [plan.wait for plan in plans[:3]] == [False, True, False]
+    assert {plan.tower for plan in plans} == {0}
+
+
+def test_a_new_request_is_asked_for_at_once() -> None:
+    sim = simulation()
+    image = picture(1, 20)
+    sim.scheduler.add(gallery(sim, image))
+    ((key, slot),) = sim.scheduler.take_notices().want
+    assert key == image.key and slot.nbytes == IMAGE
+
+
+def test_an_image_that_nobody_needs_is_called_off_and_may_be_wanted_again() -> None:
+    sim = simulation()
+    image = picture(1, 20)
+    sim.abort(sim.add(gallery(sim, image)))
+    assert sim.unwanted == {image.key}
+    again = sim.add(gallery(sim, image, max_tokens=1))
+    assert sim.asked == {image.key: 1}, "its slot is still being written"
+    sim.fail_pixels(image.key)
+    sim.run()
+    assert sim.deltas[again][-1].finish == "length" and sim.asked == {image.key: 2}
+
+
+def test_a_piece_of_the_arena_too_small_for_what_is_needed_first_is_joined_with_others() -> None:
+    """The arena is in use by small images of later requests, which cannot be encoded: the device
+    holds no more. The large one comes first and gets their room.
+    """
+    limits = SchedulerLimits(1, 512, 1000, 10_000, arena_bytes=4 * IMAGE)
+    sim = Simulation(limits, 256, 4, prefix=False, embedding_tokens=20)
+    first = sim.add(gallery(sim, picture(1, 20), picture(2, 80), max_tokens=1))
+    small = [sim.add(gallery(sim, picture(10 + n, 20), max_tokens=1)) for n in range(4)]
+    sim.run()
+    assert [sim.deltas[id][-1].finish for id in (first, *small)] == ["length"] * 5
+    assert 6 <= sim.worker.encoded.total() <= 7, "one was encoded too early at most"
+    sim.check_end()

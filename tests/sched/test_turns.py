@@ -1,0 +1,181 @@
+"""Turns between clients, and between the requests of a client: nobody waits for more than a turn
+of each of the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from saccade.core.types import Request, SamplingParams
+from saccade.sched.limits import SchedulerLimits
+from saccade.sched.sequence import Sequence
+from saccade.sched.turns import TurnQueue, find_crowding, in_turn
+from tests.sched.simulator import Simulation, picture
+from tests.sched.test_scheduler import ENDLESS, gallery
+
+
+def sequence(order: int, client: str = "", group: str = "") -> Sequence:
+    request = Request(f"{order}", (1,), (), (), SamplingParams(), "", 0.0, client, group)
+    return Sequence(request, order)
+
+
+def fill(*who: tuple[str, str]) -> TurnQueue:
+    queue = TurnQueue()
+    for order, (client, group) in enumerate(who):
+        queue.add(sequence(order, client, group))
+    return queue
+
+
+def orders(queue: TurnQueue) -> list[int]:
+    return [each.order for each in queue]
+
+
+def serve(queue: TurnQueue) -> int:
+    first = next(iter(queue))
+    queue.remove(first, served=True)
+    return first.order
+
+
+def test_requests_of_one_client_are_served_in_the_order_of_their_arrival() -> None:
+    queue = fill(*[("", "")] * 5)
+    assert orders(queue) == [0, 1, 2, 3, 4]
+    assert [serve(queue) for _ in range(5)] == [0, 1, 2, 3, 4] and len(queue) == 0
+
+
+def test_a_request_of_many_answers_has_one_turn_a_round() -> None:
+    queue = fill(*[("", "many")] * 4, ("", "hi"), ("", "ho"))
+    assert orders(queue) == [0, 4, 5, 1, 2, 3]
+    assert [serve(queue) for _ in range(6)] == [0, 4, 5, 1, 2, 3]
+
+
+def test_clients_take_turns_and_a_new_one_comes_last() -> None:
+    queue = fill(*[("a", "")] * 3, ("b", ""), ("b", ""))
+    assert orders(queue) == [0, 3, 1, 4, 2]
+    assert serve(queue) == 0
+    queue.add(sequence(9, "c"))
+    assert orders(queue) == [3, 1, 9, 4, 2]
+
+
+def test_who_lost_its_pages_comes_first_and_takes_no_turn() -> None:
+    queue = fill(("a", ""), ("b", ""))
+    queue.put_back(sequence(7, "b"))
+    assert set(queue.clients) == {"a", "b"}
+    assert [serve(queue) for _ in range(3)] == [7, 0, 1]
+
+
+def test_who_leaves_changes_no_turn() -> None:
+    queue = fill(("a", "x"), ("a", "y"), ("b", ""))
+    queue.remove(next(iter(queue)), served=False)
+    assert orders(queue) == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_between_two_turns_of_a_client_that_waits_each_other_has_one_at_most(seed: int) -> None:
+    rng = random.Random(seed)
+    queue, order = TurnQueue(), 0
+    since: dict[str, Counter[str]] = {}  # by client that waits: turns of others since its own
+    for _ in range(500):
+        if rng.random() < 0.55 or not len(queue):
+            client = rng.choice("aaaaabcdef")
+            queue.add(sequence(order, client, rng.choice(["", "g"])))
+            since.setdefault(client, Counter())
+            order += 1
+            continue
+        first = next(iter(queue))
+        queue.remove(first, served=True)
+        since[first.client] = Counter()
+        for client, turns in since.items():
+            turns[first.client] += client != first.client
+            assert max(turns.values()) <= 1, f"{client} was passed over twice"
+        since = {client: turns for client, turns in since.items() if client in queue.clients}
+
+
+def test_the_youngest_of_the_largest_share_makes_way() -> None:
+    def crowds(newcomer: Sequence, running: list[Sequence], slots: int = 8) -> Sequence | None:
+        queue = TurnQueue()
+        queue.add(newcomer)
+        return find_crowding(newcomer, queue, running, slots)
+
+    many = [sequence(order, "a", "many") for order in range(6)]
+    other = sequence(6, "a", "other")
+    assert crowds(sequence(9, "a", "hi"), [*many, other]) is many[-1]
+    assert crowds(sequence(9, "a", "hi"), [*many[:4], other]) is None, "half is its own"
+    assert crowds(sequence(9, "a", "many"), [*many, other]) is None, "it has slots"
+    singles = [sequence(order, "a") for order in range(8)]
+    assert crowds(sequence(9, "b"), singles) is singles[-1]
+    assert crowds(sequence(9, "a"), singles) is None
+    assert crowds(sequence(9, "b"), singles[:1], 1) is None, "one each"
+
+
+def test_who_holds_its_share_comes_after_the_others() -> None:
+    queue = fill(("a", "many"), ("a", "hi"), ("b", ""))
+    running = [sequence(order, "a", "many") for order in range(10, 14)]
+    assert [each.order for each in in_turn(queue, running[:1], 8)] == [0, 2, 1]
+    assert [each.order for each in in_turn(queue, running[:3], 6)] == [2, 0, 1]
+    assert [each.order for each in in_turn(queue, [], 1)] == [0, 2, 1]
+
+
+# ---- in the scheduler
+
+
+LIMITS = SchedulerLimits(32, 2048, 4096, 16384)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_neighbour_is_admitted_within_a_few_steps_of_a_request_of_128_answers(
+    in_flight: int, prefix: bool
+) -> None:
+    sim = Simulation(LIMITS, 4096, 16, prefix, in_flight=in_flight)
+    fields = {"ignore_eos": True, "max_tokens": 300, "group": "many"}
+    for _ in range(128):
+        sim.add(sim.request([1, 2, 3, 4], **fields))
+    advance(sim, 20)
+    assert len(sim.scheduler.running) == 32
+    hi = sim.add(sim.request([5, 6], max_tokens=2, ignore_eos=True))
+    advance(sim, 3 + in_flight)
+    assert sim.deltas[hi][-1].finish == "length"
+    assert sim.scheduler.counts.preemptions == 1
+    sim.run(100_000)
+    sim.check_end()
+
+
+def test_a_client_with_one_request_does_not_wait_for_those_of_a_client_with_many() -> None:
+    sim = Simulation(LIMITS, 4096, 16)
+    for first in range(100):
+        sim.add(sim.request([1 + first % 30, 2], client="a", ignore_eos=True, max_tokens=300))
+    advance(sim, 20)
+    neighbours = [
+        sim.add(sim.request([5, 6], client="b", ignore_eos=True, max_tokens=1)) for _ in range(3)
+    ]
+    advance(sim, 7)
+    assert [sim.deltas[id][-1].finish for id in neighbours] == ["length"] * 3
+    sim.run(100_000)
+
+
+def test_text_takes_its_turn_while_images_wait_for_pixels_and_tower() -> None:
+    """100 images come first; text is answered while none of them has been encoded."""
+    limits = SchedulerLimits(8, 2048, 4096, 400, tower_budget=10, tower_blocks=2)
+    sim = Simulation(limits, 4096, 16)
+    shown = [sim.add(gallery(sim, picture(n, 100), before=300)) for n in range(100)]
+    advance(sim, 5)
+    texts = [sim.add(sim.request([3, n], **ENDLESS)) for n in range(4)]
+    advance(sim, 15)
+    assert [sim.deltas[id][-1].finish for id in texts] == ["length"] * 4
+    assert not any(sim.deltas[id] for id in shown)
+    sim.run(100_000)
+    sim.check_end()
+
+
+def advance(sim: Simulation, steps: int) -> None:
+    """So many steps; pixels come at once."""
+    for _ in range(steps):
+        while len(sim.flights) < sim.in_flight and not sim.plan().empty:
+            pass
+        if sim.flights:
+            sim.finish(sim.flights[0][0])
+        for key in list(sim.wanted):
+            sim.send_pixels(key)

@@ -1,0 +1,384 @@
+"""Anthropic's bodies and events, beside what the unchanged SDK sends and reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx2 as httpx
+import msgspec
+import pytest
+from anthropic.types import Message
+
+from saccade.core.errors import InvalidRequest, Overloaded
+from saccade.server.anthropic_body import (
+    CacheMark,
+    ChatBody,
+    CountTokensRequest,
+    MessagesRequest,
+    as_chat,
+)
+from saccade.server.anthropic_events import MessageStream, MessageUsage, error_body, whole_message
+from saccade.server.openai import CHAT
+from saccade.text.answer import AnswerReader
+
+PIXEL = "iVBORw0KGgo="
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "description": "Look closer",
+    "input_schema": {"type": "object", "properties": {"where": {"type": "string"}}},
+}
+USAGE = MessageUsage(fresh=7, written=20, read=300, output=0)
+
+
+def client_of(answer: Any) -> anthropic.Anthropic:
+    """The SDK, whose requests go to the function `answer`."""
+    return anthropic.Anthropic(
+        api_key="x",
+        base_url="http://saccade.test",
+        max_retries=0,
+        http_client=httpx.Client(transport=httpx.MockTransport(answer)),
+    )
+
+
+def sent(**fields: Any) -> ChatBody:
+    """What the SDK sends for `fields`, in OpenAI's words."""
+    bodies: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content)
+        return httpx.Response(200, json=whole_message(events_of("Hi")))
+
+    client = client_of(answer)
+    message = client.messages.create(**{"model": "m", "max_tokens": 9, **fields})
+    assert isinstance(message, Message)
+    made = as_chat(msgspec.json.decode(bodies[0], type=MessagesRequest))
+    CHAT.read(bytearray(msgspec.json.encode(made.body)), 1 << 20)  # as any chat
+    return made
+
+
+def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: Any) -> list[Any]:
+    """The stream of an answer that came letter by letter."""
+    reader = AnswerReader("either", "hermes", {}, make_id=lambda: "toolu_1", **how)
+    stream = MessageStream("msg_1", "m")
+    events = stream.begin(USAGE)
+    for letter in text:
+        events += stream.feed(reader.feed(letter))
+    events += stream.feed(reader.end())
+    return events + stream.end(finish, stop, MessageUsage(7, 20, 300, 12))
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
+
+
+def image(source: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "image", "source": source, **more}
+
+
+BASE64 = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+IMAGE_URL = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+
+
+def test_pictures_come_as_bytes_addresses_and_files() -> None:
+    made = sent(
+        messages=[
+            user(
+                text("What?"),
+                image(BASE64),
+                image({"type": "url", "url": "https://a/b.png"}),
+                image({"type": "file", "file_id": "file-1"}),
+            )
+        ]
+    )
+    assert made.body["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                text("What?"),
+                IMAGE_URL,
+                {"type": "image_url", "image_url": {"url": "https://a/b.png"}},
+                {"type": "file", "file": {"file_id": "file-1"}},
+            ],
+        }
+    ]
+    assert made.body["max_completion_tokens"] == 9
+    assert made.marks == ()
+
+
+def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"where": "é"}}
+    again = {**use, "id": "toolu_2", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image(BASE64)]}
+    failed = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_2",
+        "content": "no such place",
+        "is_error": True,
+    }
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    made = sent(
+        system=[text("Be short."), text("Be kind.")],
+        tools=[TOOL],
+        messages=[
+            {"role": "user", "content": "Find it"},
+            {"role": "assistant", "content": [thought, text("I look."), use, again]},
+            user(result, failed, text("Well?")),
+        ],
+    )
+    assert made.body["messages"] == [
+        {"role": "system", "content": [text("Be short."), text("Be kind.")]},
+        {"role": "user", "content": "Find it"},
+        {
+            "role": "assistant",
+            "content": [text("I look.")],
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {
+                    "id": "toolu_1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"where": "é"}'},
+                },
+                {
+                    "id": "toolu_2",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": "{}"},
+                },
+            ],
+        },
+        {"role": "tool", "tool_call_id": "toolu_1", "content": [IMAGE_URL]},
+        {
+            "role": "tool",
+            "tool_call_id": "toolu_2",
+            "content": [text("Error: "), text("no such place")],
+        },
+        {"role": "user", "content": [text("Well?")]},
+    ]
+    assert made.body["tools"] == [
+        {
+            "type": "function",
+            "function": {
+                "name": "look",
+                "description": "Look closer",
+                "parameters": TOOL["input_schema"],
+            },
+        }
+    ]
+
+
+def test_marks_are_kept_by_place() -> None:
+    mark, hour = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": [text("a", cache_control=mark)],
+        "cache_control": hour,
+    }
+    made = sent(
+        system=[text("s", cache_control=hour)],
+        tools=[{**TOOL, "cache_control": mark}],
+        messages=[user(text("q"), image(BASE64, cache_control=mark)), user(result, text("b"))],
+        cache_control=mark,
+    )
+    assert made.marks == (
+        CacheMark(None, None, 300, "tools[0].cache_control"),
+        CacheMark(0, 0, 3600, "system[0].cache_control"),
+        CacheMark(1, 1, 300, "messages[0].content[1].cache_control"),
+        CacheMark(2, 0, 300, "messages[1].content[0].content[0].cache_control"),
+        CacheMark(2, None, 3600, "messages[1].content[0].cache_control"),
+        CacheMark(3, None, 300, "cache_control"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "fields"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
+        (
+            {"type": "tool", "name": "look"},
+            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+        ),
+    ],
+)
+def test_a_tool_choice_is_put_in_openais_words(choice: Any, fields: dict[str, Any]) -> None:
+    body = as_chat(
+        msgspec.convert(
+            {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}],
+             "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
+            MessagesRequest,
+        )
+    )  # fmt: skip
+    assert {name: body.body.get(name) for name in fields} == fields
+    assert body.eager == {"look"}
+
+
+def test_the_rest_of_a_body_is_put_in_openais_words() -> None:
+    made = sent(
+        messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": "The ans"}],
+        stop_sequences=["\n\n"],
+        thinking={"type": "disabled"},
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    )
+    rest = {k: v for k, v in made.body.items() if k not in ("model", "messages")}
+    assert rest == {
+        "max_completion_tokens": 9,
+        "stop": ["\n\n"],
+        "user": "u",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": {}, "strict": True},
+        },
+    }
+
+
+def test_tokens_are_counted_of_the_same_chat() -> None:
+    bodies: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content)
+        return httpx.Response(200, json={"input_tokens": 3})
+
+    asked = {"model": "m", "messages": [user(text("q"), image(BASE64))], "tools": [TOOL]}
+    client_of(answer).messages.count_tokens(**asked)  # type: ignore[arg-type]
+    counted = as_chat(msgspec.json.decode(bodies[0], type=CountTokensRequest))
+    assert counted.body == {
+        key: value for key, value in sent(**asked).body.items() if key != "max_completion_tokens"
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"container": "c"},
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        {"messages": []},
+        {"thinking": {"type": "between_tools"}},
+        {"cache_control": {"type": "ephemeral", "ttl": "9d"}},
+    ],
+)
+def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}], **fields}
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(body, MessagesRequest)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "assistant", "content": [image(BASE64)]}], "messages[0].content[0]"),
+        (
+            [user(text("a"), {"type": "tool_use", "id": "i", "name": "n", "input": {}})],
+            "messages[0].content[1]",
+        ),
+    ],
+)
+def test_a_block_in_the_wrong_place_is_refused_by_name(messages: Any, param: str) -> None:
+    request = msgspec.convert(
+        {"model": "m", "max_tokens": 1, "messages": messages}, MessagesRequest
+    )
+    with pytest.raises(InvalidRequest) as refused:
+        as_chat(request)
+    assert refused.value.param == param
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "é", "n": [1]}}\n</tool_call>'
+ANSWER = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_stream_has_anthropics_order(eager: bool) -> None:
+    events = events_of(ANSWER, eager=eager)
+    order = [
+        (event["type"], event.get("index"), event.get("delta", {}).get("type")) for event in events
+    ]
+    once = [step for at, step in enumerate(order) if at == 0 or order[at - 1] != step]
+    start, delta, stop = (f"content_block_{what}" for what in ("start", "delta", "stop"))
+    assert once == [
+        ("message_start", None, None),
+        ("ping", None, None),
+        (start, 0, None),
+        (delta, 0, "thinking_delta"),
+        (delta, 0, "signature_delta"),
+        (stop, 0, None),
+        (start, 1, None),
+        (delta, 1, "text_delta"),
+        (stop, 1, None),
+        (start, 2, None),
+        (delta, 2, "input_json_delta"),
+        (stop, 2, None),
+        (start, 3, None),
+        (delta, 3, "input_json_delta"),
+        (stop, 3, None),
+        ("message_delta", None, None),
+        ("message_stop", None, None),
+    ]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_sdk_reads_a_stream_as_the_whole_message(eager: bool) -> None:
+    events = events_of(ANSWER, eager=eager)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        lines = "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events)
+        return httpx.Response(200, text=lines, headers={"content-type": "text/event-stream"})
+
+    question: Any = [{"role": "user", "content": "q"}]
+    with client_of(answer).messages.stream(model="m", max_tokens=9, messages=question) as stream:
+        words = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert words == "I look."
+    whole = Message.model_validate(whole_message(events))
+    read = [block.model_dump(exclude={"parsed_output"}) for block in final.content]
+    assert read == [block.model_dump() for block in whole.content]
+    assert (final.stop_reason, final.usage) == ("tool_use", whole.usage)
+    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert read[2]["input"] == {"where": "é", "n": [1]}
+    assert whole.usage.cache_read_input_tokens == 300
+
+
+@pytest.mark.parametrize(
+    ("words", "finish", "stop", "reason"),
+    [
+        ("Hi", "stop", None, "end_turn"),
+        ("Hi", "length", None, "max_tokens"),
+        ("Hi", "stop", "\n\n", "stop_sequence"),
+        (CALL, "stop", None, "tool_use"),
+        (CALL[:-3], "stop", None, "end_turn"),
+        (CALL, "length", None, "max_tokens"),
+    ],
+)
+def test_an_answer_says_why_it_ended(words: str, finish: str, stop: Any, reason: str) -> None:
+    message = whole_message(events_of(words, finish, stop))
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+def test_an_error_has_anthropics_shape() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, json=error_body(Overloaded("too many"), "req_1"))
+
+    with pytest.raises(anthropic.RateLimitError) as raised:
+        client_of(answer).messages.create(
+            model="m", max_tokens=1, messages=[{"role": "user", "content": "q"}]
+        )
+    assert raised.value.body == {
+        "type": "error",
+        "error": {"type": "rate_limit_error", "message": "too many"},
+        "request_id": "req_1",
+    }

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from saccade.core.errors import InvalidRequest
+from saccade.sched.masks import Matchers
+from saccade.text.answer import AnswerReader, gather
+from saccade.text.grammar import Grammars, Wish
+from saccade.text.tool_calls import Form
+from saccade.text.tool_grammar import Style, Tool, read_tool_choice, read_tools
+from tests.text.lexicons import (
+    DEMO_ENDS,
+    DEMO_VOCAB,
+    LARGE_ENDS,
+    LARGE_VOCAB,
+    demo_lexicon,
+    large_lexicon,
+)
+from tests.text.schemas import SchemaMaker
+from tests.text.walks import walk
+
+LOOK = {
+    "type": "object",
+    "properties": {
+        "where": {"type": "string"},
+        "how": {"enum": ["near", "far"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 20},
+        "box": {"$ref": "#/$defs/box"},
+    },
+    "required": ["where", "count"],
+    "additionalProperties": False,
+    "$defs": {"box": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}},
+}
+
+
+def offered(strict: bool = False, **schemas: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in schemas.items()
+    ]
+
+
+TOOLS = read_tools(offered(look=LOOK, stop=None))
+STYLE = Style("hermes", '"<tool_call>"', '"</tool_call>"')
+NAMED = {"type": "function", "function": {"name": "stop"}}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(demo_lexicon(), DEMO_VOCAB)
+
+
+@pytest.fixture(scope="module")
+def matchers() -> Matchers:
+    return Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
+
+
+def takes(matchers: Matchers, grammar: str, text: str) -> bool:
+    matcher = matchers.begin(grammar)
+    tokens = demo_lexicon().tokenize_str(text)
+    if matcher.count_allowed(tokens) < len(tokens):
+        return False
+    matcher.accept(tokens)
+    return matcher.may_end
+
+
+def wish(choice: Any, form: Form, parallel: bool = True, tools: Any = TOOLS) -> Wish:
+    made = read_tool_choice(choice, tools, Style.of(form, demo_lexicon()), parallel)
+    assert made is not None
+    return made
+
+
+HERMES_LOOK = (
+    '<tool_call>\n{"name": "look", "arguments": {"where": "</b>", "count": 3}}\n</tool_call>'
+)
+HERMES_STOP = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+XML_LOOK = (
+    "<tool_call>\n<function=look>\n<parameter=where>\nhere\nor there\n</parameter>\n"
+    "<parameter=how>\nfar\n</parameter>\n<parameter=count>\n12\n</parameter>\n"
+    "<parameter=box>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+)
+XML_STOP = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("form", "look", "stop"), [("hermes", HERMES_LOOK, HERMES_STOP), ("xml", XML_LOOK, XML_STOP)]
+)
+def test_a_choice_allows_the_calls_that_it_names(
+    grammars: Grammars, matchers: Matchers, form: Form, look: str, stop: str
+) -> None:
+    required = grammars.compile(wish("required", form)).text
+    assert takes(matchers, required, look)
+    assert takes(matchers, required, f"{look}\n{stop}\n{look}")
+    assert not takes(matchers, required, f"Well: {look}")
+    assert not takes(matchers, required, look.replace("count", "number"))
+    assert not takes(matchers, required, "")
+    single = grammars.compile(wish("required", form, parallel=False)).text
+    assert takes(matchers, single, look)
+    assert not takes(matchers, single, f"{look}\n{stop}")
+    named = grammars.compile(wish(NAMED, form)).text
+    assert takes(matchers, named, stop)
+    assert not takes(matchers, named, look)
+    assert not takes(matchers, named, f"{stop}\n{stop}")
+
+
+@pytest.mark.parametrize(
+    ("form", "look", "stop"), [("hermes", HERMES_LOOK, HERMES_STOP), ("xml", XML_LOOK, XML_STOP)]
+)
+def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(
+    grammars: Grammars, matchers: Matchers, form: Form, look: str, stop: str
+) -> None:
+    tools = read_tools(offered(strict=True, look=LOOK, stop=None))
+    auto = grammars.compile(wish("auto", form, tools=tools)).text
+    assert takes(matchers, auto, "")
+    assert takes(matchers, auto, "Nothing to call, <tool, a < b.")
+    assert takes(matchers, auto, f"I look.\n{look}\n{stop}\nDone.")
+    assert not takes(matchers, auto, f"I look.\n{look.replace('count', 'number')}")
+    assert not takes(matchers, auto, "<tool_call>\nlook")
+
+
+def test_a_free_choice_needs_no_grammar() -> None:
+    assert read_tool_choice(None, TOOLS, STYLE) is None
+    assert read_tool_choice("auto", TOOLS, STYLE) is None
+    assert read_tool_choice("none", read_tools(offered(strict=True, a=None)), STYLE) is None
+
+
+@pytest.mark.parametrize("need", ["required", "auto"])
+def test_a_tag_that_is_a_token_stands_as_that_token(need: str) -> None:
+    lexicon = large_lexicon()
+    style = Style.of("hermes", lexicon)
+    tools = read_tools(offered(strict=True, look=LOOK))
+    made = read_tool_choice(need, tools, style)
+    assert made is not None
+    grammar = Grammars(lexicon, LARGE_VOCAB).compile(made, thinks_until="</think>").text
+    matcher = Matchers(lexicon, LARGE_VOCAB, LARGE_ENDS).begin(grammar)
+    text = f"Hm.</think>\n\n{HERMES_LOOK}"
+    tokens = lexicon.tokenize_str(text, parse_special=True)
+    assert {151_645, 151_646, 151_648} < set(tokens)
+    assert matcher.count_allowed(tokens) == len(tokens)
+    matcher.accept(tokens)
+    assert matcher.may_end
+    if need == "required":
+        matcher.rollback(len(lexicon.tokenize_str(HERMES_LOOK)))
+        forced = lexicon.decode_str(list(matcher.forced()))
+        assert forced.startswith('<tool_call>\n{"name": "look", "arguments": {"where": ')
+
+
+@pytest.mark.parametrize("form", ["hermes", "xml"])
+def test_drawn_calls_are_read_back_and_fit_their_schema(
+    grammars: Grammars, matchers: Matchers, form: Form
+) -> None:
+    quick = {**LOOK, "properties": {**LOOK["properties"], "where": {"enum": ["a</b>", "é\n"]}}}
+    schemas = {"look": quick, "stop": {}}
+    grammar = grammars.compile(wish("required", form, tools=read_tools(offered(**schemas)))).text
+    seen = set()
+    for seed in range(40):
+        text = walk(matchers, demo_lexicon(), grammar, seed, DEMO_ENDS, jump=bool(seed % 2))
+        if text is None:
+            continue
+        reader = AnswerReader(None, form, schemas, eager=True)
+        answer = gather([e for letter in text for e in reader.feed(letter)] + reader.end())
+        assert answer.text == "" and answer.calls
+        for call in answer.calls:
+            seen.add(call.name)
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    assert seen == {"look", "stop"}
+
+
+def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Matchers) -> None:
+    maker, ended = SchemaMaker(11), 0
+    for seed in range(40):
+        schema = maker.schema()
+        if schema.get("type") != "object":
+            continue
+        try:
+            tools = read_tools(offered(made=schema))
+            grammar = grammars.compile(wish("required", "hermes", False, tools)).text
+        except InvalidRequest as refusal:
+            assert str(refusal.param).startswith("tools[0].function.parameters")
+            continue
+        text = walk(matchers, demo_lexicon(), grammar, seed, DEMO_ENDS)
+        if text is not None:
+            reader = AnswerReader(None, "hermes", {"made": schema})
+            (call,) = gather(reader.feed(text) + reader.end()).calls
+            jsonschema.validate(json.loads(call.arguments), schema)
+            ended += 1
+    assert ended > 10
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param"),
+    [
+        ([{"type": "web_search"}], "auto", "tools[0]"),
+        ([{"type": "function", "function": {"name": "a b"}}], "auto", "tools[0].function.name"),
+        (offered(a={}) + offered(a={}), "auto", "tools[1].function.name"),
+        (offered(**{f"t{i}": None for i in range(129)}), "auto", "tools"),
+        ([], "required", "tool_choice"),
+        (offered(a={}), {"type": "function", "function": {"name": "b"}}, "tool_choice"),
+        (offered(a={}), "any", "tool_choice"),
+        (offered(a={"properties": {"x": {"not": {}}}}), "required",
+         "tools[0].function.parameters.properties.x.not"),
+        (offered(b={}, a={"properties": {"x": {"items": {"pattern": "("}}}}), "required",
+         "tools[1].function.parameters.properties.x.items"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["hermes", "xml"])
+def test_what_cannot_be_held_is_refused_by_field(
+    grammars: Grammars, tools: Any, choice: Any, param: str, form: Form
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read: tuple[Tool, ...] = read_tools(tools)
+        made = read_tool_choice(choice, read, Style.of(form, demo_lexicon()))
+        assert made is not None
+        grammars.compile(made)
+    assert refused.value.param == param
