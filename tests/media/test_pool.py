@@ -348,10 +348,13 @@ def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
             twice = [*pictures, *pictures]
             first = await pool.read_header(digest(twice[0]), twice[0])
             assert first == probe(twice[0], 10**9)
-            before = pool._readers.idle().serial
+            idle = pool._readers.idle()
+            assert idle is not None
+            before = idle.serial
             found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
             assert found == [probe(data, 10**9) for data in twice]
-            assert pool._readers.idle().serial == before + 1
+            idle = pool._readers.idle()
+            assert idle is not None and idle.serial == before + 1
 
     asyncio.run(scenario())
 
