@@ -29,7 +29,7 @@ from saccade.media.content import Probe, digest, encode_array
 from saccade.media.header import probe
 from saccade.media.jobs import OVERTAKEN, Job, JobQueue
 from saccade.media.pool import BATCH_IMAGES, DecodePool
-from saccade.media.worker import TooSlow, limited_time
+from saccade.media.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
 
@@ -423,7 +423,7 @@ def test_an_order_has_a_time_limit_that_no_parser_can_hide() -> None:
             with contextlib.suppress(Exception):
                 sum(range(1000))
 
-    with pytest.raises(TooSlow), limited_time(0.05):
+    with pytest.raises(TimeUp), limited_time(0.05):
         parser()
 
 
