@@ -146,7 +146,7 @@ def all_reduce(table: Table) -> None:
     for backend in ("shm", "gloo"):
         fd = os.memfd_create("ranks")
         process = other("sum", backend, str(fd), fds=(fd,))
-        for shape, times in sum_up(backend, fd, 0):  # type: ignore[arg-type]
+        for shape, times in sum_up(backend, fd, 0):
             table.add_row(f"all-reduce of {list(shape)} float32, 2 ranks", backend, spread(times))
         process.wait()
 

@@ -111,7 +111,7 @@ class MediaFigure:
 
 
 @dataclass(slots=True)
-class Runs:
+class CaseRuns:
     """All figures of one case, run by run."""
 
     stages: list[dict[str, Sample]] = field(default_factory=list)
@@ -174,12 +174,12 @@ async def measure(
     media.start()
     try:
         ours = await Ours.start(media, arena, spec)
-        runs = {case: Runs() for case in pictures}
+        runs = {case: CaseRuns() for case in pictures}
         for number in track(
             range(options.repeats + 1), "measuring", disable=options.quiet, transient=True
         ):
             for case, data in pictures.items():
-                run = runs[case] if number else Runs()
+                run = runs[case] if number else CaseRuns()
                 stages, whole = usual.run(data_url(data, case.format))
                 run.usual_stages.append(stages)
                 run.usual.append(whole)
@@ -395,7 +395,7 @@ def _read_header(name: bytes, data: bytes, spec: FamilySpec) -> Any:
     return found, identify(name, found, Budget(), "", spec)
 
 
-def summarise(case: Case, runs: Runs) -> MediaFigure:
+def summarise(case: Case, runs: CaseRuns) -> MediaFigure:
     """Medians, stage by stage.
 
     What the whole path takes beyond its stages is the hand-over to the worker and back.

@@ -17,7 +17,7 @@ from lab.costs import Costs, Machine
 from lab.options import Routing
 from lab.outcome import Outcome, StepCounts, tiers
 from lab.router import Router
-from lab.trace import Call, RequestTrace, Shown, page_names
+from lab.trace import RequestTrace, Shown, TracedCall, page_names
 from saccade.cache.content import Content
 from saccade.cache.embeddings import EmbeddingCache, Worth, saved_encoding
 from saccade.cache.pages import PagePool
@@ -46,7 +46,7 @@ class QueuedServer:
         )  # decoded pictures that lie in the arena: bytes, least recently used first
         self._pixel_bytes = 0
 
-    def serve(self, call: Call, now: float) -> tuple[float, float] | None:
+    def serve(self, call: TracedCall, now: float) -> tuple[float, float] | None:
         """When the first token comes, and the last. None if the prompt is too long."""
         pictures, length = call.pictures, call.length
         if length + call.answer.length > min(
@@ -86,7 +86,7 @@ class QueuedServer:
         self.counts.moved = dict(self._moved)
         return self.counts
 
-    def _prefix(self, call: Call, length: int) -> int:
+    def _prefix(self, call: TracedCall, length: int) -> int:
         """Tokens found; all whole pages of the call are then cached."""
         if self.prefix is None:
             return 0
@@ -107,7 +107,7 @@ class QueuedServer:
         prefix.leave(node, content, pages, computed // grain)
         return len(path) * grain
 
-    def _pictures(self, call: Call, cached: int) -> tuple[list[int], float, float]:
+    def _pictures(self, call: TracedCall, cached: int) -> tuple[list[int], float, float]:
         """Patches of each picture to encode; ms of moves; ms until the last picture is decoded."""
         embeddings, counts, costs = self.embeddings, self.counts, self._costs
         encoded: list[int] = []

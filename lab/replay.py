@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.costs import Machine
-from lab.trace import STRIDE, Call, MeasuredTrace, Piece, Shown, show
+from lab.trace import STRIDE, MeasuredTrace, Shown, TracedCall, TracedPiece, show
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.types import ImageKey, Span
@@ -74,7 +74,7 @@ class Replay:
         before, line = self._chats[session][round - 1 : round + 1]
         return max(0.0, float(line["sent"]) - float(before["sent"]) - float(before["e2e"]))
 
-    def call(self, session: int, round: int) -> Call:
+    def call(self, session: int, round: int) -> TracedCall:
         chat = self._chats[session]
         pieces = self._pieces(self._messages(chat, round), self._salts[session])
         line = chat[round]
@@ -85,7 +85,7 @@ class Replay:
                 f"{line['prompt_tokens']} prompt tokens, by this model's "
                 f"template and tokenizer {length}: name the model that was served with --model"
             )
-        return Call(pieces, self._answer(line), self._salts[session], _measured(line))
+        return TracedCall(pieces, self._answer(line), self._salts[session], _measured(line))
 
     def _messages(self, chat: Sequence[Json], round: int) -> list[Json]:
         messages: list[Json] = []
@@ -99,7 +99,7 @@ class Replay:
                 messages.append({"role": "assistant", "content": line["text"]})
         return messages
 
-    def _pieces(self, messages: Sequence[Json], salt: str) -> tuple[Piece, ...]:
+    def _pieces(self, messages: Sequence[Json], salt: str) -> tuple[TracedPiece, ...]:
         parts = [
             part
             for message in messages
@@ -111,13 +111,13 @@ class Replay:
         tokens, spans = self.spec.expand_prompt(
             self._tokenizer.encode(text), [shown.image for shown in pictures]
         )
-        pieces: list[Piece] = []
+        pieces: list[TracedPiece] = []
         for left, span in pairwise((Span(0, 0, 0), *spans, Span(len(tokens), 0, 0))):
             if span.start > left.end:
                 between = tokens[left.end : span.start]
-                pieces.append(Piece(0, len(between), tokens=between))
+                pieces.append(TracedPiece(0, len(between), tokens=between))
             if span.length:
-                pieces.append(Piece(0, span.length, pictures[span.image]))
+                pieces.append(TracedPiece(0, span.length, pictures[span.image]))
         return tuple(pieces)
 
     def _shown(self, part: Json, salt: str) -> Shown:
@@ -129,7 +129,7 @@ class Replay:
             self._machine,
         )
 
-    def _answer(self, line: Json) -> Piece:
+    def _answer(self, line: Json) -> TracedPiece:
         count = max(1, int(line["output_tokens"] or 1))
         told = self._tokenizer.encode(line["text"])
         if len(told) > count:
@@ -137,7 +137,7 @@ class Replay:
         elif len(told) < count:
             told.append(self.spec.eos_token_ids[0])
         filler = range(UNKNOWN, UNKNOWN - count, -1)
-        return Piece(0, count, tokens=(*told, *filler)[:count])
+        return TracedPiece(0, count, tokens=(*told, *filler)[:count])
 
 
 def _whole_chats(run: Saved, path: Path) -> list[list[Json]]:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import count
 
 from lab.options import Routing
-from lab.trace import Call
+from lab.trace import TracedCall
 
 SLACK, FEW = 1.25, 4.0
 """`bounded` passes a replica over that has more than so many times the mean to do, and more than a
@@ -33,7 +33,7 @@ class Router:
         self._dice = random.Random(seed)
         self._turn = count()
 
-    def choose(self, call: Call, session: int, loads: Sequence[float]) -> int:
+    def choose(self, call: TracedCall, session: int, loads: Sequence[float]) -> int:
         """`loads`: by replica, in any unit that is at least 1 where it has a whole call to do."""
         if self._replicas == 1:
             return 0

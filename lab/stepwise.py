@@ -18,7 +18,7 @@ from lab.options import Routing
 from lab.outcome import Outcome, Served, StepCounts, tiers
 from lab.replica import Replica
 from lab.router import Router
-from lab.trace import Call, RequestTrace, text_tokens, tokens_of
+from lab.trace import RequestTrace, TracedCall, text_tokens, tokens_of
 from saccade.cache.embeddings import Worth, saved_encoding
 from saccade.core.types import Delta, ImageKey, Request, SamplingParams
 from saccade.tools.bench.measure import Distribution
@@ -37,7 +37,7 @@ call: chat, round. submit, pixels, step: replica, nothing.
 class _Live:
     """A call on its way."""
 
-    call: Call
+    call: TracedCall
     session: int
     round: int
     replica: int

@@ -38,7 +38,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TracedPiece:
     """A text of so many tokens: equal numbers are equal texts.
 
     Or a picture. `tokens`: the real ones, where they are known.
@@ -51,11 +51,11 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """One request. `measured` is what a real server answered, if this is a replay."""
 
-    pieces: tuple[Piece, ...]
-    answer: Piece
+    pieces: tuple[TracedPiece, ...]
+    answer: TracedPiece
     tenant: str = ""
     measured: MeasuredTrace | None = None
 
@@ -105,10 +105,10 @@ class RequestTrace(Protocol):
         """Between the answer before and call `round`, in ms."""
         ...
 
-    def call(self, session: int, round: int) -> Call: ...
+    def call(self, session: int, round: int) -> TracedCall: ...
 
 
-def tokens_of(call: Call) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]:
+def tokens_of(call: TracedCall) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]:
     """A prompt as the engine knows it."""
     tokens: list[int] = []
     spans: list[Span] = []
@@ -123,12 +123,12 @@ def tokens_of(call: Call) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Imag
     return tuple(tokens), tuple(spans), tuple(images)
 
 
-def text_tokens(piece: Piece) -> Sequence[int]:
+def text_tokens(piece: TracedPiece) -> Sequence[int]:
     first = (piece.number + 1) * STRIDE
     return range(first, first + piece.length) if piece.tokens is None else piece.tokens
 
 
-def page_names(pieces: Sequence[Piece], size: int) -> list[int]:
+def page_names(pieces: Sequence[TracedPiece], size: int) -> list[int]:
     """A number for every page of `size` tokens, the last one possibly not full: equal for equal
     content after equal pages.
     """
@@ -182,8 +182,8 @@ class Synthetic:
         sizes = parse_resolution(options.image_resolution)
         self._widths = dice.integers(sizes.low[0], sizes.high[0] + 1, options.pictures)
         self._heights = dice.integers(sizes.low[1], sizes.high[1] + 1, options.pictures)
-        self._known: dict[int, Piece] = {}
-        self._header = Piece(1, HEADER_TOKENS)
+        self._known: dict[int, TracedPiece] = {}
+        self._header = TracedPiece(1, HEADER_TOKENS)
 
     def _draw_pictures(
         self, dice: np.random.Generator
@@ -214,7 +214,7 @@ class Synthetic:
     def pause(self, session: int, round: int) -> float:
         return float(self._pauses[session, round])
 
-    def call(self, session: int, round: int) -> Call:
+    def call(self, session: int, round: int) -> TracedCall:
         options, tenant = self._options, int(self._tenants[session])
         kept = options.keep_images if options.trace == "agent" else 0
         pieces = [self._header]
@@ -226,21 +226,21 @@ class Synthetic:
                     self._picture(int(pick), tenant) for pick in self._picks[session, number]
                 ]
             # A question that has lost its pictures is another text, "[picture]" and all.
-            pieces.append(Piece(text + (5 if hidden else 3), options.input_len + TURN_TOKENS))
+            pieces.append(TracedPiece(text + (5 if hidden else 3), options.input_len + TURN_TOKENS))
             if number < round:
                 pieces.append(self._answer(session, number))
-        return Call(
+        return TracedCall(
             tuple(pieces),
             self._answer(session, round),
             f"tenant {tenant}" if options.tenants > 1 else "",
         )
 
-    def _answer(self, session: int, round: int) -> Piece:
-        return Piece(
+    def _answer(self, session: int, round: int) -> TracedPiece:
+        return TracedPiece(
             4 * (session * self._per_chat + round) + 4 * self.requests + 3, self._options.output_len
         )
 
-    def _picture(self, pick: int, tenant: int) -> Piece:
+    def _picture(self, pick: int, tenant: int) -> TracedPiece:
         options = self._options
         number = pick * options.tenants + tenant
         if found := self._known.get(number):
@@ -251,7 +251,7 @@ class Synthetic:
             number.to_bytes(32, "big"), bytes(16), f"tenant {tenant}" if options.tenants > 1 else ""
         )
         shown = show(key, height, width, self._machine)
-        piece = Piece(2 * number, shown.image.num_tokens, shown)
+        piece = TracedPiece(2 * number, shown.image.num_tokens, shown)
         if pick < options.pictures:
             self._known[number] = piece
         return piece

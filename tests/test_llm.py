@@ -125,7 +125,7 @@ def test_sampling_out_of_bounds_is_refused_as_over_http(field: str, value: Any) 
 
 
 def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:
-    for messages, param in (
+    cases: tuple[tuple[Any, str], ...] = (
         ("x", "messages"),
         (ask("x")[0], "messages"),
         (["x"], "messages"),
@@ -137,9 +137,10 @@ def test_what_is_no_conversation_is_refused_by_its_place(llm: LLM) -> None:
             ask(["x", {"type": "image_url", "image_url": {}}]),
             "messages[0].content[1].image_url.url",
         ),
-    ):
+    )
+    for messages, param in cases:
         with pytest.raises(InvalidRequest) as caught:
-            llm.chat(messages, GREEDY, progress=False)  # type: ignore[call-overload]
+            llm.chat(messages, GREEDY, progress=False)
         assert caught.value.param == param, messages
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saccade.demo.draw import Scene, Shape
+from saccade.demo.draw import DrawnShape, Scene
 from saccade.demo.tasks import Exchange, is_number
 
 
@@ -80,5 +80,5 @@ def _point_to_named(answer: str, seen: Sequence[Scene]) -> list[Pointer]:
     return [Pointer(start, picture, _rank(shape, scene))]
 
 
-def _rank(shape: Shape, scene: Scene) -> int:
+def _rank(shape: DrawnShape, scene: Scene) -> int:
     return 1 + sorted(scene.shapes, key=lambda one: one.x).index(shape)

@@ -69,7 +69,7 @@ MIN_RADIUS = 9  # px
 
 
 @dataclass(frozen=True)
-class Shape:
+class DrawnShape:
     """One coloured shape; `x`, `y` is its centre and `radius` half its extent, in pixels; `angle`
     in radians.
     """
@@ -84,7 +84,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Text:
+class DrawnText:
     """One line of text; `x` is its left edge and `y` its baseline, in pixels."""
 
     text: str
@@ -106,11 +106,11 @@ class Scene:
     height: int
     background: RGB
     shade: RGB
-    shapes: tuple[Shape, ...] = ()
-    text: Text | None = None
+    shapes: tuple[DrawnShape, ...] = ()
+    text: DrawnText | None = None
     noise: int = 0  # 0 none, else the strength of a fixed grain
     smooth: bool = True  # antialiased edges
-    page: tuple[Text, ...] = ()  # further lines; only the first stage of training draws any
+    page: tuple[DrawnText, ...] = ()  # further lines; only the first stage of training draws any
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ def _advance(font: str, char: str) -> float:
     return load_font(font, 100).getlength(char) / 100
 
 
-def lines(scene: Scene) -> tuple[Text, ...]:
+def lines(scene: Scene) -> tuple[DrawnText, ...]:
     """Every line of text in the scene."""
     return scene.page if scene.text is None else (scene.text, *scene.page)
 
 
-def glyphs(text: Text) -> list[Glyph]:
+def glyphs(text: DrawnText) -> list[Glyph]:
     """The place of every character of a drawn line."""
     edges = [text.x]
     for char in text.text:
@@ -243,7 +243,7 @@ def _grain(width: int, height: int, strength: int) -> Image.Image:
     return grain.convert("RGB")
 
 
-def _draw_shape(draw: ImageDraw.ImageDraw, shape: Shape, scale: int) -> None:
+def _draw_shape(draw: ImageDraw.ImageDraw, shape: DrawnShape, scale: int) -> None:
     x, y, r = shape.x * scale, shape.y * scale, shape.radius * scale
     if shape.kind == "circle":
         draw.ellipse((x - r, y - r, x + r, y + r), fill=shape.rgb)
@@ -371,7 +371,7 @@ def draw_text_scene(
         background,
         shade,
         (),
-        Text(text, name, font_size, rgb, x, y),
+        DrawnText(text, name, font_size, rgb, x, y),
         _draw_noise(rng),
     )
 
@@ -413,7 +413,7 @@ def draw_shapes_scene(
         places.sort()
     tilt = 0.2 if rng.random() < 0.5 else 0.0
     shapes = tuple(
-        Shape(kind, colour, rgb, x, y, r, rng.uniform(-tilt, tilt))
+        DrawnShape(kind, colour, rgb, x, y, r, rng.uniform(-tilt, tilt))
         for (colour, kind), rgb, (x, y, r) in zip(things, colours, places, strict=True)
     )
     background, shade = draw_background(rng, colours)
@@ -460,8 +460,8 @@ def draw_page(
     width, height = size
     background, shade = draw_background(rng)
     taken: list[tuple[float, float, float, float]] = []
-    texts: list[Text] = []
-    shapes: list[Shape] = []
+    texts: list[DrawnText] = []
+    shapes: list[DrawnShape] = []
     for _ in range(40):
         if rng.random() < 0.3:
             radius = math.exp(
@@ -474,7 +474,9 @@ def draw_page(
                 taken, (x - radius, y - radius, x + radius, y + radius)
             ):
                 shapes.append(
-                    Shape(rng.choice(SHAPES), colour, rgb, x, y, radius, rng.uniform(-0.2, 0.2))
+                    DrawnShape(
+                        rng.choice(SHAPES), colour, rgb, x, y, radius, rng.uniform(-0.2, 0.2)
+                    )
                 )
             continue
         name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
@@ -488,7 +490,9 @@ def draw_page(
         )
         x, y = rng.uniform(1, width - 1 - length), rng.uniform(above, height - below)
         if length < width - 2 and _free(taken, (x, y - above, x + length, y + below)):
-            texts.append(Text(text, name, font_size, _contrasting(rng, background, shade), x, y))
+            texts.append(
+                DrawnText(text, name, font_size, _contrasting(rng, background, shade), x, y)
+            )
     return Scene(
         width,
         height,

@@ -33,7 +33,7 @@ from saccade.engine.workers import WorkersLost
 from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
 
 
-class Front(Protocol):
+class FrontLink(Protocol):
     """The engine's end of the link to the front (`child.AsyncChannel`)."""
 
     @property
@@ -91,7 +91,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         workers: Ranks,
-        front: Front,
+        front: FrontLink,
         arrived: asyncio.Event,
         metrics: Metrics,
         depth: int = PLANS_IN_FLIGHT,

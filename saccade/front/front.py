@@ -81,7 +81,7 @@ class EngineClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundImage:
     """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
     still in the arena, encoded again.
 
@@ -112,7 +112,7 @@ class Event:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
     cached_tokens: int = 0
-    found: tuple[Found, ...] = ()
+    found: tuple[FoundImage, ...] = ()
 
 
 class _Answer:
@@ -420,8 +420,8 @@ class Front:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
         answer.events.put_nowait(event)
 
-    def _found(self, answer: _Answer, outcome: ImageOutcome) -> Found:
-        found = Found(
+    def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:
+        found = FoundImage(
             outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
         )
         if outcome.level not in ("none", "pixels"):

@@ -88,7 +88,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class SizedImage:
     """A picture as the engine will know it, and the (height, width) its pixels are resized to."""
 
     image: Image
@@ -103,7 +103,9 @@ def digest(data: bytes) -> bytes:
     return blake3(data).digest()
 
 
-def identify(digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec) -> Content:
+def identify(
+    digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
+) -> SizedImage:
     """Name a picture and say what it will cost.
 
     Raises ImageError on a budget or an aspect ratio out of bounds.
@@ -112,7 +114,7 @@ def identify(digest: bytes, probe: Probe, budget: Budget, salt: str, spec: Famil
     height, width = spec.image_size(*probe.upright, rules)
     grid = spec.grid(height, width)
     key = ImageKey(digest, rules.fingerprint(spec.family), salt)
-    return Content(Image(key, grid, spec.num_tokens(grid)), (height, width))
+    return SizedImage(Image(key, grid, spec.num_tokens(grid)), (height, width))
 
 
 def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -28,8 +28,8 @@ from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
-from saccade.media.flights import Flight, Flights
-from saccade.media.http_cache import Answer, HTTPCache
+from saccade.media.flights import ByteFlight, Flights
+from saccade.media.http_cache import HttpAnswer, HTTPCache
 from saccade.media.network import GIVEN_UP
 from saccade.media.turns import Asker, Turns
 
@@ -61,9 +61,9 @@ class _Trip:
     server.
     """
 
-    flight: Flight
+    flight: ByteFlight
     clock: asyncio.Timeout
-    exchange: asyncio.Task[Answer] | None = None
+    exchange: asyncio.Task[HttpAnswer] | None = None
 
 
 class Fetcher:
@@ -82,7 +82,7 @@ class Fetcher:
         self._cache = HTTPCache(CACHE_BYTES)
         self._turns = Turns(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
         self._flights = Flights(self._turns.enter)
-        self._exchanges: set[asyncio.Task[Answer]] = set()
+        self._exchanges: set[asyncio.Task[HttpAnswer]] = set()
 
     async def fetch(self, url: str, salt: str, asker: Asker | None = None) -> bytes:
         """The encoded bytes; those that were not sent with the request are counted in the asker's
@@ -131,7 +131,7 @@ class Fetcher:
 
     # ---- http: and https:
 
-    async def _fetch_http(self, flight: Flight, url: str, salt: str) -> bytes:
+    async def _fetch_http(self, flight: ByteFlight, url: str, salt: str) -> bytes:
         shown, trip = url[:200], _Trip(flight, asyncio.timeout(None))
         try:
             async with trip.clock:
@@ -173,7 +173,7 @@ class Fetcher:
             f"the picture's URL redirects more than {MAX_REDIRECTS} times", code="image_unreachable"
         )
 
-    async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> Answer:
+    async def _send(self, trip: _Trip, url: httpx.URL, headers: hishel.Headers) -> HttpAnswer:
         await self._begin(trip)
         given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         exchange = asyncio.create_task(self._exchange(trip.flight, url, headers, given_up))
@@ -185,18 +185,18 @@ class Fetcher:
         finally:
             given_up.set_result(None)
 
-    def _end(self, exchange: asyncio.Task[Answer]) -> None:
+    def _end(self, exchange: asyncio.Task[HttpAnswer]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
             exchange.exception()  # whoever asked may have gone
 
     async def _exchange(
         self,
-        flight: Flight,
+        flight: ByteFlight,
         url: httpx.URL,
         headers: hishel.Headers,
         given_up: asyncio.Future[None],
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Ask the server of `url`, in a task of its own that is never cancelled (`network.py`)."""
         GIVEN_UP.set(given_up)
         target = httpcore.URL(
@@ -225,7 +225,7 @@ class Fetcher:
                 body += chunk
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")
-            return Answer(response.status, hishel.Headers(fields), bytes(body))
+            return HttpAnswer(response.status, hishel.Headers(fields), bytes(body))
 
     def _check(self, url: httpx.URL) -> None:
         """Whether this hop may be taken, as far as the URL itself tells."""
@@ -252,7 +252,7 @@ class Fetcher:
 
     # ---- file:
 
-    async def _read_local(self, url: str, flight: Flight) -> bytes:
+    async def _read_local(self, url: str, flight: ByteFlight) -> bytes:
         file = await asyncio.to_thread(self._open_file, url)
         with file:
             flight.grow(os.fstat(file.fileno()).st_size)

@@ -30,7 +30,7 @@ class _Seat:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class ByteFlight:
     """Bytes on their way. `ticket` is theirs to wait for a turn with."""
 
     ticket: Ticket = field(default_factory=Ticket)
@@ -71,14 +71,14 @@ class Flights:
 
     def __init__(self, on_join: Callable[[Ticket, Asker], None] | None = None) -> None:
         self._on_join = on_join
-        self._flights: dict[Hashable, Flight] = {}
-        self._tasks: dict[Flight, asyncio.Task[bytes]] = {}
+        self._flights: dict[Hashable, ByteFlight] = {}
+        self._tasks: dict[ByteFlight, asyncio.Task[bytes]] = {}
 
     async def join(
         self,
         key: Hashable,
         asker: Asker,
-        bring: Callable[[Flight], Coroutine[None, None, bytes]],
+        bring: Callable[[ByteFlight], Coroutine[None, None, bytes]],
     ) -> bytes:
         """The bytes that `bring` returns, which stay counted in the asker's room.
 
@@ -87,7 +87,7 @@ class Flights:
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = Flight()
+            flight = self._flights[key] = ByteFlight()
             task = self._tasks[flight] = asyncio.create_task(bring(flight))
             task.add_done_callback(flight.land)
             task.add_done_callback(lambda _: self._forget(key, flight))
@@ -116,7 +116,7 @@ class Flights:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, key: Hashable, flight: Flight) -> None:
+    def _forget(self, key: Hashable, flight: ByteFlight) -> None:
         self._tasks.pop(flight, None)
         if self._flights.get(key) is flight:
             del self._flights[key]

@@ -19,7 +19,7 @@ OPTIONS = hishel.CacheOptions(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A complete HTTP response."""
 
     status: int
@@ -50,8 +50,8 @@ class HTTPCache:
         url: str,
         salt: str,
         headers: hishel.Headers,
-        send: Callable[[hishel.Headers], Awaitable[Answer]],
-    ) -> Answer:
+        send: Callable[[hishel.Headers], Awaitable[HttpAnswer]],
+    ) -> HttpAnswer:
         """The answer to a GET, from here or through `send`, which may be called with more headers
         to revalidate what is here.
 
@@ -61,7 +61,7 @@ class HTTPCache:
         place = url, salt
         kept = self._kept.get(place)
         request = hishel.Request("GET", url, headers)
-        answer = Answer(0, headers, b"")
+        answer = HttpAnswer(0, headers, b"")
         state: hishel.State | None = hishel.IdleClient(OPTIONS).next(
             request, [kept.entry] if kept else []
         )
@@ -81,7 +81,7 @@ class HTTPCache:
                 case hishel.FromCache():
                     assert kept is not None
                     self._keep(place, kept)
-                    return Answer(
+                    return HttpAnswer(
                         state.entry.response.status_code, state.entry.response.headers, kept.body
                     )
                 case hishel.StoreAndUse():

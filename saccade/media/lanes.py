@@ -17,7 +17,7 @@ from saccade.core.arena import Arena
 from saccade.core.child import AsyncChannel, Child, Disconnected
 from saccade.core.metrics import Metrics
 from saccade.media import worker
-from saccade.media.worker import FRONT, Answer, Decoded, Header, Kill, Lost, Order, Ready
+from saccade.media.worker import FRONT, Answer, Decoded, Header, Kill, Lost, Order, WorkersReady
 
 START_SECONDS = 120.0
 """How long the nursery may take to import torch, on a machine where everything else starts at the
@@ -45,7 +45,7 @@ class WorkerLost(Exception):
         self.signal = signal
 
 
-class Lane:
+class WorkerLane:
     """One worker's place. Its user takes it (`busy`), fills its memory file, sends one order, and
     reads answers.
     """
@@ -121,12 +121,12 @@ class Lanes:
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
-        self._lanes = tuple(Lane(number) for number in range(workers))
+        self._lanes = tuple(WorkerLane(number) for number in range(workers))
         self._channel: AsyncChannel[Order, Answer] | None = None
         self._life = 0
         self._task: asyncio.Task[None] | None = None
 
-    def idle(self) -> Lane | None:
+    def idle(self) -> WorkerLane | None:
         """A lane that has nothing to do; none while workers take no orders."""
         lanes = self._lanes if self._channel is not None else ()
         return next((lane for lane in lanes if not lane.busy), None)
@@ -143,12 +143,14 @@ class Lanes:
         for lane in self._lanes:
             lane.close()
 
-    async def prepare(self, lane: Lane, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
+    async def prepare(
+        self, lane: WorkerLane, parts: Sequence[bytes]
+    ) -> tuple[tuple[int, int], ...]:
         """Number a lane's next order and fill its memory file: (offset, bytes) of each part."""
         lane.begin(self._life)
         return await lane.fill(parts)
 
-    def send(self, lane: Lane, order: Order) -> None:
+    def send(self, lane: WorkerLane, order: Order) -> None:
         """Give the prepared order to its worker. Raises WorkerLost when the nursery has ended
         meanwhile.
         """
@@ -156,7 +158,7 @@ class Lanes:
             raise WorkerLost(SIGKILL)
         self._channel.send(order)
 
-    async def kill(self, lane: Lane) -> None:
+    async def kill(self, lane: WorkerLane) -> None:
         """End the worker that has a lane's order, and wait: it writes nowhere any more."""
         if lane.life != self._life:
             return
@@ -233,7 +235,7 @@ class Lanes:
             channel.close()
 
     def _hear(self, answer: Answer) -> None:
-        assert not isinstance(answer, Ready)
+        assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_decode_worker_restarts_total")
         self._lanes[answer.worker].put(answer)

@@ -45,7 +45,7 @@ from saccade.media.content import (
 )
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
-from saccade.media.flights import Flight, Flights
+from saccade.media.flights import ByteFlight, Flights
 from saccade.media.jobs import Job, check_memory
 from saccade.media.pixels import Decoders
 from saccade.media.pool import DecodePool
@@ -85,7 +85,7 @@ class ImageSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Encoded:
+class EncodedBytes:
     """A picture's bytes, held once however many requests name them. `digest` is their blake3."""
 
     data: bytes
@@ -96,7 +96,7 @@ class Encoded:
 class _Read:
     """What reading one source brought. Times in ms."""
 
-    encoded: Encoded
+    encoded: EncodedBytes
     probe: Probe
     fetch_ms: float
     digest_ms: float
@@ -111,7 +111,7 @@ class Picture:
     image: Image
     probe: Probe
     size: tuple[int, int]
-    encoded: Encoded
+    encoded: EncodedBytes
     asker: Asker
     fetch_ms: float
     digest_ms: float
@@ -152,7 +152,7 @@ class Media:
         self._pool = DecodePool(arena, options, metrics)
         self._decoders = Decoders(self._pool, metrics)
         self._reads = Flights()
-        self._encoded: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()  # by digest
+        self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
         self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
@@ -237,7 +237,7 @@ class Media:
         data = await self._bytes(url, salt, asker)
         fetched = time.perf_counter()
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
-        encoded = self._encoded.setdefault(name, Encoded(data, name))
+        encoded = self._encoded.setdefault(name, EncodedBytes(data, name))
         found = await self._header(name, data, asker.request)
         done = time.perf_counter()
         return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
@@ -273,7 +273,7 @@ class Media:
             asker.room.reserve(len(held.data))
             return held.data
 
-        async def read(flight: Flight) -> bytes:
+        async def read(flight: ByteFlight) -> bytes:
             flight.grow(stored.nbytes)
             return await self.files.read(id, asker.owner)
 

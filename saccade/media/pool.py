@@ -25,7 +25,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
 from saccade.media.jobs import Job, JobQueue, decoding_bytes
-from saccade.media.lanes import Lane, Lanes, WorkerLost
+from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
 from saccade.media.worker import Decode, Decoded, Header, ReadHeaders
 
 TRIES = 2
@@ -73,11 +73,11 @@ class Decoding:
     offset: int
     done: asyncio.Future[None]
     tries: int = 0
-    batch: Batch | None = None
+    batch: DecodeBatch | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class DecodeBatch:
     """One decode of some bytes, for several sizes. `ended`: no worker writes for it any more."""
 
     works: list[Decoding]
@@ -151,7 +151,7 @@ class DecodePool:
         self._readings: dict[bytes, Reading] = {}
         self._turns = JobQueue(options.decode_memory)
         self._waiting: dict[Job, Decoding] = {}
-        self._batches: dict[bytes, Batch] = {}
+        self._batches: dict[bytes, DecodeBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: TTLCache[bytes, str] = TTLCache(REFUSED_IMAGES, REFUSED_SECONDS)
 
@@ -225,7 +225,7 @@ class DecodePool:
                 await self._abandon(work.batch)
             raise
 
-    async def _abandon(self, batch: Batch) -> None:
+    async def _abandon(self, batch: DecodeBatch) -> None:
         """Return when nothing writes for a batch that one call does not want any more."""
         if not batch.wanted:
             batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
@@ -266,7 +266,9 @@ class DecodePool:
             works = [self._waiting.pop(job) for job in jobs]
             self._run(lane, self._decode(lane, works), self._dispatch_jobs)
 
-    def _run(self, lane: Lane, work: Coroutine[None, None, None], then: Callable[[], None]) -> None:
+    def _run(
+        self, lane: WorkerLane, work: Coroutine[None, None, None], then: Callable[[], None]
+    ) -> None:
         """Have a lane do some work, and `then` look for more."""
         lane.busy = True
 
@@ -293,7 +295,7 @@ class DecodePool:
 
     # ---- headers
 
-    async def _read(self, lane: Lane, readings: list[Reading]) -> None:
+    async def _read(self, lane: WorkerLane, readings: list[Reading]) -> None:
         """Have one worker read some headers. What it does not come to waits again."""
         places = await self._readers.prepare(lane, [reading.data for reading in readings])
         pixels = self._options.max_image_pixels
@@ -335,13 +337,13 @@ class DecodePool:
 
     # ---- pixels
 
-    async def _decode(self, lane: Lane, works: list[Decoding]) -> None:
+    async def _decode(self, lane: WorkerLane, works: list[Decoding]) -> None:
         """Have one worker decode some bytes, for all sizes of `works`."""
         job = works[0].job
         memory = decoding_bytes(job.probe, len(job.data), [work.job.size for work in works])
         error: str | None = None
         limit = asyncio.timeout(None)
-        batch = self._batches[job.digest] = Batch(works, memory, limit)
+        batch = self._batches[job.digest] = DecodeBatch(works, memory, limit)
         for work in works:
             work.batch = batch
             work.job.running = True
@@ -367,7 +369,7 @@ class DecodePool:
             batch.ended.set()
         self._settle(batch, error)
 
-    async def _order(self, lane: Lane, batch: Batch) -> Decoded:
+    async def _order(self, lane: WorkerLane, batch: DecodeBatch) -> Decoded:
         """The worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
         self._metrics.inc("saccade_decodes_total")
@@ -385,7 +387,7 @@ class DecodePool:
         assert isinstance(answer, Decoded)
         return answer
 
-    def _lost(self, batch: Batch, signal: int) -> str | None:
+    def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
         """The worker has ended: what is said to those who have no try left. The others wait
         again.
         """
@@ -401,7 +403,7 @@ class DecodePool:
             self._refused[left[0].job.digest] = "the picture cannot be decoded: its decoder crashed"
         return "its decoder crashed"
 
-    def _settle(self, batch: Batch, error: str | None) -> None:
+    def _settle(self, batch: DecodeBatch, error: str | None) -> None:
         """Tell all who wait for a batch, and for its bytes if they are bad."""
         works = batch.works
         if error is not None and works:

@@ -137,18 +137,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkersReady:
     """All workers take orders."""
 
 
 Order = ReadHeaders | Decode | Kill
-Answer = Header | Decoded | Lost | Ready
+Answer = Header | Decoded | Lost | WorkersReady
 FRONT: Codec[Order, Answer] = Codec(Order, Answer)
 NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class ImageWorker:
     """A forked process as the nursery sees it. `serial` is its last order's."""
 
     number: int
@@ -168,7 +168,7 @@ class Nursery:
         self._front = Channel(link.socket, NURSERY)
         self._selector = selectors.DefaultSelector()
         self._selector.register(link.socket, selectors.EVENT_READ, None)
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, ImageWorker] = {}
 
     def fork(self, number: int) -> None:
         """Put a new worker into a place."""
@@ -178,14 +178,14 @@ class Nursery:
         if not pid:
             self._be_worker(number, theirs, nursery)
         theirs.close()
-        worker = Worker(number, pid, ours, Channel(ours, FRONT))
+        worker = ImageWorker(number, pid, ours, Channel(ours, FRONT))
         self._workers[number] = worker
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
         """Until the front has gone. No worker is left then."""
         with contextlib.suppress(Disconnected):
-            self._front.send(Ready())
+            self._front.send(WorkersReady())
             while True:
                 for key, _ in self._selector.select():
                     if key.data is None:
@@ -207,7 +207,7 @@ class Nursery:
         with contextlib.suppress(Disconnected):  # it has ended: its socket tells, in a moment
             worker.channel.send(order)
 
-    def _answer(self, worker: Worker) -> None:
+    def _answer(self, worker: ImageWorker) -> None:
         try:
             answer = worker.channel.receive()
         except Disconnected:
@@ -256,7 +256,7 @@ def serve(channel: Channel[Answer, Order], inbox: int, arena: Arena) -> None:
                 channel.send(Decoded(order.worker, order.serial, error, ms))
 
 
-class TooSlow(BaseException):
+class TimeUp(BaseException):
     """Of no class that parsers catch."""
 
 
@@ -283,7 +283,7 @@ def read_header(order: ReadHeaders, place: int, inbox: int) -> Header:
             return answer(None, error.message, error.code or "")
         except MemoryError:
             return answer(None, "reading the picture's header takes too much memory")
-        except TooSlow:
+        except TimeUp:
             return answer(None, "reading the picture's header takes too long", slow=True)
 
 
@@ -324,7 +324,7 @@ def limited_time(seconds: float) -> Iterator[None]:
     """Raise TooSlow once this process has computed for `seconds`; native code ends first."""
 
     def give_up(*_: object) -> None:
-        raise TooSlow
+        raise TimeUp
 
     before = signal.signal(signal.SIGPROF, give_up)
     # More than once: a `finally` of a parser may hide the first.

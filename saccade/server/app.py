@@ -51,8 +51,8 @@ from saccade.server.openai import (
 )
 from saccade.server.openapi import describe
 from saccade.server.responses import (
-    Answer,
     ChatShape,
+    ChoiceReply,
     ErrorBody,
     ErrorResponse,
     Model,
@@ -227,7 +227,7 @@ class _Api:
                 )
                 await stream(send, events, writer, tally, tracer, usage)
             else:
-                answers = [Answer(shape, i) for i in range(sum(each.n for each in prepared))]
+                answers = [ChoiceReply(shape, i) for i in range(sum(each.n for each in prepared))]
                 async for event in events:
                     answers[event.choice].add(event)
                     tally.add(event)

@@ -194,7 +194,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
-class Answer:
+class ChoiceReply:
     """One choice, as its events add up. Its log-probabilities are written as they come, for many
     answers' at once would hold up everybody.
     """
@@ -261,7 +261,7 @@ class Shape(Protocol):
 
     def chunk(self, event: Event) -> ChunkChoice | TextChoice: ...
 
-    def whole(self, choice: int, answer: Answer) -> ChatChoice | TextChoice: ...
+    def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
 
 
 class ChatShape:
@@ -283,7 +283,7 @@ class ChatShape:
         logprobs = self.logprobs(event.choice, event.logprobs)
         return ChunkChoice(event.choice, delta, event.finish, logprobs)
 
-    def whole(self, choice: int, answer: Answer) -> ChatChoice:
+    def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice:
         assert answer.finish is not None
         entries = [
             entry
@@ -338,7 +338,7 @@ class TextShape:
         logprobs = self.logprobs(event.choice, event.logprobs)
         return TextChoice(event.choice, event.text, event.finish, logprobs)
 
-    def whole(self, choice: int, answer: Answer) -> TextChoice:
+    def whole(self, choice: int, answer: ChoiceReply) -> TextChoice:
         logprobs = CompletionLogprobs([], [], [], []) if self._wanted else None
         for part in answer.logprobs:
             if isinstance(part, CompletionLogprobs) and logprobs is not None:
@@ -383,7 +383,7 @@ class Writer:
         self._model = model
 
     def whole(
-        self, answers: Sequence[Answer], usage: Usage, trace: Trace | UnsetType
+        self, answers: Sequence[ChoiceReply], usage: Usage, trace: Trace | UnsetType
     ) -> Completion:
         choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
         return Completion(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.core.types import Missed, Tier
-from saccade.front.front import Event, Found, Level
+from saccade.front.front import Event, FoundImage, Level
 from saccade.front.intake import Prepared
 from saccade.media.media import Picture
 
@@ -85,7 +85,7 @@ class ImageTrace(ImageCost, kw_only=True):
     ms: ImageTimes
 
     @classmethod
-    def found_at(cls, found: Found, picture: Picture, place: str) -> ImageTrace:
+    def found_at(cls, found: FoundImage, picture: Picture, place: str) -> ImageTrace:
         return cls(
             **structs.asdict(ImageCost.of(picture, place)),
             found=found.level,
@@ -132,7 +132,7 @@ class Tracer:
         self._arrival = self._prepared.request.arrival
         self._ready = time.monotonic()
         self._first: float | None = None
-        self._found: tuple[Found, ...] = ()
+        self._found: tuple[FoundImage, ...] = ()
 
     def add(self, event: Event) -> None:
         if self._first is None:

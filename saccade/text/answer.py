@@ -43,7 +43,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeAnswer:
     """A whole answer."""
 
     text: str
@@ -110,7 +110,7 @@ class AnswerReader:
         )
 
 
-def gather(events: Sequence[AnswerEvent]) -> Answer:
+def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
     """The whole answer that `events` tell of."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
@@ -129,4 +129,4 @@ def gather(events: Sequence[AnswerEvent]) -> Answer:
             case CallEnded():
                 pass
     whole = tuple(Call(i, name, "".join(pieces)) for i, name, pieces in calls.values())
-    return Answer("".join(text), "".join(reasoning), whole)
+    return WholeAnswer("".join(text), "".join(reasoning), whole)

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 
 from saccade.tools import style
-from saccade.tools.bench.client import Client, Failure, Reply
+from saccade.tools.bench.client import BenchClient, BenchReply, Failure
 from saccade.tools.bench.pictures import Dice, DrawnImage, Sizes, parse_resolution
 from saccade.tools.bench.workload import Session, Template, Turn, parse_extra, prepare
 from saccade.tools.options import ProbeOptions, TargetOptions
@@ -31,7 +31,7 @@ QUESTION = "How many pictures are there?"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProbeStep:
     """One request: its pictures, what came, and the server's resident memory afterwards (bytes,
     None if it cannot be read).
     """
@@ -46,13 +46,13 @@ class Step:
     failure: Failure | None
 
 
-def probe(target: TargetOptions, options: ProbeOptions) -> list[Step]:
+def probe(target: TargetOptions, options: ProbeOptions) -> list[ProbeStep]:
     """Climb for every resolution, print and keep. Raises ConfigError where it cannot begin."""
-    steps: list[Step] = []
+    steps: list[ProbeStep] = []
     console = Console(highlight=False, quiet=options.quiet)
     live = Live(table(steps), console=console, refresh_per_second=4)
 
-    def told(step: Step) -> None:
+    def told(step: ProbeStep) -> None:
         steps.append(step)
         live.update(table(steps))
         if options.output_file:
@@ -69,12 +69,12 @@ def probe(target: TargetOptions, options: ProbeOptions) -> list[Step]:
 
 
 async def _climb_all(
-    target: TargetOptions, options: ProbeOptions, live: Live, told: Callable[[Step], None]
+    target: TargetOptions, options: ProbeOptions, live: Live, told: Callable[[ProbeStep], None]
 ) -> None:
     """Shows the table only once there is a server, and something to ask it."""
     extra = parse_extra(target.extra_request_body)
     sizes = [parse_resolution(resolution, "--resolutions") for resolution in options.resolutions]
-    async with Client(replace(target, timeout=target.timeout or TIMEOUT)) as client:
+    async with BenchClient(replace(target, timeout=target.timeout or TIMEOUT)) as client:
         template = Template.build(
             target.model or await client.model(), extra, ignore_eos=False, trace=False
         )
@@ -120,9 +120,11 @@ def _session(dice: Dice, sizes: Sizes, count: int, options: ProbeOptions) -> Ses
     return Session((Turn((*drawn, QUESTION), options.max_tokens),))
 
 
-def _step(resolution: str, count: int, size: int, reply: Reply, resident: int | None) -> Step:
+def _step(
+    resolution: str, count: int, size: int, reply: BenchReply, resident: int | None
+) -> ProbeStep:
     first = 1e3 * (reply.arrivals[0] - reply.sent) if reply.arrivals else None
-    return Step(
+    return ProbeStep(
         resolution,
         count,
         first,
@@ -137,7 +139,7 @@ def _step(resolution: str, count: int, size: int, reply: Reply, resident: int | 
 # The server's memory
 
 
-async def memory(client: Client, base_url: str) -> int | None:
+async def memory(client: BenchClient, base_url: str) -> int | None:
     """Resident bytes: the server's processes on this machine, else what it says in /metrics, else
     None.
     """
@@ -183,7 +185,7 @@ def _bytes(process: psutil.Process) -> int:
 # What people see
 
 
-def table(steps: Sequence[Step]) -> Table:
+def table(steps: Sequence[ProbeStep]) -> Table:
     """One line per count, one group of columns per resolution would be too wide: lines, sections by
     resolution.
     """
@@ -209,7 +211,7 @@ def table(steps: Sequence[Step]) -> Table:
     return view
 
 
-def verdicts(steps: Sequence[Step]) -> list[str]:
+def verdicts(steps: Sequence[ProbeStep]) -> list[str]:
     """One sentence per resolution."""
     lines = []
     for resolution in dict.fromkeys(step.resolution for step in steps):
@@ -231,7 +233,7 @@ def verdicts(steps: Sequence[Step]) -> list[str]:
     return lines
 
 
-def plot(steps: Sequence[Step]) -> bytes:
+def plot(steps: Sequence[ProbeStep]) -> bytes:
     """TTFT by pictures per request, a line per resolution; a cross marks the first failure. PNG."""
     made, axis = style.figure()
     for colour, resolution in zip(style.COLOURS, dict.fromkeys(step.resolution for step in steps)):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -60,8 +61,8 @@ def head(method: str, path: str, *lines: str, host: str = "x", **headers: object
 def post(path: str, body: object, *lines: str, **headers: object) -> bytes:
     """A whole POST of JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"content_type": "application/json", "content_length": len(data), **headers}
-    return head("POST", path, *lines, **headers) + data
+    named: dict[str, Any] = {"content_type": "application/json", "content_length": len(data)}
+    return head("POST", path, *lines, **named | headers) + data
 
 
 class _Unhurried:
@@ -150,6 +151,7 @@ def flood(
             selector.register(each, selectors.EVENT_WRITE)
         while selector.get_map() and time.monotonic() < min(deadline, last + patience):
             for key, _ in selector.select(0.2):
+                assert isinstance(key.fileobj, socket.socket)
                 each = key.fileobj
                 at = sent[each] % len(block)
                 try:

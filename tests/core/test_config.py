@@ -218,7 +218,7 @@ def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path)
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
     spec: FamilySpec, tmp_path: Path
 ) -> None:
-    def budget(**options: int) -> int:
+    def budget(**options: Any) -> int:
         config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
         return config.embeddings.disk_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -103,13 +103,13 @@ class Harness:
         return Image(key, grid, self.net.spec.num_tokens(grid))
 
     def request(
-        self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: object
+        self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: Any
     ) -> Request:
         """`tokens` hold one placeholder per picture."""
         expanded, spans = self.net.spec.expand_prompt(tokens, images)
         return Request(
             id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling})
-        )  # type: ignore[arg-type]
+        )
 
     def run(
         self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None

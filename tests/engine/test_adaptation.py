@@ -13,6 +13,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
 from saccade.core.plan import Plan
+from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
 from tests.checkpoints import picture
@@ -59,6 +60,7 @@ class Front:
 def serve(harness: Harness, count: int) -> list[Plan]:
     """`count` requests with a new picture each, one after another, through the engine's loop."""
     spec = harness.net.spec
+    assert isinstance(spec, QwenVLSpec)
     factor = spec.image_rules.factor
     submits = []
     for number in range(count):

@@ -18,6 +18,7 @@ from saccade.core.messages import (
     ToEngine,
     ToFront,
 )
+from saccade.families.qwen_vl.spec import QwenVLSpec
 from tests.checkpoints import picture
 from tests.engine.harness import Harness, run_engine, set_threads
 from tests.families.forwarding import load
@@ -69,7 +70,9 @@ def test_what_came_too_early_makes_room_for_what_is_needed_first(
         prefix_cache=False,
     )
     images = [harness.image(pixels, f"picture {i}") for i, pixels in enumerate(pixels)]
-    token = harness.net.spec.image_token_id
+    spec = harness.net.spec
+    assert isinstance(spec, QwenVLSpec)
+    token = spec.image_token_id
     submits = [
         Submit(
             harness.request(

@@ -66,10 +66,8 @@ class Session:
         )
         self.done = 0
         layout, size = net.spec.kv_layout, 512
-        self.kv = [
-            tuple(torch.full((size, layout.kv_heads, layout.head_dim), torch.nan) for _ in range(2))
-            for _ in range(layout.layers)
-        ]
+        slots = torch.full((size, layout.kv_heads, layout.head_dim), torch.nan)
+        self.kv = [(slots.clone(), slots.clone()) for _ in range(layout.layers)]
         self.page_size = page_size or 1
         pages = torch.arange(7, size)
         if page_size is not None:

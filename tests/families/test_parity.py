@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from saccade.runtime.weights import load_net
 from tests.checkpoints import FamilyName, Reference, picture
 from tests.families.forwarding import CPU, Session, encode, load
 
-LOGITS = {"atol": 2e-4, "rtol": 0.0}
+LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}
 SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
 
 
@@ -144,7 +145,7 @@ def test_a_folded_patch_embedding_is_as_exact(
                 device=CPU,
                 patch_embed=way,
                 progress=False,
-            )  # type: ignore[arg-type]
+            )
             found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()
             errors[dtype, way] = float((found - wanted).abs().mean())
     assert errors[torch.float32, "folded"] < 1e-5

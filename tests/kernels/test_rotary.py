@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -85,11 +87,12 @@ def check(
     """
     fused = noise(angles.shape[0], 9, dim, seed=1).to(dtype).to(device)
     before = fused.cpu().clone()
-    parts = [
-        None if part is None else part.to(device)
-        for part in (rotation.cos, rotation.sin, rotation.index, rotation.axis)
-    ]
-    rotate(Rotation(*parts, rotation.pairs), fused[:, 1:7])
+    parts: dict[str, Any] = {
+        name: part.to(device)
+        for name in ("cos", "sin", "index", "axis")
+        if (part := getattr(rotation, name)) is not None
+    }
+    rotate(replace(rotation, **parts), fused[:, 1:7])
     wanted = before.double()
     wanted[:, 1:7] = turned(before[:, 1:7], angles, rotation.pairs)
     assert fused.dtype == dtype
@@ -173,15 +176,17 @@ def test_rows_and_heads_beyond_one_block(rotate: Rotate, device: str) -> None:
     angles = noise(70, 20) * 10
     x = noise(70, 130, 40, seed=1)
     mine = x.to(device, copy=True)
-    rotate(Rotation(*(table.to(device) for table in rotary_tables(angles))), mine)
+    cos, sin = rotary_tables(angles)
+    rotate(Rotation(cos.to(device), sin.to(device)), mine)
     torch.testing.assert_close(
         mine.cpu().double(), turned(x, angles, "halves"), atol=4e-6, rtol=0.0
     )
 
 
 def test_no_rows_are_no_trouble(rotate: Rotate, device: str) -> None:
+    cos, sin = rotary_tables(noise(0, 16))
     rotate(
-        Rotation(*(table.to(device) for table in rotary_tables(noise(0, 16)))),
+        Rotation(cos.to(device), sin.to(device)),
         torch.empty(0, 3, 32, device=device),
     )
 

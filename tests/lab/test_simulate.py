@@ -23,7 +23,7 @@ from lab.replay import Replay
 from lab.router import Router, ranking
 from lab.simulate import simulate
 from lab.stepwise import Stepwise
-from lab.trace import MeasuredTrace, Piece, Synthetic, page_names, tokens_of
+from lab.trace import MeasuredTrace, Synthetic, TracedPiece, page_names, tokens_of
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions
@@ -199,12 +199,12 @@ def test_both_levels_count_the_same_when_one_call_comes_at_a_time(
 
 
 def test_pages_are_named_as_the_prefix_cache_tells_them_apart() -> None:
-    first, other = Piece(1, 40), Piece(3, 40)
-    names = page_names((first, Piece(5, 30)), 16)
+    first, other = TracedPiece(1, 40), TracedPiece(3, 40)
+    names = page_names((first, TracedPiece(5, 30)), 16)
     assert len(names) == 5
     assert names[:2] == page_names((first, other), 16)[:2] == page_names((first,), 16)[:2]
     assert names[2] != page_names((first, other), 16)[2], "a page that goes on differently"
-    assert page_names((Piece(1, 8), Piece(1, 32)), 16)[0] != names[0]
+    assert page_names((TracedPiece(1, 8), TracedPiece(1, 32)), 16)[0] != names[0]
     assert len(set(names)) == len(names)
 
 

@@ -43,8 +43,9 @@ def palette(pixels: np.ndarray, transparent: bool = False) -> PIL.Image.Image:
 
 
 def alpha(pixels: np.ndarray, mode: str) -> PIL.Image.Image:
+    height, width = pixels.shape[:2]
     image = PIL.Image.fromarray(pixels).convert(mode)
-    image.putalpha(PIL.Image.fromarray(noise(*pixels.shape[:2], seed=9)[..., 0]))
+    image.putalpha(PIL.Image.fromarray(noise(height, width, seed=9)[..., 0]))
     return image
 
 
@@ -62,7 +63,8 @@ def late_exif(pixels: np.ndarray) -> bytes:
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
-    return png(*pixels.shape[:2], rows, after=chunk(b"eXIf", exif.tobytes()[6:]))
+    height, width = pixels.shape[:2]
+    return png(height, width, rows, after=chunk(b"eXIf", exif.tobytes()[6:]))
 
 
 def rows(pixels: np.ndarray, filter: int = 0) -> bytes:
@@ -74,7 +76,8 @@ def every_filter(pixels: np.ndarray) -> bytes:
     some picture.
     """
     lines = (bytes([number % 5]) + row.tobytes() for number, row in enumerate(pixels))
-    return png(*pixels.shape[:2], b"".join(lines))
+    height, width = pixels.shape[:2]
+    return png(height, width, b"".join(lines))
 
 
 def between_chunks(pixels: np.ndarray) -> bytes:
@@ -87,9 +90,8 @@ def between_chunks(pixels: np.ndarray) -> bytes:
         + chunk(b"sBIT", b"\5\5\5")
         + chunk(b"eXIf", b"")
     )
-    return png(
-        *pixels.shape[:2], rows(pixels), before=before, after=chunk(b"tEXt", b"Comment\0later")
-    )
+    height, width = pixels.shape[:2]
+    return png(height, width, rows(pixels), before=before, after=chunk(b"tEXt", b"Comment\0later"))
 
 
 def in_parts(data: bytes) -> bytes:

@@ -19,7 +19,7 @@ from saccade.core.options import MediaOptions
 from saccade.media import address
 from saccade.media.address import Resolve, is_public, resolve
 from saccade.media.fetch import Fetcher
-from saccade.media.http_cache import Answer, HTTPCache
+from saccade.media.http_cache import HttpAnswer, HTTPCache
 
 Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 PICTURE = bytes(range(256)) * 20
@@ -315,9 +315,9 @@ def test_kept_pictures_are_bounded_by_bytes() -> None:
         cache = HTTPCache(250)
 
         async def get(url: str) -> None:
-            async def send(headers: hishel.Headers) -> Answer:
+            async def send(headers: hishel.Headers) -> HttpAnswer:
                 sent.append(url)
-                return Answer(200, hishel.Headers({"cache-control": "max-age=60"}), bytes(100))
+                return HttpAnswer(200, hishel.Headers({"cache-control": "max-age=60"}), bytes(100))
 
             assert (await cache.get(url, "", hishel.Headers({}), send)).body == bytes(100)
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -162,7 +163,7 @@ def on_disk(folder: Path) -> int:
 
 def test_the_budget_counts_all_that_lies_on_disk(tmp_path: Path) -> None:
     store = FileStore(tmp_path, 1 << 20)
-    kept = []
+    kept: list[Any] = []
     with pytest.raises(TooLarge, match="--files-mb"):
         while len(kept) < 1000:
             kept.append(store.save(str(len(kept)).encode(), "n" * 200, "vision", None))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 import torch
@@ -40,9 +40,8 @@ def shards(size: int, backend: Literal["shm", "gloo"] = "shm") -> list[Shard]:
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def meet(rank: int) -> Shard:
-        return Shard(
-            rank, size, Distributed(dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60)))
-        )
+        group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+        return Shard(rank, size, Distributed(group))
 
     return together(meet, range(size))
 

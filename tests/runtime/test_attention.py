@@ -62,7 +62,8 @@ class Case:
     def attend(self) -> torch.Tensor:
         ours = SequenceAttention([(self.caches[0], self.caches[1])], self.page_size)
         ours.plan(self.batch)
-        return ours(self.q, *self.new, layer=0)
+        k, v = self.new
+        return ours(self.q, k, v, layer=0)
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(on_disk.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     tier.write(A, rows(A))
     assert tier.collect(wait=True) == ((A, "not saved"),)
     assert not list((tmp_path / b"model".hex()).iterdir())

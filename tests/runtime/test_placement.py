@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Indexing(TorchFunctionMode):
         self,
         func: Callable[..., object],
         types: object,
-        args: Sequence = (),
+        args: Sequence[Any] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func is torch.Tensor.__getitem__:

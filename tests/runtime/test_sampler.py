@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,14 +56,14 @@ def sample(
     return drawn, report.read(drawn) if report else (None,) * len(rows)
 
 
-def draw(row: torch.Tensor, count: int = 0, **params: object) -> int:
-    state = Row(SamplingParams(**params), [1, 2, 3] + [4] * count, 3)  # type: ignore[arg-type]
+def draw(row: torch.Tensor, count: int = 0, **params: Any) -> int:
+    state = Row(SamplingParams(**params), [1, 2, 3] + [4] * count, 3)
     return sample(row.clone().view(1, -1), [state])[0][0]
 
 
-def frequencies(row: torch.Tensor, n: int = 4000, **params: object) -> np.ndarray:
+def frequencies(row: torch.Tensor, n: int = 4000, **params: Any) -> np.ndarray:
     """Share of each token in n draws that differ by seed alone."""
-    states = [Row(SamplingParams(seed=seed, **params), [1], 1) for seed in range(n)]  # type: ignore[arg-type]
+    states = [Row(SamplingParams(seed=seed, **params), [1], 1) for seed in range(n)]
     tokens, _ = sample(row.expand(n, -1).clone(), states)
     return np.bincount(tokens, minlength=VOCAB) / n
 
@@ -119,9 +120,9 @@ def test_top_p_never_cuts_everything() -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"repetition_penalty": 1.3}]
 )
-def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, float]) -> None:
+def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, Any]) -> None:
     rows = logits(6)
-    others = [
+    others: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.5, "top_k": 40},
         {"temperature": 0.3},
@@ -131,8 +132,8 @@ def test_a_draw_does_not_depend_on_its_neighbours(params: dict[str, float]) -> N
         alone = draw(rows[2], temperature=0.9, seed=seed, **params)
         states = [
             Row(SamplingParams(seed=seed + i, **other), [1], 1) for i, other in enumerate(others)
-        ]  # type: ignore[arg-type]
-        states.insert(2, Row(SamplingParams(temperature=0.9, seed=seed, **params), [1, 2, 3], 3))  # type: ignore[arg-type]
+        ]
+        states.insert(2, Row(SamplingParams(temperature=0.9, seed=seed, **params), [1, 2, 3], 3))
         assert sample(rows[:5].clone(), states)[0][2] == alone
 
 

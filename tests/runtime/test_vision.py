@@ -15,6 +15,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.qwen_vl import vision
+from saccade.kernels.attention import varlen_attention
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime import encoder
@@ -98,7 +99,7 @@ def test_a_step_spends_what_it_may_and_images_end_in_order(
     monkeypatch.setattr(encoder, "CPU_PIECE", 64)
     net = load(checkpoint("qwen3_vl"))
     done: list[int] = []
-    attend = vision.varlen_attention
+    attend = varlen_attention
     monkeypatch.setattr(
         vision, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
     )

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
@@ -179,7 +180,7 @@ class Worker:
                 yield key, "read"
             else:
                 self.tiers["disk"].discard(key)
-                yield key, "damaged"
+                yield key, "not read"
 
     def _open(self, entry: Open) -> None:
         assert 0 <= entry.slot < self.limits.max_running and entry.slot not in self.seats
@@ -288,8 +289,9 @@ class Worker:
             self.kv[slots[i]] = seat.history[i]
         wanted = items(seat.tokens, seat.open.spans, seat.open.images)
         for i in range(row.start, end):
-            if isinstance(wanted[i], tuple):
-                shown[first + i - row.start] = wanted[i]
+            item = wanted[i]
+            if isinstance(item, tuple):
+                shown[first + i - row.start] = item
         seat.computed = end
 
 
@@ -347,10 +349,10 @@ class Simulation:
         salt: str = "",
         client: str = "",
         group: str = "",
-        **sampling: object,
+        **sampling: Any,
     ) -> Request:
         number = len(self.requests)
-        params = SamplingParams(seed=number, **sampling)  # type: ignore[arg-type]
+        params = SamplingParams(seed=number, **sampling)
         self.requests[number] = Request(
             f"r{number}", tuple(tokens), spans, images, params, salt, 0.0, client, group
         )

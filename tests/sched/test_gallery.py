@@ -16,7 +16,7 @@ BUDGET = 200
 
 def simulation(in_flight: int = 1, **changes: int) -> Simulation:
     fields = {"tower_budget": BUDGET, "tower_blocks": BLOCKS} | changes
-    limits = SchedulerLimits(8, 512, 1000, 10_000, **fields)  # type: ignore[arg-type]
+    limits = SchedulerLimits(8, 512, 1000, 10_000, **fields)
     return Simulation(limits, 256, 4, in_flight=in_flight)
 
 

@@ -72,10 +72,10 @@ def test_an_answer_that_is_complete_may_end_and_one_that_cannot_go_on_must(
     matchers: Matchers,
 ) -> None:
     matcher = matchers.begin(lark("start: /a{1,2}/"))
-    assert not matcher.may_end and not matcher.must_end
+    assert (matcher.may_end, matcher.must_end) == (False, False)
     assert not set(DEMO_ENDS) & set(allowed(matcher))
     matcher.accept(tokens_of("a"))
-    assert matcher.may_end and not matcher.must_end
+    assert (matcher.may_end, matcher.must_end) == (True, False)
     assert set(DEMO_ENDS) < set(allowed(matcher))
     matcher.accept(tokens_of("a"))
     assert matcher.must_end

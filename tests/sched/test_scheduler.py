@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def in_flight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(IN_FLIGHT, "plans", request.param)
 
 
-ENDLESS = {"ignore_eos": True, "max_tokens": 10}
+ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 10}
 
 
 def limits(
@@ -50,12 +51,12 @@ def simulation(
     return Simulation(settings or limits(), pages, page_size, **more)  # type: ignore[arg-type]
 
 
-def add_text(sim: Simulation, length: int, first: int = 1, **sampling: object) -> str:
+def add_text(sim: Simulation, length: int, first: int = 1, **sampling: Any) -> str:
     return sim.add(sim.request([first] + [2] * (length - 1), **(ENDLESS | sampling)))
 
 
 def gallery(
-    sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: object
+    sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: Any
 ) -> Request:
     """Text, then the pictures with a token between them, then text."""
     tokens, spans = [1] * before, []
@@ -197,7 +198,7 @@ def test_the_kv_cache_bounds_a_request_too() -> None:
 # ---- how answers end
 
 
-def answer_with_eos(sim: Simulation, **sampling: object) -> tuple[Request, int]:
+def answer_with_eos(sim: Simulation, **sampling: Any) -> tuple[Request, int]:
     """A request whose answer has its first EOS at a known place, at least third."""
     for first in range(1, 4000):
         request = sim.request([1 + first % 38, 1 + first // 38], max_tokens=60, **sampling)
@@ -410,12 +411,14 @@ def test_a_picture_comes_back_from_the_disk_and_a_damaged_file_costs_only_encodi
     assert sim.embeddings.hits == {"disk": 1, "device": 1}
 
 
-def test_while_a_picture_is_read_from_disk_the_others_go_on() -> None:
+def test_while_a_picture_is_read_from_disk_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sim = simulation(prefix=False, embedding_tokens=20, disk_tokens=60)
     for n in (1, 2):
         sim.add(gallery(sim, picture(n, 20)))
         sim.run()
-    sim.worker.rng.random = lambda: 0.9  # type: ignore[method-assign] - no read ends by itself
+    monkeypatch.setattr(sim.worker.rng, "random", lambda: 0.9)  # no read ends by itself
     reader = sim.add(gallery(sim, picture(1, 20)))
     writer = sim.add(sim.request([1, 2, 3], max_tokens=5, ignore_eos=True))
     plans = list(steps(sim))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_neighbour_is_admitted_within_a_few_steps_of_a_request_of_128_answers(
     in_flight: int, prefix: bool
 ) -> None:
     sim = Simulation(LIMITS, 4096, 16, prefix, in_flight=in_flight)
-    fields = {"ignore_eos": True, "max_tokens": 300, "group": "many"}
+    fields: dict[str, Any] = {"ignore_eos": True, "max_tokens": 300, "group": "many"}
     for _ in range(128):
         sim.add(sim.request([1, 2, 3, 4], **fields))
     advance(sim, 20)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -38,7 +39,8 @@ class Served:
 
     address: str
     http: httpx.Client
-    openai: openai.OpenAI
+    openai: Any
+    """An `openai.OpenAI`; tests send plain dicts, which its TypedDicts would refuse."""
     engine: EchoEngine
     front: Front
     server: Server

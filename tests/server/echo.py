@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import saccade.demo
 from saccade.core.config import MIB
@@ -114,7 +115,9 @@ class EchoEngine:
         sampling = request.sampling
         for count, token in enumerate((*self.reply(request), 2), 1):
             ends = (token == 2 and not sampling.ignore_eos) or token in sampling.stop_token_ids
-            finish = "stop" if ends else "length" if count == sampling.max_tokens else None
+            finish: Literal["stop", "length"] | None = (
+                "stop" if ends else "length" if count == sampling.max_tokens else None
+            )
             outcomes = (
                 tuple(ImageOutcome(i, "none") for i in range(len(request.images)))
                 if count == 1

@@ -288,7 +288,12 @@ def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served
     history.append(
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "ok"}]}
     )
-    for tools in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {"tools": None}):
+    cases: tuple[dict[str, Any], ...] = (
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": []},
+        {"tools": None},
+    )
+    for tools in cases:
         again = client.chat.completions.create(model="demo", messages=history, **tools)
         assert again.choices[0].message.content == "Hello!"
 

@@ -244,7 +244,7 @@ def keys(served: Served) -> list[Any]:
 def ask(served: Served, *parts: dict[str, Any]) -> None:
     served.openai.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": list(parts)}]
-    )  # type: ignore[typeddict-item]
+    )
 
 
 def test_both_ways_to_name_a_file_in_a_message_mean_its_bytes(served: Served) -> None:

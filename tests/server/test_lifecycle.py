@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPResponse
+from typing import Any
 
 import httpx
 import openai
@@ -211,7 +212,7 @@ def test_the_sdk_raises_what_ends_a_stream() -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Served]:
     """One request at a time, with a key, small bodies, one browser origin."""
-    limits = {"max_body_mb": 1, "max_queued_requests": 1}
+    limits: dict[str, Any] = {"max_body_mb": 1, "max_queued_requests": 1}
     with serving(
         ServerOptions(
             port=0,
@@ -224,11 +225,16 @@ def strict() -> Iterator[Served]:
         yield served
 
 
-AUTHORISED = {"authorization": "Bearer sécret".encode()}
+AUTHORISED: dict[str, Any] = {"authorization": "Bearer sécret".encode()}
 
 
 def test_without_the_key_only_health_and_version_answer(strict: Served) -> None:
-    for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sécret".encode()}):
+    headers: tuple[dict[str, Any], ...] = (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "sécret".encode()},
+    )
+    for header in headers:
         for method, path in (
             ("POST", "/v1/chat/completions"),
             ("GET", "/v1/models"),

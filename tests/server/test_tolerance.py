@@ -60,7 +60,8 @@ def submitted(served: Served) -> list[Request]:
     ],
 )
 def test_null_is_absent_for_every_field(served: Served, name: str) -> None:
-    assert post(served, **{name: None}).status_code == 200
+    unset: dict[str, Any] = {name: None}
+    assert post(served, **unset).status_code == 200
     assert submitted(served)[0].sampling.max_tokens > 16
 
 
@@ -145,16 +146,16 @@ def test_what_would_change_the_answer_is_refused_by_name(
 
 def test_an_answer_of_the_sdks_stream_helper_is_sent_back(served: Served) -> None:
     client = served.openai
-    with client.chat.completions.stream(model="demo", messages=HI) as stream:  # type: ignore[arg-type]
+    with client.chat.completions.stream(model="demo", messages=HI) as stream:
         message = stream.get_final_completion().choices[0].message
     for sent in (message, message.model_dump()):
         again = client.chat.completions.create(
             model="demo",
-            messages=[*HI, sent, {"role": "user", "content": "And?"}],  # type: ignore[list-item]
+            messages=[*HI, sent, {"role": "user", "content": "And?"}],
         )
         assert again.choices[0].message.content == "Hello!"
-    parsed = client.chat.completions.parse(model="demo", messages=HI).choices[0].message  # type: ignore[arg-type]
-    client.chat.completions.create(model="demo", messages=[*HI, parsed, *HI])  # type: ignore[list-item]
+    parsed = client.chat.completions.parse(model="demo", messages=HI).choices[0].message
+    client.chat.completions.create(model="demo", messages=[*HI, parsed, *HI])
 
 
 @pytest.mark.parametrize(
@@ -202,9 +203,9 @@ def test_usage_comes_with_every_chunk_when_asked(served: Served) -> None:
     chunks = list(
         served.openai.chat.completions.create(
             model="demo",
-            messages=HI,  # type: ignore[arg-type]
+            messages=HI,
             stream=True,
-            stream_options=options,  # type: ignore[arg-type]
+            stream_options=options,
         )
     )
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]

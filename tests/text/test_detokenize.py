@@ -55,6 +55,12 @@ VOCABULARY = Vocabulary(TOKENIZER)
 tokens = st.integers(0, TOKENIZER.get_vocab_size() + 2)
 
 
+def id_of(token: str) -> int:
+    id = TOKENIZER.token_to_id(token)
+    assert id is not None
+    return id
+
+
 def deltas(ids: list[int], vocabulary: Vocabulary = VOCABULARY) -> list[str]:
     text = Detokenizer(vocabulary)
     return [*(text.feed([token]) for token in ids), text.end()]
@@ -83,7 +89,7 @@ def test_how_tokens_are_grouped_does_not_matter(ids: list[int], data: st.DataObj
 
 def test_a_character_of_several_tokens_appears_with_its_last() -> None:
     ids = [
-        TOKENIZER.token_to_id(piece)
+        id_of(piece)
         for piece in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("😀")[0][0]
     ]
     assert len(ids) == 4
@@ -92,7 +98,7 @@ def test_a_character_of_several_tokens_appears_with_its_last() -> None:
 
 
 def test_special_tokens_show_nothing_and_plain_added_tokens_show_themselves() -> None:
-    end, call, arrow = (TOKENIZER.token_to_id(name) for name in ("<|end|>", "<tool_call>", "→日"))
+    end, call, arrow = (id_of(name) for name in ("<|end|>", "<tool_call>", "→日"))
     assert deltas([call, end, arrow]) == ["<tool_call>", "", "→日", ""]
     assert VOCABULARY.name_of(end) == b"<|end|>"
     assert VOCABULARY.bytes_of(10**6) == b""

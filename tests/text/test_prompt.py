@@ -171,7 +171,10 @@ def test_a_final_message_is_continued_where_it_ends(folder: Path, source: str, b
         [begun] if source is templates.STRICT else [begun, [{"type": "text", "text": begun}]]
     )
     for content in parts:
-        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+        chat: list[dict[str, Any]] = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": content},
+        ]
         text = template_of(folder, source).render(
             chat, add_generation_prompt=False, continue_final_message=True
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.text.answer import Answer, AnswerEvent, AnswerReader, gather
+from saccade.text.answer import AnswerEvent, AnswerReader, WholeAnswer, gather
 from saccade.text.call_json import JsonScanner
 from saccade.text.tool_calls import (
     CallArguments,
@@ -54,7 +54,9 @@ def parts(text: str, cuts: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def read(form: Form | None, pieces: Sequence[str], eager: bool = False, **other: Any) -> Answer:
+def read(
+    form: Form | None, pieces: Sequence[str], eager: bool = False, **other: Any
+) -> WholeAnswer:
     numbers = itertools.count()
     reader = AnswerReader(
         other.get("where"), form, TOOLS, eager=eager, make_id=lambda: f"call_{next(numbers)}"
@@ -63,7 +65,7 @@ def read(form: Form | None, pieces: Sequence[str], eager: bool = False, **other:
     return gather(events + reader.end())
 
 
-def calls_of(answer: Answer) -> list[tuple[str, Any]]:
+def calls_of(answer: WholeAnswer) -> list[tuple[str, Any]]:
     """Name and arguments; a key that stands twice is an error here."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,7 +215,7 @@ MALFORMED = [
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_malformed_call_is_text_to_the_letter(form: Form, text: str, eager: bool) -> None:
     for pieces in ([text], list(text)):
-        assert read(form, pieces, eager) == Answer(text, "", ())
+        assert read(form, pieces, eager) == WholeAnswer(text, "", ())
 
 
 def test_a_call_streams_its_name_and_then_its_arguments() -> None:

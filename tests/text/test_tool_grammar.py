@@ -23,7 +23,7 @@ from tests.text.lexicons import (
 from tests.text.schemas import SchemaMaker
 from tests.text.walks import walk
 
-LOOK = {
+LOOK: dict[str, Any] = {
     "type": "object",
     "properties": {
         "where": {"type": "string"},
@@ -154,7 +154,7 @@ def test_drawn_calls_are_read_back_and_fit_their_schema(
     grammars: Grammars, matchers: Matchers, form: Form
 ) -> None:
     quick = {**LOOK, "properties": {**LOOK["properties"], "where": {"enum": ["a</b>", "é\n"]}}}
-    schemas = {"look": quick, "stop": {}}
+    schemas: dict[str, Any] = {"look": quick, "stop": {}}
     grammar = grammars.compile(wish("required", form, tools=read_tools(offered(**schemas)))).text
     seen = set()
     for seed in range(40):
@@ -197,7 +197,7 @@ def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Ma
         ([{"type": "web_search"}], "auto", "tools[0]"),
         ([{"type": "function", "function": {"name": "a b"}}], "auto", "tools[0].function.name"),
         (offered(a={}) + offered(a={}), "auto", "tools[1].function.name"),
-        (offered(**{f"t{i}": None for i in range(129)}), "auto", "tools"),
+        (offered(**dict[str, Any]((f"t{i}", None) for i in range(129))), "auto", "tools"),
         ([], "required", "tool_choice"),
         (offered(a={}), {"type": "function", "function": {"name": "b"}}, "tool_choice"),
         (offered(a={}), "any", "tool_choice"),

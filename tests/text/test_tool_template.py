@@ -57,7 +57,10 @@ def test_without_tools_it_is_the_checkpoints_own_template(
 
 
 def test_tools_stand_in_the_system_message() -> None:
-    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": [IMAGE]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": [IMAGE]},
+    ]
     text = render(messages, tools=[TOOL])
     signature = json.dumps(TOOL, ensure_ascii=False)
     assert text == (

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.demo.draw import Scene, Shape
+from saccade.demo.draw import DrawnShape, Scene
 from saccade.demo.tasks import Exchange, held_out
 from saccade.tools.eval import mmmu, ocr, ocrbench, shapes
 from saccade.tools.eval.consistency import mark_png
@@ -111,7 +111,7 @@ def scene(*things: tuple[str, str]) -> Scene:
         99,
         (0, 0, 0),
         (0, 0, 0),
-        tuple(Shape(kind, colour, (0, 0, 0), 0, 0, 9) for colour, kind in things),
+        tuple(DrawnShape(kind, colour, (0, 0, 0), 0, 0, 9) for colour, kind in things),
     )
 
 

@@ -11,11 +11,11 @@ from PIL import Image
 
 from saccade.core.errors import ConfigError
 from saccade.tools.options import ProbeOptions, TargetOptions
-from saccade.tools.probe import Step, plot, probe, verdicts
+from saccade.tools.probe import ProbeStep, plot, probe, verdicts
 from tests.tools.server import IMAGE_TOKENS, Json, Script, ScriptedServer, pictures
 
 
-def run(server: ScriptedServer, **options: Any) -> list[Step]:
+def run(server: ScriptedServer, **options: Any) -> list[ProbeStep]:
     return probe(
         TargetOptions(base_url=server.url, timeout=10),
         ProbeOptions(image_content="blank", quiet=True, **options),

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.client import Client, Stream
+from saccade.tools.bench.client import BenchClient, Stream
 from saccade.tools.bench.datasets import Calibration
 from saccade.tools.bench.journal import read_runs
 from saccade.tools.bench.load import arrival_times
@@ -361,7 +361,7 @@ def test_a_server_that_counts_nothing_leaves_the_usual_guess(server: ScriptedSer
     server.script = Script(refuse=lambda number, body: 400)
 
     async def measure() -> Calibration:
-        async with Client(TargetOptions(base_url=server.url)) as client:
+        async with BenchClient(TargetOptions(base_url=server.url)) as client:
             return await calibrate(client, "m")
 
     assert asyncio.run(measure()) == Calibration(10.0, 0.25)

@@ -58,7 +58,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReplyUsage:
     """Tokens as the server counts them. None: it does not say."""
 
     prompt: int | None = None
@@ -80,7 +80,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class BenchReply:
     """What came of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for
     each event with text in it.
 
@@ -91,7 +91,7 @@ class Reply:
     arrivals: tuple[float, ...]
     done: float
     text: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: ReplyUsage = field(default_factory=ReplyUsage)
     finish: str | None = None
     trace: dict[str, Any] | None = None
     failure: Failure | None = None
@@ -104,7 +104,7 @@ class Stream:
         self._rest = b""
         self.pieces: list[str] = []
         self.arrivals: list[float] = []
-        self.usage = Usage()
+        self.usage = ReplyUsage()
         self.finish: str | None = None
         self.trace: dict[str, Any] | None = None
         self.ended = False
@@ -144,7 +144,7 @@ class Stream:
                 self.arrivals.append(now)
         if event.usage is not None:
             details = event.usage.prompt_tokens_details or _PromptDetails()
-            self.usage = Usage(
+            self.usage = ReplyUsage(
                 event.usage.prompt_tokens,
                 event.usage.completion_tokens,
                 details.cached_tokens,
@@ -153,7 +153,7 @@ class Stream:
         self.trace = event.saccade or self.trace
 
 
-class Client:
+class BenchClient:
     """A server, asked side by side over as many connections as it takes. Use as `async with`."""
 
     def __init__(self, target: TargetOptions) -> None:
@@ -165,7 +165,7 @@ class Client:
             headers={"Content-Type": "application/json", **headers(target)},
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> BenchClient:
         return self
 
     async def __aexit__(
@@ -201,7 +201,7 @@ class Client:
         except (aiohttp.ClientError, OSError, ValueError):
             return None
 
-    async def stream(self, body: bytes) -> Reply:
+    async def stream(self, body: bytes) -> BenchReply:
         """A streamed chat completion. Failures are part of the reply, never raised."""
         stream, sent, now = Stream(), time.perf_counter(), time.perf_counter
         failure: Failure | None = None
@@ -231,7 +231,7 @@ class Client:
                 "broken stream", "the stream ended without a finish_reason and [DONE]"
             )
         text = "".join(stream.pieces)
-        return Reply(
+        return BenchReply(
             sent,
             tuple(stream.arrivals),
             done,

@@ -19,7 +19,7 @@ from saccade.tools.bench.pictures import Dice, DrawnImage, parse_resolution
 from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import File, Json, Session, Turn, TurnPart
 from saccade.tools.eval.mmmu import load_questions
-from saccade.tools.eval.ocr import Reading, draw_reading
+from saccade.tools.eval.ocr import OcrLine, draw_reading
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
@@ -84,7 +84,7 @@ class Maker:
         )
         return lambda step: DrawnImage("document", width, height, seed, kind, step)
 
-    def reading(self, number: int) -> Reading:
+    def reading(self, number: int) -> OcrLine:
         width, height = self._sizes.draw(self.dice)
         return draw_reading(self.seed(), ("number", "word")[number % 2], (width, height))
 

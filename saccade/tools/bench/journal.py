@@ -19,7 +19,7 @@ from typing import Any
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration
-from saccade.tools.bench.load import Record, Run
+from saccade.tools.bench.load import LoadRun, Record
 from saccade.tools.bench.measure import Summary, e2e, itls, output_tokens, tpot, ttft, vision_tokens
 from saccade.tools.bench.workload import outline
 from saccade.tools.eval.contract import EvalResult
@@ -51,7 +51,7 @@ def write_run(
     path: Path,
     label: str,
     options: Mapping[str, Any],
-    run: Run,
+    run: LoadRun,
     summary: Summary,
     calibration: Calibration,
     save_text: bool,
@@ -129,7 +129,7 @@ def _lines(path: Path) -> Iterator[Json]:
         yield data
 
 
-def _request(record: Record, run: Run, calibration: Calibration, save_text: bool) -> Json:
+def _request(record: Record, run: LoadRun, calibration: Calibration, save_text: bool) -> Json:
     """One request; times in ms, `sent` since the start of the run."""
     reply, turn = record.reply, record.turn
     line: Json = {

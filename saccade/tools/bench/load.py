@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.tools.bench.client import Client, Failure, Reply
+from saccade.tools.bench.client import BenchClient, BenchReply, Failure
 from saccade.tools.bench.workload import PreparedChat, PreparedTurn, Template, answer_message
 from saccade.tools.options import LoadOptions
 
@@ -37,11 +37,11 @@ class Record:
     body_bytes: int
     due: float
     prior: int
-    reply: Reply
+    reply: BenchReply
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """All records in order of sending; the clock's start and end; delays of the event loop in
     seconds.
     """
@@ -70,12 +70,12 @@ def arrival_times(load: LoadOptions, count: int) -> np.ndarray[tuple[int], np.dt
 
 
 async def drive(
-    client: Client,
+    client: BenchClient,
     chats: Sequence[PreparedChat],
     template: Template,
     load: LoadOptions,
     told: Told | None = None,
-) -> Run:
+) -> LoadRun:
     """Send everything.
 
     A chat whose turn fails goes no further; its remaining turns are recorded as "not sent".
@@ -114,11 +114,11 @@ async def drive(
     end = max((record.reply.done for record in records), default=start)
     watch.cancel()
     records.sort(key=lambda record: (record.reply.sent, record.session, record.round))
-    return Run(tuple(records), start, end, tuple(delays))
+    return LoadRun(tuple(records), start, end, tuple(delays))
 
 
 async def _hold_chat(
-    client: Client, template: Template, number: int, chat: PreparedChat, due: float, note: Told
+    client: BenchClient, template: Template, number: int, chat: PreparedChat, due: float, note: Told
 ) -> None:
     answers: list[bytes] = []
     prior = 0
@@ -131,7 +131,7 @@ async def _hold_chat(
         note(Record(number, place, turn, chat.tenant, len(body), due, prior, reply))
         if reply.failure:
             for later in range(place + 1, len(chat.turns)):
-                none = Reply(
+                none = BenchReply(
                     reply.done,
                     (),
                     reply.done,

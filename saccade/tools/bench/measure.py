@@ -18,7 +18,7 @@ import numpy as np
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration
-from saccade.tools.bench.load import Record, Run
+from saccade.tools.bench.load import LoadRun, Record
 from saccade.tools.eval.ocr import says
 
 PERCENTILES = (50, 90, 95, 99)
@@ -69,7 +69,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenTotals:
     """Totals over the answered requests. `vision_known` says whether the server itself counts
     vision tokens; else they are what is left of the prompt after the measured length of text.
     `cached` is None where the server does not say.
@@ -161,7 +161,7 @@ class Summary:
     duration: float
     images: int
     images_seen: int
-    tokens: Tokens
+    tokens: TokenTotals
     throughput: Throughput
     latency: Latency
     rounds: tuple[Round, ...]
@@ -237,7 +237,7 @@ def is_good(record: Record, bounds: Mapping[str, float]) -> bool:
     return all(times[name] <= bound for name, bound in bounds.items())
 
 
-def summarise(run: Run, calibration: Calibration, bounds: Mapping[str, float]) -> Summary:
+def summarise(run: LoadRun, calibration: Calibration, bounds: Mapping[str, float]) -> Summary:
     sent = [r for r in run.records if r.body_bytes]
     done = [r for r in sent if r.reply.failure is None]
     failures = [r.reply.failure for r in run.records if r.reply.failure]
@@ -265,13 +265,13 @@ def summarise(run: Run, calibration: Calibration, bounds: Mapping[str, float]) -
     )
 
 
-def _tokens(records: Sequence[Record], calibration: Calibration) -> Tokens:
+def _tokens(records: Sequence[Record], calibration: Calibration) -> TokenTotals:
     prompt = sum(r.reply.usage.prompt or 0 for r in records)
     known = bool(records) and all(r.reply.usage.image is not None for r in records)
     vision = sum(vision_tokens(r, calibration) for r in records)
     says_cached = any(r.reply.usage.cached is not None for r in records)
     unsent = [r for r in records if r.turn.images and not r.turn.seen]
-    return Tokens(
+    return TokenTotals(
         prompt=prompt,
         text=prompt - vision,
         vision=vision,
@@ -303,7 +303,7 @@ def vision_tokens(record: Record, calibration: Calibration) -> int:
 
 
 def _throughput(
-    records: Sequence[Record], tokens: Tokens, duration: float, bounds: Mapping[str, float]
+    records: Sequence[Record], tokens: TokenTotals, duration: float, bounds: Mapping[str, float]
 ) -> Throughput:
     per_second = 1 / duration if duration else 0.0
     return Throughput(

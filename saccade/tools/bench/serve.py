@@ -22,10 +22,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from saccade.tools.bench.client import Client
+from saccade.tools.bench.client import BenchClient
 from saccade.tools.bench.datasets import FROM_FILES, Calibration, Recipe, build, warmup
 from saccade.tools.bench.journal import write_run
-from saccade.tools.bench.load import Record, Run, drive
+from saccade.tools.bench.load import LoadRun, Record, drive
 from saccade.tools.bench.measure import Summary, parse_goodput, summarise, ttft
 from saccade.tools.bench.table import print_summary
 from saccade.tools.bench.words import WORDS
@@ -59,7 +59,7 @@ class Measured:
     """What a run gave. `model` is the name that was asked for."""
 
     model: str
-    run: Run
+    run: LoadRun
     summary: Summary
     calibration: Calibration
 
@@ -99,7 +99,7 @@ async def measure(bench: Bench) -> Measured:
         parse_goodput(bench.output.goodput),
         parse_extra(bench.target.extra_request_body),
     )
-    async with Client(bench.target) as client:
+    async with BenchClient(bench.target) as client:
         model = bench.target.model or await client.model()
         calibration = await calibrate(client, model)
         recipe = Recipe(
@@ -120,7 +120,7 @@ async def measure(bench: Bench) -> Measured:
     return Measured(model, run, summarise(run, calibration, bounds), calibration)
 
 
-async def calibrate(client: Client, model: str) -> Calibration:
+async def calibrate(client: BenchClient, model: str) -> Calibration:
     """How many tokens this server counts for text: two questions without pictures, of 32 and of 160
     words.
     """

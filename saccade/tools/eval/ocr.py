@@ -24,7 +24,7 @@ QUESTIONS: dict[Kind, str] = {"number": "What number is this?", "word": "What wo
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OcrLine:
     """A PNG with one line of text, the question about it and the text."""
 
     encoded: bytes
@@ -32,7 +32,7 @@ class Reading:
     expected: str
 
 
-def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> Reading:
+def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> OcrLine:
     """A number of one to six digits or a word that the demo model knows; `size` in pixels, else
     each side between 96 and 320.
     """
@@ -41,7 +41,7 @@ def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> 
     assert scene.text is not None, "scenes of this kind show text"
     buffer = io.BytesIO()
     render(scene).save(buffer, "PNG")
-    return Reading(buffer.getvalue(), QUESTIONS[kind], scene.text.text.lower())
+    return OcrLine(buffer.getvalue(), QUESTIONS[kind], scene.text.text.lower())
 
 
 def says(text: str, expected: str) -> float:
