@@ -109,3 +109,20 @@ def test_a_running_request_keeps_its_pages_and_its_image() -> None:
     sim.run()
     assert len(sim.output(running)) == 100 and sim.scheduler.counts.preemptions == 0
     assert sim.worker.encoded[image.key] == 1
+
+
+def test_an_image_that_a_waiting_request_had_found_is_asked_for_ahead_of_its_turn() -> None:
+    sim = Simulation(SchedulerLimits(1, 512, 1000, 10_000), 256, 4)
+    image = picture(1, 20)
+    sim.add(gallery(sim, image, max_tokens=1))
+    sim.run()
+    sim.add(sim.request([7, 8, 9], ignore_eos=True, max_tokens=20))
+    sim.finish(sim.plan())
+    waits = sim.add(gallery(sim, image))
+    sim.finish(sim.plan())
+    assert not sim.wanted, "its tokens are in the prefix cache"
+    sim.flush(embeddings=True)
+    sim.finish(sim.plan())
+    assert not sim.deltas[waits] and set(sim.wanted) == {image.key}
+    sim.run()
+    assert (cached(sim, waits), levels(sim, waits)) == (0, ["none"])
