@@ -212,6 +212,22 @@ class EmbeddingCache:
             Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
         ], key not in evicted
 
+    def flush(self) -> list[Move]:
+        """Forget every embedding that nobody holds, in every tier. Returns what must go; what is
+        held on the device, being read or staged stays, on disk too.
+        """
+        keep = self.device.held | self.disk.held | self._staged
+        shelves: tuple[tuple[Place, Shelf], ...] = (
+            ("device", self.device),
+            ("host", self.host),
+            ("disk", self.disk),
+        )
+        return [
+            Move(key, place, None, self._forget(key))
+            for place, shelf in shelves
+            for key in shelf.clear(keep)
+        ]
+
     # ---- reading from disk, in the background
 
     def fetch(self, key: ImageKey) -> Move:

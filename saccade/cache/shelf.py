@@ -107,6 +107,15 @@ class Shelf:
         self.evictions += len(evicted)
         return evicted
 
+    def clear(self, keep: Collection[ImageKey]) -> list[ImageKey]:
+        """Remove every item that is not in `keep`, which names all that are held; returns their
+        keys. Counts as no eviction.
+        """
+        gone = [key for key in self._items if key not in keep]
+        for key in gone:
+            self.take(key)
+        return gone
+
     def _evict(self, entry: tuple[float, int, ImageKey]) -> ImageKey:
         self._floor = max(self._floor, entry[0])
         self.take(entry[2])

@@ -87,6 +87,17 @@ class PixelsFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Flush:
+    """Forget what the KV prefix cache holds and no running request uses.
+
+    embeddings: and the embeddings, in every tier, and the kept pixels. Requests that are submitted
+    later find none of these; requests in flight go on.
+    """
+
+    embeddings: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Scrape:
     """Somebody wants to see metrics. Answered by `Figures`."""
 
@@ -210,7 +221,7 @@ class Begun:
     saved: tuple[tuple[ImageKey, int], ...]
 
 
-ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Scrape | Stop
+ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
 ToFront = Ready | Failed | Output | Figures | Alive
 ToWorker = Load | Begin | Plan | Finish
 FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed

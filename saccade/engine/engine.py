@@ -17,6 +17,7 @@ from saccade.core.messages import (
     Abort,
     Alive,
     Figures,
+    Flush,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -166,6 +167,8 @@ class Engine:
                 self._deltas += scheduler.pixels_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
+            case Flush(embeddings):
+                scheduler.flush(embeddings)
             case Scrape():
                 measure(scheduler, self._metrics)
                 self._front.send(Figures(self._metrics.changed()))

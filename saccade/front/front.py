@@ -28,6 +28,7 @@ from saccade.core.messages import (
     Abort,
     Failed,
     Figures,
+    Flush,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -251,6 +252,15 @@ class Front:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
         return self.metrics
+
+    def flush(self, embeddings: bool) -> None:
+        """Have the engine forget its prefix cache and, with `embeddings`, images too: requests
+        submitted from now on find none of what no request in flight uses.
+
+        Raises EngineUnavailable.
+        """
+        _ = self.ready
+        self._engine.send(Flush(embeddings))
 
     @property
     def ready(self) -> Ready:

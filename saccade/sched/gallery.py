@@ -138,6 +138,13 @@ class Gallery:
         if key in self._embeddings.staged:
             self._moves.append(self._embeddings.unstage(key))
 
+    def flush(self) -> None:
+        """Let go of embeddings and pixels that are only kept for another use. The workers are told
+        in the next plan.
+        """
+        self._moves += self._embeddings.flush()
+        self.slots.forget_kept()
+
     def take_notices(self) -> Notices:
         """What the front should hear, once."""
         notices = Notices(tuple(self._want), tuple(self._unwanted))

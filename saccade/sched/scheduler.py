@@ -123,6 +123,17 @@ class Scheduler:
         ]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
+    def flush(self, embeddings: bool) -> None:
+        """Forget cached pages that no running sequence holds; with `embeddings`, also embeddings
+        and kept pixels that are not in use. Waiting sequences compute again what they had found.
+        """
+        if self.prefix:
+            self.prefix.evict(self.prefix.evictable)
+        if embeddings:
+            self.gallery.flush()
+        for sequence in self.waiting:
+            sequence.matched = None
+
     def take_notices(self) -> Notices:
         """What the front should hear, once."""
         return self.gallery.take_notices()

@@ -109,6 +109,12 @@ class PixelSlots:
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
 
+    def forget_kept(self) -> None:
+        """Pixels kept for another use are of no use any more."""
+        for slot in self._kept.values():
+            self._memory.free(slot.offset)
+        self._kept.clear()
+
     def free(self, slot: PixelSlot) -> None:
         """A slot is no longer in use, and what it holds is of no use."""
         self.bytes_in_use -= slot.nbytes

@@ -112,6 +112,8 @@ def build_app(
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", _Endpoint(api.tokenize), methods=["POST"]),
             Route("/detokenize", _Endpoint(api.detokenize), methods=["POST"]),
+            Route("/flush_cache", api.flush_cache, methods=["POST"]),
+            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
@@ -286,6 +288,14 @@ class _Api:
         status, reason = self.front.health
         state = {"status": status, "model": self.names[0]}
         return _json(state) if status == "ready" else _json({**state, "reason": reason}, 503)
+
+    async def flush_cache(self, _: Request) -> Response:
+        self.front.flush(embeddings=True)
+        return Response()
+
+    async def reset_prefix_cache(self, _: Request) -> Response:
+        self.front.flush(embeddings=False)
+        return Response()
 
     async def metrics(self, _: Request) -> Response:
         text = metrics.render(await self.front.scrape())

@@ -24,6 +24,10 @@ _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
     "/tokenize": ("TokenizeRequest", None, "TokenCount"),
     "/detokenize": ("DetokenizeRequest", openai.DETOKENIZE, "TokenText"),
 }
+_COMMANDS: dict[str, str] = {
+    "/flush_cache": "Forget the KV prefix cache, embeddings and kept pixels that are not in use",
+    "/reset_prefix_cache": "Forget the KV prefix cache that is not in use",
+}
 _GETS: dict[str, tuple[str, str]] = {
     "/v1/models": ("The models", "ModelList"),
     "/v1/models/{name}": ("One model", "Model"),
@@ -61,6 +65,8 @@ def describe() -> dict[str, Any]:
         paths[path] = {"post": _operation(name, answer)}
     for path, (summary, answer_name) in _GETS.items():
         paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
+    for path, summary in _COMMANDS.items():
+        paths[path] = {"post": {"summary": summary, "responses": _answers("")}}
     paths["/v1/files"]["post"] = _upload()
     paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
     return {

@@ -102,6 +102,7 @@ class Worker:
         }
         self.reading: list[ImageKey] = []
         self.rng = random.Random(0)
+        self.unsaved: set[ImageKey] = set()  # could not be written, which the scheduler hears late
         self.harm = 0.0  # how likely a file is damaged, or cannot be written
         self.pixels: dict[int, tuple[PixelSlot, ImageKey]] = {}  # by offset: what was written
         self.encoding: dict[ImageKey, int] = {}  # patch-blocks left, in order
@@ -119,6 +120,7 @@ class Worker:
         encoded = self._encode(plan)
         assert set(plan.save) <= self.tiers["device"] - self.tiers["disk"]
         self.tiers["disk"] |= set(plan.save)
+        self.unsaved -= set(plan.save)
         self._check_budgets(plan)
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
@@ -152,6 +154,8 @@ class Worker:
     def _move(self, move: Move) -> None:
         key, source = move.key, move.source
         assert key not in self.encoding, "moved before it is encoded"
+        if move.target is None and key in self.unsaved - self.tiers[source] and source == "disk":
+            return
         assert key in self.tiers[source], "moved from where it is not"
         if (source, move.target) == ("disk", "staged"):
             assert key not in self.reading and key not in self.tiers["staged"], "read twice"
@@ -172,6 +176,7 @@ class Worker:
         for key in plan.save:
             if self.rng.random() < self.harm:
                 self.tiers["disk"].remove(key)
+                self.unsaved.add(key)
                 yield key, "not saved"
         while self.reading and (plan.wait or self.rng.random() < 0.5):
             key = self.reading.pop(0)
@@ -374,6 +379,10 @@ class Simulation:
         self.unwanted.discard(key)
         self.worker.write(slot, key)
         self.take(self.scheduler.pixels_ready(key))
+
+    def flush(self, embeddings: bool) -> None:
+        self.scheduler.flush(embeddings)
+        self._notice()
 
     def fail_pixels(self, key: ImageKey) -> None:
         del self.wanted[key]

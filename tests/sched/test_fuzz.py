@@ -44,7 +44,7 @@ def simulation(rng: random.Random, in_flight: int) -> tuple[Simulation, int]:
 
 class Chaos:
     """What can happen at any moment: requests come and go, pixels come in time, late, or not at
-    all.
+    all, caches are flushed.
     """
 
     def __init__(self, rng: random.Random, requests: int, in_flight: int) -> None:
@@ -72,6 +72,8 @@ class Chaos:
                 sim.send_pixels(key)
         if sim.alive and rng.random() < self.harm:
             sim.abort(rng.choice(sorted(sim.alive)))
+        if rng.random() < self.harm:
+            sim.flush(embeddings=rng.random() < 0.7)
         sim.check()
 
     def run(self) -> None:

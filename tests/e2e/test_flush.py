@@ -1,0 +1,88 @@
+"""/flush_cache and /reset_prefix_cache on a real server: what was seen costs its work again, and a
+stream that runs goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.checkpoints import make_checkpoint, picture
+from tests.e2e.server import Server, serving
+from tests.e2e.test_serve import image_part, text_part, user
+
+KEY = {"Authorization": "Bearer secret"}
+ENCODED, DECODED = "saccade_images_encoded_total", "saccade_images_decoded_total"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
+    options = ("--dtype", "float32", "--api-key", "secret", "--metrics-without-key")
+    with serving(folder, tmp_path_factory.mktemp("log"), *options) as server:
+        yield server
+
+
+def body(seed: int, **fields: Any) -> dict[str, Any]:
+    parts = (image_part(picture(90, 120, seed=seed)), text_part("what is there? " * 8))
+    settings = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    return {"messages": [user(*parts)], **settings, **fields}
+
+
+def ask(server: Server, salt: str) -> tuple[str, int]:
+    """The answer, and how many tokens of its prompt were cached."""
+    url = f"{server.url}/v1/chat/completions"
+    answer = (
+        httpx.post(url, json=body(1, cache_salt=salt), headers=KEY, timeout=60)
+        .raise_for_status()
+        .json()
+    )
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"], cached
+
+
+def flush(server: Server, path: str) -> None:
+    assert httpx.post(server.url + path, headers=KEY).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "work"), [("/flush_cache", 2), ("/reset_prefix_cache", 1)])
+def test_what_was_seen_costs_its_work_again(server: Server, path: str, work: int) -> None:
+    encoded, decoded = server.metric(ENCODED), server.metric(DECODED)
+    first, cold = ask(server, path)
+    again, warm = ask(server, path)
+    assert cold == 0 < warm
+    assert server.metric(ENCODED) == encoded + 1
+    flush(server, path)
+    late, flushed = ask(server, path)
+    assert flushed == 0 and first == again == late
+    assert server.metric(ENCODED) == encoded + work
+    assert server.metric(DECODED) == decoded + work, "pixels are kept with the embeddings"
+
+
+def test_a_stream_goes_on_unharmed(server: Server) -> None:
+    fields = {"max_tokens": 200, "stream": True}
+    url = f"{server.url}/v1/chat/completions"
+
+    def stream(disturb: bool) -> list[str]:
+        texts = []
+        sent = httpx.stream("POST", url, json=body(9, **fields), headers=KEY, timeout=60)
+        with sent as answer:
+            for line in answer.iter_lines():
+                if '"content"' in line:
+                    texts.append(line.split('"delta":')[1])
+                    if disturb and len(texts) % 20 == 5:
+                        flush(server, "/flush_cache")
+        return texts
+
+    assert stream(disturb=True) == stream(disturb=False)
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
+def test_a_flush_needs_the_key_and_is_a_post(server: Server, path: str) -> None:
+    assert httpx.post(server.url + path).status_code == 401
+    assert httpx.get(server.url + path, headers=KEY).status_code == 405
+    document = httpx.get(f"{server.url}/openapi.json", headers=KEY).json()
+    assert list(document["paths"][path]) == ["post"]
