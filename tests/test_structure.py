@@ -5,8 +5,11 @@ torch.
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -92,28 +95,114 @@ def test_files_functions_and_classes_stay_small(path: Path) -> None:
             assert node.end_lineno - node.lineno + 1 <= 60, (
                 f"{node.name}: a function has at most 60 lines"
             )
-        if isinstance(node, ast.ClassDef):
-            assert count_fields(node) <= 15, f"{node.name}: a class has at most 15 fields"
 
 
-def count_fields(node: ast.ClassDef) -> int:
-    declared = {
-        x.target.id
-        for x in node.body
-        if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
+# ---- classes
+
+
+def find_classes() -> list[tuple[Path, ast.ClassDef]]:
+    """Every class of ours, nested ones too."""
+    return [
+        (path, node)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+CLASSES = find_classes()
+each_class = pytest.mark.parametrize(
+    ("path", "node"),
+    CLASSES,
+    ids=[f"{path.relative_to(ROOT)}:{node.name}" for path, node in CLASSES],
+)
+
+
+def bases_of(path: Path, node: ast.ClassDef) -> list[tuple[Path, ast.ClassDef]]:
+    """The bases that are ours."""
+    ours = []
+    for base in node.bases:
+        named = base.value if isinstance(base, ast.Subscript) else base
+        name = named.attr if isinstance(named, ast.Attribute) else ast.unparse(named)
+        found = [each for each in CLASSES if each[1].name == name and each[1] is not node]
+        # private names may recur: the one of the same file is meant
+        ours += ([each for each in found if each[0] == path] or found)[:1]
+    return ours
+
+
+def declared_fields(node: ast.ClassDef) -> set[str]:
+    return {
+        statement.target.id
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and "ClassVar" not in ast.unparse(statement.annotation)
     }
-    assigned = {
-        target.attr
-        for method in node.body
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
-        for statement in ast.walk(method)
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        for target in (
-            statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        )
-        if isinstance(target, ast.Attribute)
-    }
-    return max(len(declared), len(assigned))
+
+
+def assigned_fields(node: ast.ClassDef, born: bool) -> set[str]:
+    """Attributes of `self` that `__init__` assigns (`born`), or that the other methods do."""
+    found = set()
+    for method in node.body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or not method.args.args:
+            continue
+        if (method.name == "__init__") != born:
+            continue
+        me = method.args.args[0].arg
+        found |= {
+            each.attr
+            for each in ast.walk(method)
+            if isinstance(each, ast.Attribute)
+            and isinstance(each.ctx, ast.Store)
+            and isinstance(each.value, ast.Name)
+            and each.value.id == me
+        }
+    return found
+
+
+def fields_of(path: Path, node: ast.ClassDef) -> set[str]:
+    """Declared or assigned by `__init__`, here or in a base of ours."""
+    return declared_fields(node) | assigned_fields(node, born=True).union(
+        *(fields_of(*base) for base in bases_of(path, node))
+    )
+
+
+def foreign_fields(path: Path, node: ast.ClassDef) -> set[str]:
+    """What bases that are not ours declare or assign in their `__init__`."""
+    name = module_name(path)
+    module = importlib.import_module(
+        name if path.parts[len(ROOT.parts)] != "saccade" else f"saccade.{name}"
+    )
+    found = set()
+    for base in getattr(module, node.name).__mro__:
+        if base.__module__.split(".")[0] not in ("builtins", "saccade", *ROOMS_BESIDE):
+            (theirs,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(theirs, ast.ClassDef)
+            found |= declared_fields(theirs) | assigned_fields(theirs, born=True)
+    return found
+
+
+@each_class
+def test_a_class_has_few_fields_inherited_ones_counted(path: Path, node: ast.ClassDef) -> None:
+    fields = fields_of(path, node)
+    assert len(fields) <= 15, f"{node.name} has {len(fields)} fields, 15 at most: {sorted(fields)}"
+
+
+@each_class
+def test_no_attribute_is_born_outside_init(path: Path, node: ast.ClassDef) -> None:
+    """An attribute of a base that is not ours is born in that base's `__init__`."""
+    late = assigned_fields(node, born=False) - fields_of(path, node)
+    if late:
+        late -= foreign_fields(path, node)
+    assert not late, f"{node.name}: {sorted(late)} are born outside `__init__`"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, node in CLASSES:
+        if not node.name.startswith("_"):
+            homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
+from saccade.server.form import Form
 
 _SECONDS = {"5m": 300, "30m": 1800, "1h": 3600, "12h": 43_200}
 Positive = Annotated[int, Meta(ge=1)]
@@ -168,8 +169,8 @@ class Diagnostics(Struct, forbid_unknown_fields=True):
     previous_message_id: str | None = None
 
 
-class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens."""
+class Inquiry(Struct, kw_only=True):
+    """What is asked of whom."""
 
     model: str
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
@@ -181,7 +182,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class SamplingRequest(CountTokensRequest, kw_only=True):
+class Drawing(Struct, kw_only=True):
     """How the answer is drawn, and where it ends."""
 
     max_tokens: Positive
@@ -192,12 +193,32 @@ class SamplingRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = None
 
 
-class MessagesRequest(SamplingRequest, kw_only=True):
-    """The body of POST /v1/messages. `metadata` and `service_tier` change nothing."""
+class Sender(Struct, kw_only=True):
+    """Who asks, and on what terms. Nothing of it changes the answer."""
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: Diagnostics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokensRequest:
+    """The body of POST /v1/messages/count_tokens."""
+
+    inquiry: Inquiry
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """The body of POST /v1/messages."""
+
+    inquiry: Inquiry
+    drawing: Drawing
+    sender: Sender
+
+
+COUNT_TOKENS = Form(CountTokensRequest, {}, frozenset())
+MESSAGES = Form(MessagesRequest, {}, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,55 +245,57 @@ class ChatBody:
     """Tools whose input is to be streamed before it is known to be whole."""
 
 
-def as_chat(request: CountTokensRequest) -> ChatBody:
+def as_chat(request: CountTokensRequest | MessagesRequest) -> ChatBody:
     """`request` as a chat body. Raises InvalidRequest that names the field."""
+    inquiry = request.inquiry
     writer = _Writer()
-    for index, tool in enumerate(request.tools or ()):
+    for index, tool in enumerate(inquiry.tools or ()):
         writer.mark(tool.cache_control, None, None, f"tools[{index}]")
-    if request.system:
-        writer.add_system(request.system)
-    for index, message in enumerate(request.messages):
+    if inquiry.system:
+        writer.add_system(inquiry.system)
+    for index, message in enumerate(inquiry.messages):
         writer.add(message, f"messages[{index}]")
     last = len(writer.messages) - 1
-    writer.mark(request.cache_control, last, None, "")
-    body: dict[str, Any] = {"model": request.model, "messages": writer.messages}
-    body |= _tool_fields(request)
-    if request.thinking is not None:
-        thinks = request.thinking.type != "disabled"
+    writer.mark(inquiry.cache_control, last, None, "")
+    body: dict[str, Any] = {"model": inquiry.model, "messages": writer.messages}
+    body |= _tool_fields(inquiry)
+    if inquiry.thinking is not None:
+        thinks = inquiry.thinking.type != "disabled"
         body["chat_template_kwargs"] = {"enable_thinking": thinks}
-    if request.output_config is not None and request.output_config.format is not None:
-        schema = {"name": "output", "schema": request.output_config.format.schema, "strict": True}
+    if inquiry.output_config is not None and inquiry.output_config.format is not None:
+        schema = {"name": "output", "schema": inquiry.output_config.format.schema, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     final = writer.messages[-1]
     if final["role"] == "assistant" and "tool_calls" not in final:
         body["continue_final_message"] = True
         body["add_generation_prompt"] = False
-    if isinstance(request, SamplingRequest):
+    if isinstance(request, MessagesRequest):
         body |= _sampling_fields(request)
-    eager = frozenset(tool.name for tool in request.tools or () if tool.eager_input_streaming)
+    eager = frozenset(tool.name for tool in inquiry.tools or () if tool.eager_input_streaming)
     return ChatBody(body, tuple(writer.marks), eager)
 
 
-def _sampling_fields(request: SamplingRequest) -> dict[str, Any]:
+def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
+    drawing, metadata = request.drawing, request.sender.metadata
     given: dict[str, Any] = {
-        "max_completion_tokens": request.max_tokens,
-        "stop": request.stop_sequences or None,
-        "temperature": request.temperature,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-        "stream": request.stream,
-        "stream_options": {"include_usage": True} if request.stream else None,
+        "max_completion_tokens": drawing.max_tokens,
+        "stop": drawing.stop_sequences or None,
+        "temperature": drawing.temperature,
+        "top_k": drawing.top_k,
+        "top_p": drawing.top_p,
+        "stream": drawing.stream,
+        "stream_options": {"include_usage": True} if drawing.stream else None,
     }
-    if isinstance(request, MessagesRequest) and request.metadata is not None:
-        given["user"] = request.metadata.user_id
+    if metadata is not None:
+        given["user"] = metadata.user_id
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _tool_fields(request: CountTokensRequest) -> dict[str, Any]:
+def _tool_fields(inquiry: Inquiry) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
-    choice = request.tool_choice
+    if inquiry.tools:
+        fields["tools"] = [_tool(tool) for tool in inquiry.tools]
+    choice = inquiry.tool_choice
     if choice is None:
         return fields
     if (choice.type == "tool") != (choice.name is not None):
