@@ -289,11 +289,13 @@ class _Api:
         state = {"status": status, "model": self.names[0]}
         return _json(state) if status == "ready" else _json({**state, "reason": reason}, 503)
 
-    async def flush_cache(self, _: Request) -> Response:
+    async def flush_cache(self, request: Request) -> Response:
+        _check_operator(request)
         self.front.flush(embeddings=True)
         return Response()
 
-    async def reset_prefix_cache(self, _: Request) -> Response:
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        _check_operator(request)
         self.front.flush(embeddings=False)
         return Response()
 
@@ -423,3 +425,10 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
 
 async def _on_bug(_: Request, __: Exception) -> Response:
     return _error_response(InternalError())
+
+
+def _check_operator(request: Request) -> None:
+    """Caches are everybody's. Raises Unauthorized for one of several named keys."""
+    client = client_of(request.scope)
+    if client.limited and client.name:
+        raise Unauthorized("caches are every key's: only the key of --api-key may flush them")

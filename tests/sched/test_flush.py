@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from saccade.sched.limits import SchedulerLimits
@@ -11,7 +13,7 @@ from tests.sched.test_scheduler import gallery
 LIMITS = SchedulerLimits(8, 512, 1000, 10_000)
 
 
-def simulation(in_flight: int = 1, **more: int) -> Simulation:
+def simulation(in_flight: int = 1, **more: Any) -> Simulation:
     return Simulation(LIMITS, 256, 4, in_flight=in_flight, **more)
 
 
@@ -62,7 +64,8 @@ def test_embeddings_leave_every_tier_with_the_next_plan() -> None:
     plan = sim.plan()
     assert len(plan.moves) == 6 and {move.target for move in plan.moves} == {None}
     sim.finish(plan)
-    assert not any(tiers.values()) and sim.scheduler.idle
+    assert not any(tiers.values())
+    assert (sim.scheduler.in_flight, sim.scheduler.idle) == (0, True)
     assert [shelf.used_bytes for shelf in sim.embeddings.tiers.values()] == [0, 0, 0]
     assert [shelf.evictions for shelf in sim.embeddings.tiers.values()] == evictions
     sim.check_end()

@@ -252,3 +252,10 @@ def test_a_key_with_a_colon_in_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("anna:a:b\nben b:c\n")
     assert read_keys(path) == {"a:b": "anna", "b:c": "ben"}
+
+
+def test_one_of_several_keys_flushes_nobodys_caches(shared: Served) -> None:
+    for path in ("/flush_cache", "/reset_prefix_cache"):
+        for key, status in (("key-a", 401), ("key-b", 401), ("old", 200)):
+            answer = shared.http.post(path, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == status, (path, key)
