@@ -1,8 +1,8 @@
 """`saccade bench media`: what a picture costs on its way from a request to the vision tower, here
 and the usual way, in one run.
 
-Ours is the real path: `intake.media.Media` with a decode worker, up to normalised patches. The
-usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
+Ours is the real path: `saccade.media.media.Media` with an image worker, up to normalised patches.
+The usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
 pickle to another process. Both begin with the text of a data URL. Time is CPU time of all processes
 that take part, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
 """
@@ -216,7 +216,7 @@ class Ours:
 
     @classmethod
     async def start(cls, media: Media, arena: Arena, spec: FamilySpec) -> Ours:
-        """Once the decode worker is ready."""
+        """Once the image worker is ready."""
         picture = await media.open(
             ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
         )

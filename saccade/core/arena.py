@@ -1,6 +1,6 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates it and hands its descriptor to the decode workers (who write pixels) and to the
+The front creates it and hands its descriptor to the image workers (who write pixels) and to the
 workers (who read them). It has no name: when the last process that holds it has gone, however it
 went, the memory is gone too. Which bytes hold whose pixels is for the engine to say
 (`sched/slots.py`).

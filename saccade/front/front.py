@@ -198,7 +198,7 @@ class Front:
     # ---- life
 
     async def start(self) -> Ready:
-        """Start the decode workers and the engine; returns when it can answer.
+        """Start the image workers and the engine; returns when it can answer.
 
         Raises StartupError.
         """
@@ -228,7 +228,7 @@ class Front:
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
-        """End every request, then the engine and the decode workers."""
+        """End every request, then the engine and the image workers."""
         await self.drain(grace)
         for task in self._tasks:
             task.cancel()

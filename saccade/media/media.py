@@ -158,7 +158,7 @@ class Media:
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
     def start(self) -> None:
-        """Start the decode workers in the background."""
+        """Start the image workers in the background."""
         self._pool.start()
 
     async def close(self) -> None:

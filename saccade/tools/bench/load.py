@@ -24,7 +24,7 @@ TICK = 0.005  # seconds between two looks at the event loop's delay
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request: which it was, when it was due (seconds, as `Reply.sent`), its size, and the
+    """One request: which it was, when it was due (seconds, as `BenchReply.sent`), its size, and the
     reply.
 
     `prior` counts the answer tokens of its chat so far.
