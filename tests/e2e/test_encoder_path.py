@@ -155,7 +155,8 @@ def test_a_request_of_64_large_pictures_keeps_its_budgets(tmp_path: Path) -> Non
             == 64
         )
         assert server.metric("saccade_image_patches_encoded_total") == 64 * patches
-        assert server.metric("saccade_step_patches_largest") == 2 * patches
+        # An image is begun as soon as its pixels are there: with or without another.
+        assert patches <= server.metric("saccade_step_patches_largest") <= 2 * patches
         assert server.metric("saccade_image_bytes_shipped_total") == 64 * 1088 * 1920 * 3
         assert 0 < most <= 32 * MIB
         server.wait_for_metric("saccade_arena_bytes_in_use", 0)
