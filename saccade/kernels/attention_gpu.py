@@ -1,0 +1,103 @@
+"""What the attention kernels share: online softmax over blocks of keys, heads cut in two parts.
+
+Owns the inner step (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2) and how a head is cut: a
+product needs a power of two, so that a head of 72 is 64 + 16 and costs 80, not 128. Knows nothing
+of where keys lie.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+NOTHING = tl.constexpr(-1.0e30)
+"""The score of a key that is not seen: finite, so that rows that see none give no NaN."""
+LEAST_PART = 16
+"""Columns that a product on tensor cores has at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCut:
+    """A head of `dim` values as columns [0, d0) and [d0, d0 + d1), padded; d1 may be 0."""
+
+    dim: int
+    d0: int
+    d1: int
+
+    @classmethod
+    def of(cls, dim: int) -> HeadCut:
+        """The cheapest: at most two parts, each a power of two."""
+        whole = max(LEAST_PART, triton.next_power_of_2(dim))
+        d0 = whole // 2
+        if dim == whole or d0 < LEAST_PART or dim < d0:
+            return cls(dim, whole, 0)
+        d1 = max(LEAST_PART, triton.next_power_of_2(dim - d0))
+        return cls(dim, whole, 0) if d0 + d1 >= whole else cls(dim, d0, d1)
+
+
+@triton.jit
+def load_part(at, live, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
+    """Columns [first, first + count) of the rows that `at` [N] points to: [N, count], 0 where
+    `live` [N] is not, and beyond `dim`.
+    """
+    c = first + tl.arange(0, count)
+    known = live[:, None]
+    if first + count > dim:
+        known = known & (c < dim)[None, :]
+    return tl.load(at[:, None] + c[None, :], mask=known, other=0.0)
+
+
+@triton.jit
+def store_part(at, live, values, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
+    """The counterpart of `load_part`."""
+    c = first + tl.arange(0, count)
+    known = live[:, None]
+    if first + count > dim:
+        known = known & (c < dim)[None, :]
+    tl.store(at[:, None] + c[None, :], values, mask=known)
+
+
+@triton.jit
+def attend_block(
+    q0,
+    q1,
+    k_at,
+    v_at,
+    here,
+    seen,
+    acc0,
+    acc1,
+    top,
+    total,
+    scale_log2,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+):
+    """One block of N keys more: (acc0, acc1, top, total).
+
+    k_at, v_at [N]: where keys and values begin; here [N]: which there are; seen [M, N]: which each
+    query sees. Scores are logarithms to base 2. acc1 stands for nothing where d1 is 0.
+    """
+    k0 = load_part(k_at, here, 0, d0, dim).to(q0.dtype)
+    scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+    if d1 > 0:
+        k1 = load_part(k_at, here, d0, d1, dim).to(q0.dtype)
+        scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
+    scores = tl.where(seen, scores * scale_log2, NOTHING)
+    new = tl.maximum(top, tl.max(scores, 1))
+    p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
+    alpha = tl.exp2(top - new)
+    total = total * alpha + tl.sum(p, 1)
+    p = p.to(q0.dtype)
+    v0 = load_part(v_at, here, 0, d0, dim).to(q0.dtype)
+    acc0 = tl.dot(p, v0, acc0 * alpha[:, None], input_precision="ieee")
+    if d1 > 0:
+        v1 = load_part(v_at, here, d0, d1, dim).to(q0.dtype)
+        acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
+    return acc0, acc1, new, total

@@ -1,0 +1,81 @@
+"""Causal attention of packed rows to keys and values that lie on pages.
+
+Owns how a row's pages are found, and what that means in plain PyTorch. On a GPU the same is done by
+`paged_gpu.py`, without gathering a key. Knows nothing of sequences, slots of workers or plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """R rows of T packed tokens, and where their keys and values lie.
+
+    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last of the first `kv_lengths[r]`
+    tokens of its sequence, which lies on the pages `page_table[lines[r]]`, in order.
+    singles: so many rows, the first ones, have one token each (they decode); the others may have
+    any number. What is launched depends on `singles`, T and R, and on no value on the device, so
+    that a graph of it can be captured.
+    """
+
+    q_starts: torch.Tensor  # [R + 1] int32
+    kv_lengths: torch.Tensor  # [R] int32
+    lines: torch.Tensor  # [R] int64
+    page_table: torch.Tensor  # [lines, pages] int32
+    page_size: int
+    singles: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """Keys and values of one layer, [kv slots, kv heads, head dim] each; a kv slot is page *
+    page_size + offset in page. The scales turn what is kept into what was meant (8-bit caches).
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
+def paged_attention(
+    q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
+) -> torch.Tensor:  # [T, Hq, D]
+    """Causal (lower right) attention of q [T, Hq, D]: each row to its own sequence, its own keys
+    and values included, which are in the cache already.
+    """
+    if q.is_cuda:
+        # Imported where there is a GPU: elsewhere Triton need not be installed.
+        from saccade.kernels.paged_gpu import launch_paged
+
+        return launch_paged(q, cache, rows, scale)
+    return paged_attention_reference(q, cache, rows, scale)
+
+
+def paged_attention_reference(
+    q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
+) -> torch.Tensor:
+    """As `paged_attention`, row by row, in float32 (float64 where `q` is)."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.zeros_like(q)
+    group = q.shape[1] // cache.keys.shape[1]
+    starts = rows.q_starts.tolist()
+    for line, start, end, length in zip(
+        rows.lines.tolist(), starts, starts[1:], rows.kv_lengths.tolist()
+    ):
+        if start == end:
+            continue
+        at = torch.arange(length, device=q.device)
+        pages = rows.page_table[line].index_select(0, at // rows.page_size).long()
+        slots = pages * rows.page_size + at % rows.page_size
+        k = (cache.keys[slots].to(wide) * cache.key_scale).repeat_interleave(group, 1)
+        v = (cache.values[slots].to(wide) * cache.value_scale).repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].to(wide), k) * scale
+        place = torch.arange(length - (end - start), length, device=q.device)
+        scores = scores.masked_fill(at[None, None, :] > place[None, :, None], -torch.inf)
+        out[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    return out

@@ -1,0 +1,147 @@
+"""Paged attention kernels beside their reference, without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
+
+pytest.importorskip("triton")
+from saccade.kernels.paged_gpu import Tile, count_splits, launch_paged  # noqa: E402
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
+HEAD_SIZES = [16, 64, 72, 80, 96, 128]
+SMALL = Tile(rows=16, keys=16, warps=4, stages=1)
+"""Blocks so small that few tokens cross several."""
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(
+    device: str,
+    lengths: Sequence[tuple[int, int]],
+    *,
+    singles: int,
+    heads: tuple[int, int] = (4, 2),
+    dim: int = 64,
+    page: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kept: torch.dtype | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
+    splits: int | None = None,
+    tile: Tile | None = SMALL,
+    tolerance: float | None = None,
+) -> None:
+    """Rows of (tokens, keys) on pages in no order; the table's lines are in no order either."""
+    count = len(lengths)
+    pages = [-(-keys // page) for _, keys in lengths]
+    widest, lines = max(pages) + 1, count + 2
+    order = 1 + torch.randperm(sum(pages), generator=torch.Generator().manual_seed(1))
+    table = torch.full((lines, widest), 10**6, dtype=torch.int32)  # not to be read
+    line = torch.randperm(lines, generator=torch.Generator().manual_seed(2))[:count]
+    for row, mine in enumerate(order.split(pages)):
+        table[line[row], : len(mine)] = mine.int()
+    slots = (1 + sum(pages)) * page
+    cache = PagedCache(
+        noise(slots, heads[1], dim, seed=3, dtype=dtype).to(kept or dtype).to(device),
+        noise(slots, heads[1], dim, seed=4, dtype=dtype).to(kept or dtype).to(device),
+        *scales,
+    )
+    starts = torch.tensor([0, *(tokens for tokens, _ in lengths)]).cumsum(0).int()
+    rows = PagedRows(
+        starts.to(device),
+        torch.tensor([keys for _, keys in lengths], dtype=torch.int32, device=device),
+        line.to(device),
+        table.to(device),
+        page,
+        singles,
+    )
+    fused = noise(int(starts[-1]), heads[0] + 3, dim, seed=5, dtype=dtype).to(device)
+    q = fused[:, : heads[0]]  # a view of a larger tensor
+    ours = launch_paged(q, cache, rows, dim**-0.5, splits=splits, prefill=tile)
+    wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(
+        ours.double(), wanted, atol=tolerance or TOLERANCE[dtype], rtol=0.0
+    )
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("dim", HEAD_SIZES)
+def test_decode_prefill_and_both_in_one_step(
+    device: str, dim: int, dtype: torch.dtype, page: int
+) -> None:
+    check(
+        device,
+        [(1, 1), (1, 37), (1, 70), (5, 5), (19, 40), (1, 33)],
+        singles=3,
+        dim=dim,
+        dtype=dtype,
+        page=page,
+        splits=3,
+    )
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_any_number_of_query_heads_shares_a_key_head(device: str, group: int) -> None:
+    check(device, [(1, 20), (7, 30), (3, 3)], singles=1, heads=(2 * group, 2), dim=16)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_splits_change_nothing_also_empty_ones(device: str, splits: int) -> None:
+    check(device, [(1, 1), (1, 64), (1, 65), (1, 300)], singles=4, splits=splits)
+
+
+def test_rows_may_be_empty(device: str) -> None:
+    """As the padding of a captured graph: a row of no tokens, and one that sees no key."""
+    check(device, [(0, 0), (3, 9), (0, 5), (2, 2), (0, 0)], singles=0, dim=16)
+    q = torch.ones(2, 2, 16, device=device)
+    cache = PagedCache(torch.ones(4, 1, 16, device=device), torch.ones(4, 1, 16, device=device))
+    none = torch.zeros(2, dtype=torch.int32, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    starts = torch.arange(3, dtype=torch.int32, device=device)
+    padding = PagedRows(starts, none, none.long(), table, 4, singles=2)
+    assert not launch_paged(q, cache, padding, 1.0).any()
+    assert not launch_paged(q, cache, padding, 1.0, splits=2).any()
+
+
+def test_every_row_may_be_prefill(device: str) -> None:
+    """A step whose rows of one token are not known to be such."""
+    check(device, [(1, 20), (1, 1), (17, 50)], singles=0, dim=16)
+
+
+@pytest.mark.slow
+def test_long_sequences(device: str) -> None:
+    check(device, [(1, 5000), (1, 1), (130, 3000), (40, 40)], singles=2, dim=128, tile=None)
+    check(device, [(1, 4097), (60, 2049)], singles=1, dim=72, dtype=torch.float16, tile=None)
+
+
+def test_the_tiles_of_the_device(device: str) -> None:
+    check(device, [(1, 90), (70, 150)], singles=1, dim=72, tile=None)
+    check(device, [(1, 90), (70, 150)], singles=1, dtype=torch.float16, tile=None)
+
+
+def test_a_cache_of_eight_bits_is_read_with_its_scales(device: str) -> None:
+    """float8_e4m3fn: three bits of mantissa, exact in 16 bits, so that only the sums differ."""
+    check(
+        device,
+        [(1, 40), (9, 33)],
+        singles=1,
+        dtype=torch.float16,
+        kept=torch.float8_e4m3fn,
+        scales=(0.5, 2.0),
+        tolerance=4e-3,
+    )
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    assert count_splits(1, 8, 1 << 17) == 32
+    assert count_splits(64, 8, 1 << 17) == 1
+    assert count_splits(8, 8, 1 << 17) == 5
+    assert count_splits(1, 8, 100) == 2
