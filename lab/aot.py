@@ -10,7 +10,6 @@ listed twice. Which launches are looked at stands in `aot_cases.py`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import subprocess
@@ -62,7 +61,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """Launches to be looked at: `run` calls the host code of kernels in `module`."""
 
     name: str
@@ -113,7 +112,8 @@ class Recorder:
     def _record(self, *args: Any, **kwargs: Any) -> None:
         names = self.kernel.arg_names
         bound = dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
-        signature, constants, attributes = dict[str, str](), dict[str, Any](), {}
+        signature, constants = dict[str, str](), dict[str, Any]()
+        attributes: dict[tuple[int, ...], list[list[object]]] = {}
         for at, (name, param) in enumerate(zip(names, self.kernel.params, strict=True)):
             value = bound[name]
             if param.is_constexpr or value is None:
@@ -148,7 +148,7 @@ def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
             setattr(module, name, kernel)
 
 
-def launches_of(case: Case) -> list[KernelLaunch]:
+def launches_of(case: KernelCase) -> list[KernelLaunch]:
     with recorded(case.module) as recorders:
         case.run()
     return [launch for recorder in recorders for launch in recorder.launches]
@@ -213,7 +213,7 @@ def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
     return found
 
 
-def compare(name: str, code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
+def compare(code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
     """Where a launch takes clearly more than was recorded."""
     if before is None:
         return ["is not recorded: run with --write"]
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = found[name] = compile_launch(launch, arch)
                 told = complaints(promise, code, arch)
                 if record and not args.write:
-                    told += compare(name, code, record.get(name))
+                    told += compare(code, record.get(name))
                 bad += [f"sm_{arch} {name}: {each}" for each in told]
                 tqdm.write(
                     f"{name:60s} registers {code.registers:3d} shared {code.shared:6d} "

@@ -7,12 +7,66 @@ from functools import partial
 
 import torch
 
-from lab.aot import Case, Promise
-from saccade.kernels import paged_gpu
+from lab.aot import KernelCase, Promise
+from saccade.kernels import layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.rotary import rotary_tables
 
 HALF = torch.bfloat16
 PAGE = 16
+TOKENS = 64
+VOCAB = 151936
+TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
+"""Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
+TOWER_HEADS = 16
+TOWER_HEAD_SIZES = (64, 72, 80)
+"""Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
+
+
+def cases() -> Iterator[KernelCase]:
+    """All launches."""
+    yield from _text_cases()
+    yield from _tower_cases()
+    one = {"_sample": Promise(access=4)}  # the result is one token
+    for masked in (False, True):
+        name = "sample" + (" under a mask" if masked else "")
+        yield KernelCase(name, sample_gpu, partial(_sample, masked), one)
+
+
+def _text_cases() -> Iterator[KernelCase]:
+    promises = {
+        "_decode": Promise(),
+        "_merge": Promise(access=4),  # one row of a few hundred bytes
+        "_prefill": Promise(hgmma=True),
+    }
+    for shape in TEXT_SHAPES:
+        heads, kv_heads, dim = shape
+        name = f"{heads}/{kv_heads} heads of {dim}"
+        yield KernelCase(f"paged attention, {name}", paged_gpu, partial(_paged, *shape), promises)
+        turned = {"_turn_and_cache": Promise()}
+        yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
+    eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase("paged attention, 32/8 heads of 128, 8 bits", paged_gpu, eight, promises)
+    for size in (2048, 4096):
+        each = {"_add_norm": Promise()}
+        yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
+    for size in (6144, 12288):
+        gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
+        yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _tower_cases() -> Iterator[KernelCase]:
+    each = {"_add_norm": Promise()}
+    yield KernelCase("add and layer norm, 1152", layer_gpu, partial(_norm, 1152, True), each)
+    for dim in TOWER_HEAD_SIZES:
+        # 36 pairs of 2 bytes allow no more than 8 at a time.
+        turned = {"_rotate": Promise(access=8 if dim == 72 else 16)}
+        yield KernelCase(f"rotary, heads of {dim}", rotary_gpu, partial(_rotate, dim), turned)
+        for longest in (64, 4096):
+            name = f"segments of {longest}, heads of {dim}"
+            attended = {"_attend": Promise(hgmma=True)}
+            yield KernelCase(name, segments_gpu, partial(_segments, dim, longest), attended)
 
 
 def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
@@ -25,22 +79,52 @@ def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
 
 def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
     """Decode at batch 1 (split keys) and 64 (whole), and a prefill chunk."""
-    cache = PagedCache(*(torch.empty((1024, kv_heads, dim), dtype=kept) for _ in "kv"))
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    cache = PagedCache(keys, keys)
     for count, singles in ((1, 1), (64, 64), (64, 0)):
         q = torch.empty((count, heads, dim), dtype=HALF)
         lengths = [1] * singles if singles else [count]
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
 
 
-def cases() -> Iterator[Case]:
-    """Shapes: Qwen3-VL-8B and Qwen2.5-VL-7B, and other sizes of heads."""
-    promises = {
-        "_decode": Promise(),
-        "_merge": Promise(access=4),  # one row of a few hundred bytes
-        "_prefill": Promise(hgmma=True),
-    }
-    for heads, kv_heads, dim in ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64)):
-        name = f"paged attention {heads}/{kv_heads} heads of {dim}"
-        yield Case(name, paged_gpu, partial(_paged, heads, kv_heads, dim), promises)
-    eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
-    yield Case("paged attention 32/8 heads of 128, 8-bit cache", paged_gpu, eight, promises)
+def _turn(heads: int, kv_heads: int, dim: int) -> None:
+    qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
+    cache = torch.empty((1024, kv_heads, dim), dtype=HALF)
+    weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
+    table = torch.empty((TOKENS, dim))
+    slots = torch.zeros(TOKENS, dtype=torch.int64)
+    layer_gpu.launch_turn_and_cache(
+        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), (cache, cache), slots, halves=True
+    )
+
+
+def _norm(size: int, centred: bool) -> None:
+    x, weight = torch.empty((TOKENS, size), dtype=HALF), torch.empty(size, dtype=HALF)
+    layer_gpu.launch_add_norm(x, x, weight, weight if centred else None, 1e-6)
+
+
+def _rotate(dim: int) -> None:
+    qkv = torch.empty((TOKENS, 3 * TOWER_HEADS, dim), dtype=HALF)
+    places = torch.zeros((2, TOKENS), dtype=torch.int64)
+    axis = torch.zeros(dim // 2, dtype=torch.int64)
+    tables = rotary_tables(torch.zeros((128, dim // 2)))
+    rotary_gpu.launch(qkv[:, : 2 * TOWER_HEADS], *tables, places, axis, halves=True)
+
+
+def _segments(dim: int, longest: int) -> None:
+    qkv = torch.empty((longest, 3 * TOWER_HEADS, dim), dtype=HALF)
+    bounds = torch.zeros(2, dtype=torch.int32)
+    q, k, v = qkv.chunk(3, dim=1)
+    segments_gpu.launch_segments(q, k, v, bounds, bounds, longest, 0.1)
+
+
+def _sample(masked: bool) -> None:
+    masks = torch.zeros((4, -(-VOCAB // 32)), dtype=torch.int32) if masked else None
+    sample_gpu.launch_sample(
+        torch.empty((4, VOCAB)),
+        torch.zeros(4, dtype=torch.int64),
+        torch.zeros((4, 3)),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(4, dtype=torch.float64),
+        masks,
+    )

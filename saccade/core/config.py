@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["flash", "sdpa"]
+EncoderAttention = Literal["triton", "flash", "sdpa"]
 PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 

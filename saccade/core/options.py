@@ -98,8 +98,8 @@ class EngineOptions:
     Derived: 16384 on cpu, 65536 on cuda.
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
-    """Attention of the vision tower. flash: torch's variable-length flash attention (cuda, 16
-    bits). sdpa: one call per image size. auto: flash where it works.
+    """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
+    flash attention (cuda, 16 bits). sdpa: one call per image size. auto: flash where it works.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""

@@ -200,7 +200,7 @@ def resolve(
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
-        encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
+        encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
     )
 
 
@@ -212,26 +212,30 @@ def tower_budget(spec: FamilySpec) -> int:
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
-def resolve_encoder(engine: EngineOptions, spec: FamilySpec, *, flash: bool) -> EncoderConfig:
-    """`flash`: device and dtype allow flash attention.
+def resolve_encoder(
+    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool
+) -> EncoderConfig:
+    """`cuda`: the device is a GPU. `half`: the dtype has 16 bits.
 
     Raises ConfigError where a setting cannot work.
     """
     attention = (
-        ("flash" if flash else "sdpa")
+        ("flash" if cuda and half else "sdpa")
         if engine.mm_attention_backend == "auto"
         else engine.mm_attention_backend
     )
-    if attention == "flash" and not flash:
+    if attention == "flash" and not (cuda and half):
         raise ConfigError(
             "--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits"
         )
-    if attention != "flash" or engine.disable_vit_graph:
+    if attention == "triton" and not cuda:
+        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
+    if attention == "sdpa" or engine.disable_vit_graph:
         if engine.vit_graph_buckets:
             why = (
                 "--disable-vit-graph is set"
                 if engine.disable_vit_graph
-                else "graphs need --device cuda and flash attention"
+                else "graphs need --device cuda, and triton or flash as --mm-attention-backend"
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)

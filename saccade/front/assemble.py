@@ -35,7 +35,8 @@ def build_front(
     spec = load_spec(folder)
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
-    resolve_encoder(engine, spec, flash=options.device != "cpu" and options.dtype != "float32")
+    half = options.dtype != "float32"
+    resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(
         folder, tokenizer, Path(options.chat_template) if options.chat_template else None

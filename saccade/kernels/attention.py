@@ -1,13 +1,13 @@
 """Attention: causal over the keys and values of sequences (language model), and bidirectional over
 segments (vision tower).
 
-Owns nothing; knows nothing of pages. No mask larger than `MASK_VALUES` is ever made, on a CPU and
-in packed attention none at all; grouped queries share their keys without copies (but for packed
-attention in 32 bits).
+Owns nothing; knows nothing of pages. No mask larger than `MASK_VALUES` is ever made, on a CPU none
+at all; grouped queries share their keys without copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
@@ -15,10 +15,11 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-Backend = Literal["flash", "sdpa"]
+Backend = Literal["triton", "flash", "sdpa"]
 """Of attention within segments.
 
-flash: CUDA, 16 bits, can be captured in a graph. sdpa: everywhere.
+triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
+captured too. sdpa: everywhere.
 """
 
 MASK_VALUES = 1 << 20
@@ -27,22 +28,6 @@ prefix.
 """
 MERGING = ("cpu",)
 """Devices on which a cached prefix is attended to apart from the rest, without any mask."""
-LOWER_RIGHT = 2
-"""What torch's memory-efficient attention calls a causal mask whose corner is the lower right."""
-
-
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out_slots: torch.Tensor,
-) -> None:
-    """Put keys and values [T, Hkv, D] into kv slots `out_slots` [T] of the caches [slots, Hkv,
-    D].
-    """
-    k_cache.index_copy_(0, out_slots, k)
-    v_cache.index_copy_(0, out_slots, v)
 
 
 def causal_attention(
@@ -73,42 +58,6 @@ def causal_attention(
             [_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2
         )
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Where sequences begin and end in packed rows: those of sequence i are
-    [bounds[i], bounds[i + 1]), none longer than `longest`.
-    """
-
-    bounds: torch.Tensor  # [R + 1] int32, on the rows' device
-    longest: int
-
-
-def packed_causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: Runs, keys: Runs, scale: float
-) -> torch.Tensor:  # [T, Hq, D]
-    """Causal (lower right) attention of q [T, Hq, D] to k, v [K, Hkv, D] of several sequences, each
-    to its own, in one launch (CUDA).
-
-    PyTorch's `scaled_dot_product_attention` would give a cached prefix a mask, and on Hopper cuDNN,
-    which plans anew for each length.
-    """
-    dim = q.shape[-1]
-    if missing := -dim % 8:
-        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
-    lengths = (queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0)
-    if q.element_size() == 2:
-        out, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *lengths, True, False, scale=scale
-        )
-        return out[..., :dim]
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    out, *_ = torch.ops.aten._efficient_attention_forward(
-        q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), None, *lengths, LOWER_RIGHT, scale=scale
-    )
-    return out.squeeze(0)[..., :dim]
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -171,8 +120,18 @@ def varlen_attention(
 
     Where k and v have more rows than q, all are of one segment.
     """
-    attend = _flash_segments if backend == "flash" else _sdpa_segments
-    return attend(q, k, v, segments, scale)
+    return BACKENDS[backend](q, k, v, segments, scale)
+
+
+def _triton_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    # Imported where there is a GPU: elsewhere Triton need not be installed.
+    from saccade.kernels.segments_gpu import launch_segments
+
+    assert len(k) == len(q)
+    bounds = segments.bounds
+    return launch_segments(q, k, v, bounds, bounds, segments.longest, scale)
 
 
 def _flash_segments(
@@ -215,3 +174,10 @@ def _sdpa_segments(
         out[rows].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
         start = rows.stop
     return out
+
+
+BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
+    "triton": _triton_segments,
+    "flash": _flash_segments,
+    "sdpa": _sdpa_segments,
+}

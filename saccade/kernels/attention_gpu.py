@@ -101,3 +101,41 @@ def attend_block(
         v1 = load_part(v_at, here, d0, d1, dim).to(q0.dtype)
         acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
     return acc0, acc1, new, total
+
+
+@triton.jit
+def begin(q_at, mine, dim: tl.constexpr, d0: tl.constexpr, d1: tl.constexpr):
+    """Before the first block: (q0, q1, acc0, acc1, top, total) of the queries that begin at `q_at`
+    [M], 0 where `mine` is not.
+    """
+    q0 = load_part(q_at, mine, 0, d0, dim)
+    acc0 = tl.zeros([q_at.shape[0], d0], tl.float32)
+    if d1 > 0:
+        q1 = load_part(q_at, mine, d0, d1, dim)
+        acc1 = tl.zeros([q_at.shape[0], d1], tl.float32)
+    else:
+        q1, acc1 = q0, acc0
+    top = tl.full([q_at.shape[0]], NOTHING, tl.float32)
+    return q0, q1, acc0, acc1, top, tl.zeros([q_at.shape[0]], tl.float32)
+
+
+@triton.jit
+def finish(
+    to,
+    mine,
+    acc0,
+    acc1,
+    total,
+    scale,
+    kind: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+):
+    """After the last block: the means of values, times `scale`, go to `to` [M] as `kind`; zeros
+    where no key was seen.
+    """
+    share = (scale / tl.where(total > 0, total, 1.0))[:, None]
+    store_part(to, mine, (acc0 * share).to(kind), 0, d0, dim)
+    if d1 > 0:
+        store_part(to, mine, (acc1 * share).to(kind), d0, d1, dim)

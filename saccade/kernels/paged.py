@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.kernels import device
+
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
@@ -48,7 +50,7 @@ def paged_attention(
     """Causal (lower right) attention of q [T, Hq, D]: each row to its own sequence, its own keys
     and values included, which are in the cache already.
     """
-    if q.is_cuda:
+    if device.runs_triton(q):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
         from saccade.kernels.paged_gpu import launch_paged
 

@@ -17,14 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.attention_gpu import (
-    LOG2_E,
-    NOTHING,
-    HeadCut,
-    attend_block,
-    load_part,
-    store_part,
-)
+from saccade.kernels.attention_gpu import LOG2_E, NOTHING, HeadCut, attend_block, begin, finish
 from saccade.kernels.paged import PagedCache, PagedRows
 
 PROGRAMS = 2 * 132
@@ -92,24 +85,16 @@ def _decode(
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(kv_lengths + row)
     each = tl.cdiv(tl.cdiv(length, splits), block_n) * block_n
-    begin = split * each
-    end = tl.minimum(begin + each, length)
+    first = split * each
+    end = tl.minimum(first + each, length)
     table = page_table + tl.load(lines + row) * line_stride
 
     m = tl.arange(0, block_m)
     mine = m < group
     query = row * (group * kv_heads) + head * group + m
     q_at = q + row.to(tl.int64) * q_stride + (head * group + m) * dim
-    q0 = load_part(q_at, mine, 0, d0, dim)
-    acc0 = tl.zeros([block_m, d0], tl.float32)
-    if d1 > 0:
-        q1 = load_part(q_at, mine, d0, d1, dim)
-        acc1 = tl.zeros([block_m, d1], tl.float32)
-    else:
-        q1, acc1 = q0, acc0
-    top = tl.full([block_m], NOTHING, tl.float32)
-    total = tl.zeros([block_m], tl.float32)
-    for at in tl.range(begin, end, block_n):
+    q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
+    for at in tl.range(first, end, block_n):
         cols = at + tl.arange(0, block_n)
         here = cols < end
         place = key_places(table, cols, here, slot_stride, head, page, dim)
@@ -118,27 +103,18 @@ def _decode(
             q0, q1, k_cache + place, v_cache + place, here, seen, acc0, acc1, top, total,
             scale_log2, dim, d0, d1,
         )  # fmt: skip
-    safe = tl.where(total > 0, total, 1.0)
-    acc0 = acc0 * (value_scale / safe)[:, None]
-    acc1 = acc1 * (value_scale / safe)[:, None]
     if whole:
         to = out + query.to(tl.int64) * dim
-        store_part(to, mine, acc0.to(out.dtype.element_ty), 0, d0, dim)
-        if d1 > 0:
-            store_part(to, mine, acc1.to(out.dtype.element_ty), d0, d1, dim)
+        finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
     else:
         to = parts + (query.to(tl.int64) * splits + split) * dim
-        store_part(to, mine, acc0, 0, d0, dim)
-        if d1 > 0:
-            store_part(to, mine, acc1, d0, d1, dim)
-        log = tl.where(total > 0, top + tl.log2(safe), NOTHING)
+        finish(to, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1)
+        log = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), NOTHING)
         tl.store(logs + query * splits + split, log, mask=mine)
 
 
 @triton.jit(do_not_specialize=["splits"])
-def _merge(
-    parts, logs, out, splits, dim: tl.constexpr, columns: tl.constexpr, most: tl.constexpr
-):
+def _merge(parts, logs, out, splits, dim: tl.constexpr, columns: tl.constexpr, most: tl.constexpr):
     """Program (query head of a row): its splits, weighed by their denominators."""
     head = tl.program_id(0).to(tl.int64)
     s, c = tl.arange(0, most), tl.arange(0, columns)
@@ -148,6 +124,25 @@ def _merge(
     x = tl.load(parts + (head * splits + s)[:, None] * dim + c[None, :], mask=known, other=0.0)
     merged = tl.sum(x * share[:, None], 0) / tl.sum(share, 0)
     tl.store(out + head * dim + c, merged.to(out.dtype.element_ty), mask=c < dim)
+
+
+@triton.jit
+def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
+    """(row, its first token in the row) of a block of `block_q` tokens of the rows [first, rows).
+
+    Row r's blocks begin at (its first token from the first row's on) // block_q + r - first: no two
+    rows share a block, and a few blocks stay empty.
+    """
+    base = tl.load(q_starts + first)
+    low, high = first, rows  # the last row whose blocks begin at or before this one
+    while high - low > 1:
+        mid = (low + high) // 2
+        if (tl.load(q_starts + mid) - base) // block_q + mid - first <= block:
+            low = mid
+        else:
+            high = mid
+    begins = (tl.load(q_starts + low) - base) // block_q + low - first
+    return low, (block - begins) * block_q
 
 
 @triton.jit(do_not_specialize=["first", "rows"])
@@ -177,25 +172,11 @@ def _prefill(
     block_q: tl.constexpr,
     kv_heads: tl.constexpr,
 ):
-    """Program (block, key head): `block_q` tokens of one of the rows [first, rows).
-
-    Row r's blocks begin at (its first token from the first row's on) // block_q + r - first: no two
-    rows share a block, and a few blocks stay empty.
-    """
+    """Program (block, key head): `block_q` tokens of one of the rows [first, rows)."""
     block, head = tl.program_id(0), tl.program_id(1)
-    base = tl.load(q_starts + first)
-    low, high = first, rows  # the last row whose blocks begin at or before this one
-    while high - low > 1:
-        mid = (low + high) // 2
-        begins = (tl.load(q_starts + mid) - base) // block_q + mid - first
-        if begins <= block:
-            low = mid
-        else:
-            high = mid
-    row = low
+    row, token = find_row(q_starts, first, rows, block, block_q)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
-    token = (block - ((start - base) // block_q + row - first)) * block_q
     if token >= count:
         return
     length = tl.load(kv_lengths + row)
@@ -207,15 +188,7 @@ def _prefill(
     head_q = head * group + m % group
     at_q = (start + token + m // group).to(tl.int64)
     q_at = q + at_q * q_stride + head_q * dim
-    q0 = load_part(q_at, mine, 0, d0, dim)
-    acc0 = tl.zeros([block_m, d0], tl.float32)
-    if d1 > 0:
-        q1 = load_part(q_at, mine, d0, d1, dim)
-        acc1 = tl.zeros([block_m, d1], tl.float32)
-    else:
-        q1, acc1 = q0, acc0
-    top = tl.full([block_m], NOTHING, tl.float32)
-    total = tl.zeros([block_m], tl.float32)
+    q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
     end = length - count + tl.minimum(token + block_q, count)
     for at in tl.range(0, end, block_n):
         cols = at + tl.arange(0, block_n)
@@ -226,12 +199,8 @@ def _prefill(
             q0, q1, k_cache + place, v_cache + place, here, seen, acc0, acc1, top, total,
             scale_log2, dim, d0, d1,
         )  # fmt: skip
-    safe = tl.where(total > 0, total, 1.0)
     to = out + (at_q * (group * kv_heads) + head_q) * dim
-    kind = out.dtype.element_ty
-    store_part(to, mine, (acc0 * (value_scale / safe)[:, None]).to(kind), 0, d0, dim)
-    if d1 > 0:
-        store_part(to, mine, (acc1 * (value_scale / safe)[:, None]).to(kind), d0, d1, dim)
+    finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
 
 
 def count_splits(rows: int, kv_heads: int, capacity: int, tile: Tile = DECODE) -> int:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from saccade.kernels import device
+
 Pairs = Literal["halves", "neighbours"]
 """Which values are turned together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
 
@@ -87,7 +89,7 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
 
     Computed in float32, rounded once to the dtype of the heads.
     """
-    if x.is_cuda:
+    if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
         from saccade.kernels.rotary_gpu import launch
 

@@ -1,5 +1,5 @@
-"""What surrounds causal self-attention in a layer: projections, rotary embedding, queries and keys
-normalised where asked. Knows nothing of the cache: `protocol.Attention` does.
+"""What surrounds causal self-attention in a layer: its projections. Knows nothing of the cache:
+`protocol.Attention` does.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.kernels.norm import rms_norm
-from saccade.kernels.rotary import Rotation, rotate_
+from saccade.kernels.layer import QKNorm
+from saccade.kernels.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Attention
 from saccade.nn.weights import Part, Weights
@@ -29,11 +29,9 @@ class AttentionShape:
 
 
 class CausalAttention:
-    """Query, key and value are one multiplication; queries and keys are normalised and rotated
-    together.
-    """
+    """Query, key and value are one multiplication."""
 
-    __slots__ = ("eps", "heads", "kv_heads", "layer", "out", "qk_weight", "qkv")
+    __slots__ = ("heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
         self, weights: Weights, name: str, shape: AttentionShape, shard: Shard, layer: int
@@ -51,22 +49,17 @@ class CausalAttention:
         ]
         self.qkv = Linear.columns(weights, columns, shape.hidden, bias=shape.qkv_bias)
         self.out = RowLinear(weights, f"{name}.o_proj", q, shape.hidden, shard, bias=False)
-        self.eps = shape.qk_norm_eps or 0.0
-        self.qk_weight = None
+        self.qk_norm: QKNorm | None = None
         if shape.qk_norm_eps is not None:
             head = (shape.head_dim,)
             each = [Part(f"{name}.q_norm.weight", head)] * self.heads + [
                 Part(f"{name}.k_norm.weight", head)
             ] * self.kv_heads
-            self.qk_weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
+            weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
+            self.qk_norm = QKNorm(weight, shape.qk_norm_eps)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]"""
-        rotated = self.heads + self.kv_heads
-        qkv = self.qkv(x).view(x.shape[0], rotated + self.kv_heads, -1)  # [T, Hq + 2 Hkv, D]
-        qk = qkv[:, :rotated]
-        if self.qk_weight is not None:
-            qk = rms_norm(qk, self.qk_weight, self.eps)
-        rotate_(rotation, qk)
-        attended = attention(qk[:, : self.heads], qk[:, self.heads :], qkv[:, rotated:], self.layer)
+        qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        attended = attention(qkv, rotation, self.qk_norm, self.layer)
         return self.out(attended.flatten(1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.linear import Activation, activate
+from saccade.kernels.layer import gate
+from saccade.kernels.linear import Activation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -82,5 +83,4 @@ class GatedMLP:
         self.act = activation(act)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(activate(gate, self.act) * up)
+        return self.down(gate(self.gate_up(x), self.act))

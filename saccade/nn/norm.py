@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.layer import add_layer_norm, add_rms_norm
 from saccade.kernels.norm import rms_norm
 from saccade.nn.weights import Part, Weights
 
@@ -21,6 +22,10 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
 
+    def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, that normalised)."""
+        return add_rms_norm(x, delta, self.weight, self.eps)
+
 
 class LayerNorm:
     """Normalisation by mean and variance over the last dimension."""
@@ -34,3 +39,7 @@ class LayerNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, that normalised)."""
+        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)

@@ -15,19 +15,8 @@ import torch
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
 from saccade.kernels.attention import Backend, Segments
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the host knows of a batch's lengths; a captured graph takes the largest that may come.
-
-    row: tokens of the longest row; context: of the longest sequence; contexts: of all sequences
-    together.
-    """
-
-    row: int
-    context: int
-    contexts: int
+from saccade.kernels.layer import QKNorm
+from saccade.kernels.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +27,7 @@ class Batch:
     `kv_lengths[r]` tokens are in the KV cache once the row's own are; it lies on the pages
     `page_table[slots[r]]`, in order. Lines of the page table are slots, so that a step writes only
     the pages that are new.
+    singles: so many rows, the first ones, have one token each.
     embeddings: image rows to put in place of token embeddings at `splice_rows`; all deepstack
     levels side by side.
     sample_rows: the rows whose logits are wanted.
@@ -50,7 +40,7 @@ class Batch:
     page_table: torch.Tensor  # [slots, pages] int32
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
-    bounds: Bounds
+    singles: int
     splice_rows: torch.Tensor  # [S] int64
     embeddings: torch.Tensor  # [S, embedding_width]
     sample_rows: torch.Tensor  # [D] int64
@@ -64,10 +54,13 @@ class Attention(Protocol):
         ...
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
+        self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        """q [T, Hq, D] attends to the cached tokens of its own sequences and to k, v [T, Hkv, D],
-        which are cached first. Returns [T, Hq, D].
+        """Heads of queries, keys and values [T, Hq + 2 Hkv, D], as they were projected, to what
+        each query attends to [T, Hq, D].
+
+        Queries and keys are normalised and turned; keys and values are cached; then each query sees
+        the cached tokens of its own sequence, up to itself. May change `qkv`.
         """
         ...
 

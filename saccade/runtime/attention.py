@@ -11,7 +11,11 @@ from functools import partial
 
 import torch
 
-from saccade.kernels.attention import Runs, causal_attention, packed_causal_attention, write_kv
+from saccade.kernels.attention import causal_attention
+from saccade.kernels.device import runs_triton
+from saccade.kernels.layer import QKNorm, turn_and_cache
+from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
+from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
 
 KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -27,7 +31,7 @@ Reads = Callable[[torch.Tensor], torch.Tensor]
 
 def attention_for(kv: KVCache, page_size: int) -> Attention:
     """The one for the device that the cache lies on."""
-    kind = PackedAttention if kv[0][0].is_cuda else SequenceAttention
+    kind = PagedAttention if runs_triton(kv[0][0]) else SequenceAttention
     return kind(kv, page_size)
 
 
@@ -62,10 +66,11 @@ class SequenceAttention:
             self._rows.append((slice(start, end), read))
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
+        self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
         k_cache, v_cache = self._kv[layer]
-        write_kv(k, v, k_cache, v_cache, self._out_slots)
+        cache = k_cache, v_cache
+        q = turn_and_cache(qkv, self._kv_heads, rotation, qk_norm, cache, self._out_slots)
         if len(self._rows) == 1:
             read = self._rows[0][1]
             return causal_attention(q, read(k_cache), read(v_cache), self._scale)
@@ -90,44 +95,37 @@ class SequenceAttention:
         return paged.view(-1, self._kv_heads, self._dim)[:length].transpose(0, 1).unsqueeze(0)
 
 
-class PackedAttention:
-    """For GPUs: the keys and values of all sequences are gathered, and attended to in one launch.
+class PagedAttention:
+    """For GPUs: keys and values are read where they lie, in as many launches whatever the number of
+    sequences. The host waits for nothing.
 
-    The host waits for nothing. NOT YET RUN on a GPU.
+    NOT YET RUN on a GPU.
     """
 
     def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._kv = kv
+        self._caches = [PagedCache(keys, values) for keys, values in kv]
         self._page_size = page_size
-        self._scale = kv[0][0].shape[-1] ** -0.5
-        none = torch.empty(0, dtype=torch.int64, device=kv[0][0].device)
-        self._out_slots = none
-        self._index: torch.Tensor | None = none  # [K] kv slots of all sequences; None: the batch's
-        self._queries = self._keys = Runs(none, 0)
+        _, self._kv_heads, dim = kv[0][0].shape
+        self._scale = dim**-0.5
+        self._rows: PagedRows | None = None
+        self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
-        bounds = batch.bounds
         self._out_slots = batch.out_slots
-        self._queries = Runs(batch.q_starts, bounds.row)
-        if bounds.contexts == len(batch.tokens):
-            # Nothing is cached: every sequence's keys and values are at hand.
-            self._index, self._keys = None, self._queries
-            return
-        lengths = batch.kv_lengths
-        ends = lengths.cumsum(0, dtype=torch.int32)
-        self._keys = Runs(torch.nn.functional.pad(ends, (1, 0)), bounds.context)
-        row = torch.repeat_interleave(lengths, output_size=bounds.contexts)  # [K]
-        place = torch.arange(bounds.contexts, dtype=torch.int64, device=lengths.device)
-        place = place - (ends - lengths).index_select(0, row)
-        line = batch.slots.index_select(0, row) * batch.page_table.shape[1]
-        page = batch.page_table.view(-1).index_select(0, line + place // self._page_size)
-        self._index = page.long() * self._page_size + place % self._page_size
+        self._rows = PagedRows(
+            batch.q_starts,
+            batch.kv_lengths,
+            batch.slots,
+            batch.page_table,
+            self._page_size,
+            batch.singles,
+        )
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
+        self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        k_cache, v_cache = self._kv[layer]
-        write_kv(k, v, k_cache, v_cache, self._out_slots)
-        if self._index is not None:
-            k, v = (cache.index_select(0, self._index) for cache in (k_cache, v_cache))
-        return packed_causal_attention(q, k, v, self._queries, self._keys, self._scale)
+        assert self._rows is not None, "a batch is planned first"
+        cache, kv_heads = self._caches[layer], self._kv_heads
+        written = cache.keys, cache.values
+        q = turn_and_cache(qkv, kv_heads, rotation, qk_norm, written, self._out_slots)
+        return paged_attention(q, cache, self._rows, self._scale)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.plan import Open, Plan, Row, Splice
-from saccade.nn.protocol import Batch, Bounds
+from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
@@ -214,7 +214,7 @@ class Batcher:
             page_table=table.on_device,
             q_starts=ints[: lines + 1],
             kv_lengths=ints[lines + 1 : 2 * lines + 1],
-            bounds=Bounds(max(row.length for row in rows), max(ends), sum(ends)),
+            singles=decoding,
             splice_rows=shown,
             embeddings=embeddings.gather(
                 [(each.key, each.offset, each.length) for each in plan.splices]

@@ -85,6 +85,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
     [
         ({"context_length": 10**9}, "--context-length"),
         ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
+        ({"mm_attention_backend": "triton"}, "--mm-attention-backend triton.*--device cuda"),
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
     ],
 )
@@ -137,7 +138,7 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     assert bound.args == ("demo",)
     assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
     assert bound.arguments["server"].served_model_name == ("a", "b")
-    with pytest.raises(CycloptsError, match='"auto", "flash", "sdpa"'):
+    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "sdpa"'):
         app.parse_args(
             ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
         )

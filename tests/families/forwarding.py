@@ -14,7 +14,7 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
-from saccade.nn.protocol import Batch, Bounds, FamilyNet
+from saccade.nn.protocol import Batch, FamilyNet
 from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.positions import PositionCache
@@ -102,7 +102,7 @@ class Session:
             page_table=self.pages,
             q_starts=torch.tensor([0, end - start], dtype=torch.int32),
             kv_lengths=torch.tensor([end], dtype=torch.int32),
-            bounds=Bounds(end - start, end, end),
+            singles=0,
             splice_rows=torch.tensor(rows, dtype=torch.int64),
             embeddings=torch.cat(pieces)
             if pieces

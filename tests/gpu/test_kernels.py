@@ -17,7 +17,8 @@ from saccade.kernels.attention import Segments, varlen_attention
 from saccade.kernels.linear import Activation, linear, pack
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
-from saccade.nn.protocol import Batch, Bounds
+from saccade.kernels.rotary import Rotation, rotary_tables
+from saccade.nn.protocol import Batch
 from saccade.runtime.attention import attention_for
 
 pytestmark = pytest.mark.gpu
@@ -157,7 +158,7 @@ def test_causal_attention_over_pages(
         page_table=table.to(cuda),
         q_starts=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda),
         kv_lengths=torch.tensor(totals, dtype=torch.int32, device=cuda),
-        bounds=Bounds(max(lengths), max(totals), sum(totals)),
+        singles=0,
         splice_rows=none,
         embeddings=none,
         sample_rows=none,
@@ -165,4 +166,6 @@ def test_causal_attention_over_pages(
     attention = attention_for([(caches[0], caches[1])], page_size)
     attention.plan(batch)
     k, v = (torch.cat(x).to(cuda) for x in zip(*new))
-    close(attention(torch.cat(queries).to(cuda), k, v, 0), torch.cat(wanted))
+    qkv = torch.cat((torch.cat(queries).to(cuda), k, v), dim=1)
+    still = Rotation(*rotary_tables(torch.zeros(len(qkv), dim // 2, device=cuda)))
+    close(attention(qkv, still, None, 0), torch.cat(wanted))

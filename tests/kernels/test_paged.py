@@ -10,7 +10,7 @@ import torch
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
-from saccade.kernels.paged_gpu import Tile, count_splits, launch_paged  # noqa: E402
+from saccade.kernels.paged_gpu import Tile, count_splits, launch_paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
 HEAD_SIZES = [16, 64, 72, 80, 96, 128]
@@ -66,9 +66,7 @@ def check(
     ours = launch_paged(q, cache, rows, dim**-0.5, splits=splits, prefill=tile)
     wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
     assert ours.dtype == dtype
-    torch.testing.assert_close(
-        ours.double(), wanted, atol=tolerance or TOLERANCE[dtype], rtol=0.0
-    )
+    torch.testing.assert_close(ours.double(), wanted, atol=tolerance or TOLERANCE[dtype], rtol=0.0)
 
 
 @pytest.mark.parametrize("page", [1, 16])

@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from saccade.kernels import attention
-from saccade.nn.protocol import Batch, Bounds
-from saccade.runtime.attention import SequenceAttention
+from saccade.kernels.rotary import Rotation, rotary_tables
+from saccade.nn.protocol import Batch
+from saccade.runtime.attention import PagedAttention, SequenceAttention
 from tests.kernels.test_attention import expected
 
 PAGES, KV_HEADS, DIM = 96, 2, 16
 SCALE = DIM**-0.5
+
+
+Kind = type[SequenceAttention] | type[PagedAttention]
 
 
 class Case:
@@ -53,17 +57,17 @@ class Case:
             page_table=table,
             q_starts=starts.int(),
             kv_lengths=torch.tensor(totals, dtype=torch.int32),
-            bounds=Bounds(max(length for length, _ in lengths), max(totals), sum(totals)),
+            singles=[length == 1 for length, _ in lengths].count(True),
             splice_rows=nothing,
             embeddings=torch.empty(0),
             sample_rows=nothing,
         )
 
-    def attend(self) -> torch.Tensor:
-        ours = SequenceAttention([(self.caches[0], self.caches[1])], self.page_size)
+    def attend(self, kind: Kind = SequenceAttention) -> torch.Tensor:
+        ours = kind([(self.caches[0], self.caches[1])], self.page_size)
         ours.plan(self.batch)
-        k, v = self.new
-        return ours(self.q, k, v, layer=0)
+        still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))
+        return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)
 
 
 @pytest.mark.parametrize(
@@ -98,24 +102,35 @@ def test_queries_see_their_own_past_and_nothing_else(
         torch.testing.assert_close(out[rows].double(), wanted, atol=tolerance, rtol=0.0)
 
 
+@pytest.mark.parametrize("kind", [SequenceAttention, PagedAttention])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_what_lies_in_other_slots_does_not_matter(page_size: int) -> None:
+def test_what_lies_in_other_slots_does_not_matter(page_size: int, kind: Kind) -> None:
     before = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
-    wanted = before.attend()
+    wanted = before.attend(kind)
     after = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
     others = torch.ones(PAGES * page_size, dtype=torch.bool)
     for slots in after.slots:
         others[slots] = False
     for cache in after.caches:
         cache[others] = torch.nan
-    assert torch.equal(after.attend(), wanted)
+    assert torch.equal(after.attend(kind), wanted)
 
 
-def test_keys_and_values_are_cached_in_their_slots_only() -> None:
+@pytest.mark.parametrize("kind", [SequenceAttention, PagedAttention])
+def test_keys_and_values_are_cached_in_their_slots_only(kind: Kind) -> None:
     case = Case([(3, 10), (1, 2)], 4, True, torch.float32)
     before = [cache.clone() for cache in case.caches]
-    case.attend()
+    case.attend(kind)
     others = torch.ones(PAGES * 4, dtype=torch.bool)
     others[case.out] = False
     for cache, was, new in zip(case.caches, before, case.new):
         assert torch.equal(cache[case.out], new) and torch.equal(cache[others], was[others])
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_both_kinds_agree(page_size: int) -> None:
+    """On a CPU the kind for GPUs runs the kernels' reference."""
+    lengths = [(1, 1), (1, 40), (7, 7), (5, 30)]
+    ours = Case(lengths, page_size, True, torch.float32)
+    theirs = Case(lengths, page_size, True, torch.float32)
+    torch.testing.assert_close(ours.attend(PagedAttention), theirs.attend(), atol=1e-5, rtol=0.0)

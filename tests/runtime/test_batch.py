@@ -90,7 +90,7 @@ def test_a_batch_says_where_each_token_comes_from_and_goes_to(
     assert batch.slots.tolist() == [2, 0]
     held = -(-9 // page_size)
     assert batch.page_table[2, :held].tolist() == pages[:held]
-    assert (batch.bounds.row, batch.bounds.context, batch.bounds.contexts) == (5, 9, 11)
+    assert batch.singles == 0
     assert batch.splice_rows.tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.embeddings, torch.arange(18.0).view(6, 3)[2:6])
     assert batch.sample_rows.tolist() == [4]

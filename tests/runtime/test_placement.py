@@ -7,23 +7,24 @@ and devices, and raise for all else.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
 
 from lab.checkpoint import make_checkpoint
-from saccade.core.config import EncoderConfig
+from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
-from saccade.nn.protocol import Batch, Bounds, FamilyNet
+from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
@@ -102,22 +103,35 @@ class Blank:
         )
 
 
-def launch(x: torch.Tensor, *tables: torch.Tensor | None, halves: bool) -> None:
-    """In place of the Triton kernel: what that asks of its arguments."""
-    assert halves
-    assert all(
-        each is None or (each.device == CUDA and each.stride(-1) == 1) for each in (x, *tables)
-    )
-    assert all(each is not None and each.is_contiguous() for each in tables[:2])
+class Launches:
+    """In place of a module's Triton kernels: counts what would have been launched, and sees that
+    all tensors are on the device.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        assert all(isinstance(each, int) and each > 0 for each in grid), "a grid is known"
+
+        def launch(*args: object, **kwargs: object) -> None:
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            assert tensors and all(each.device == CUDA for each in tensors)
+            self.count += 1
+
+        return launch
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    kernel = ModuleType("saccade.kernels.rotary_gpu")
-    kernel.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "saccade.kernels.rotary_gpu", kernel)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    launches = Launches()
+    for name in ("layer", "paged", "rotary", "sample", "segments"):
+        module = import_module(f"saccade.kernels.{name}_gpu")
+        kernels = [each for each in vars(module) if isinstance(vars(module)[each], KernelInterface)]
+        for each in kernels:
+            monkeypatch.setattr(module, each, launches)
     with FakeTensorMode(allow_non_fake_inputs=True), Indexing(), torch.inference_mode():
-        yield
+        yield launches
 
 
 @pytest.fixture(scope="module", params=["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"])
@@ -133,15 +147,20 @@ def blank(spec: FamilySpec, dtype: torch.dtype) -> FamilyNet:
 @pytest.mark.parametrize(
     ("capture", "sizes"), [(None, ()), (eager, (64, 256))], ids=["packed", "graph"]
 )
+@pytest.mark.parametrize("attention", ["flash", "triton"])
 def test_a_vision_tower_stays_on_its_device(
-    spec: FamilySpec, gpu: None, capture: Capture | None, sizes: tuple[int, ...]
+    spec: FamilySpec,
+    gpu: Launches,
+    attention: EncoderAttention,
+    capture: Capture | None,
+    sizes: tuple[int, ...],
 ) -> None:
     net = blank(spec, torch.bfloat16)
     like = torch.empty(0, dtype=torch.bfloat16, device=CUDA)
     encoder = PackedEncoder(
         net,
         PositionCache(spec, net.vision, Metrics()),
-        EncoderConfig("flash", sizes),
+        EncoderConfig(attention, sizes),
         like,
         capture,
     )
@@ -159,17 +178,24 @@ def test_a_vision_tower_stays_on_its_device(
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_language_model_stays_on_its_device(
-    spec: FamilySpec, gpu: None, dtype: torch.dtype, rows: tuple[tuple[int, int], ...]
+    spec: FamilySpec, gpu: Launches, dtype: torch.dtype, rows: tuple[tuple[int, int], ...]
 ) -> None:
     """Rows of (queries, tokens in all)."""
     net = blank(spec, dtype)
+    logits = forward(net, dtype, [length for length, _ in rows])
+    assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2
+    assert gpu.count
+
+
+def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch.Tensor:
+    """Logits of two of the rows of so many tokens, one of which is an image's."""
+    spec = net.spec
     layout = spec.kv_layout
 
     def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
 
-    lengths, totals = zip(*rows)
-    total, count = sum(lengths), len(rows)
+    total, count = sum(lengths), len(lengths)
     embeddings = torch.empty((1, spec.embedding_width), dtype=dtype, device=CUDA)
     batch = Batch(
         tokens=integers(total),
@@ -179,7 +205,7 @@ def test_a_language_model_stays_on_its_device(
         page_table=integers(4, 16, dtype=torch.int32),
         q_starts=integers(count + 1, dtype=torch.int32),
         kv_lengths=integers(count, dtype=torch.int32),
-        bounds=Bounds(max(lengths), max(totals), sum(totals)),
+        singles=lengths.count(1),
         splice_rows=integers(1),
         embeddings=embeddings,
         sample_rows=integers(2),
@@ -187,8 +213,46 @@ def test_a_language_model_stays_on_its_device(
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
     attention = attention_for([(cache, cache)] * layout.layers, 16)
     attention.plan(batch)
-    logits = net.forward(batch, attention)
-    assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2
+    return net.forward(batch, attention)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that launch something: all but views and new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        returned = [each.alias_info for each in func._schema.returns]
+        views = any(alias is not None and not alias.is_write for alias in returned)
+        quiet = func._schema.name.startswith(("aten::empty", "prim::"))
+        self.count += not (quiet or views)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch", [1, 64, 256])
+def test_a_layer_that_decodes_takes_ten_launches_at_any_batch(
+    spec: FamilySpec, gpu: Launches, batch: int
+) -> None:
+    """On a GPU the time to launch is what a small batch costs."""
+    net: Any = blank(spec, torch.bfloat16)
+    counts = []
+    for _ in range(2):
+        gpu.count = 0
+        with Operators() as operators:
+            forward(net, torch.bfloat16, [1] * batch)
+        counts.append((gpu.count, operators.count))
+        net.text.layers.pop()  # one that no level of embeddings follows
+    (kernels, operators_of), (fewer, others) = counts
+    assert kernels - fewer == (6 if batch == 1 else 5)  # keys of one row are split and merged
+    assert operators_of - others == 4  # products
 
 
 @pytest.mark.parametrize(
@@ -202,7 +266,9 @@ def test_a_language_model_stays_on_its_device(
     ids=str,
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_drawing_asks_for_no_value(gpu: None, asked: list[dict[str, object]], masked: bool) -> None:
+def test_drawing_asks_for_no_value(
+    gpu: Launches, asked: list[dict[str, object]], masked: bool
+) -> None:
     vocab, count = 3000, len(asked)
     sampler = Sampler(vocab, count, (1, 2), CUDA)
     for slot, params in enumerate(asked):

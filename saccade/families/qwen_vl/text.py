@@ -65,9 +65,18 @@ class TextLayer:
             weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False
         )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, attention)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(
+        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
+        normalises.
+        """
+        if delta is None:
+            normed = self.attention_norm(x)
+        else:
+            x, normed = self.attention_norm.add(x, delta)
+        x, normed = self.mlp_norm.add(x, self.attention(normed, rotation, attention))
+        return x, self.mlp(normed)
 
 
 class TextModel:
@@ -100,8 +109,15 @@ class TextModel:
             first, *deep = batch.embeddings.split(self.config.hidden, dim=1)
             x.index_copy_(0, batch.splice_rows, first)
         rotation = self.rope(batch.positions)
+        delta: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
-            x = layer(x, rotation, attention)
+            x, delta = layer(x, delta, rotation, attention)
             if i < len(deep):
-                x.index_add_(0, batch.splice_rows, deep[i])
-        return self.head(self.norm(x.index_select(0, batch.sample_rows))).float()
+                x = (x + delta).index_add_(0, batch.splice_rows, deep[i])
+                delta = None
+        x = x.index_select(0, batch.sample_rows)
+        if delta is None:
+            normed = self.norm(x)
+        else:
+            _, normed = self.norm.add(x, delta.index_select(0, batch.sample_rows))
+        return self.head(normed).float()

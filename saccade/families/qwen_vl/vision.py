@@ -32,6 +32,7 @@ NORM_EPS = 1e-6
 PROJECTION = 4
 """A block's projection to queries, keys and values is about this part of its cost, or less."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
+Norm = RMSNorm | LayerNorm
 
 
 class VisionBlock:
@@ -76,8 +77,8 @@ class VisionBlock:
                 self.scale,
                 attention,
             )
-            y = x[cut.rows] + self.out(attended.flatten(1))
-            found.append(y + self.mlp(self.norm2(y)))
+            y, normed = self.norm2.add(x[cut.rows], self.out(attended.flatten(1)))
+            found.append(y + self.mlp(normed))
         return together(found)
 
     def _share(self, cut: Cut) -> int:
@@ -387,7 +388,7 @@ def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple
     return order, tuple(lengths.tolist())
 
 
-def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Layer:
+def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Norm:
     kind = RMSNorm if config.variant == "qwen2_5_vl" else LayerNorm
     return kind(weights, name, size or config.hidden, NORM_EPS)
 

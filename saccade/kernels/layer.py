@@ -1,0 +1,94 @@
+"""What stands between the products of a layer of the language model, each in one pass: queries and
+keys normalised, turned and cached; a stream added to and normalised; a gate applied.
+
+Owns what each means in plain PyTorch, which CPUs run. On a GPU each is one launch of
+`layer_gpu.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels import device
+from saccade.kernels.linear import Activation, activate
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.rotary import Rotation, rotate_
+
+
+class QKNorm(NamedTuple):
+    """RMS norm of queries and keys: weights [Hq + Hkv, D], of heads of queries, then keys."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def turn_and_cache(
+    qkv: torch.Tensor,
+    kv_heads: int,
+    rotation: Rotation,
+    qk_norm: QKNorm | None,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    out_slots: torch.Tensor,
+) -> torch.Tensor:  # [T, Hq, D]
+    """Queries, ready for attention; keys and values go to kv slots `out_slots` [T] of the cache
+    [slots, Hkv, D].
+
+    qkv [T, Hq + 2 Hkv, D]: heads of queries, of keys, of values; it may be changed. Queries and
+    keys are normalised before they are turned.
+    """
+    if device.runs_triton(qkv):
+        # Imported where there is a GPU: elsewhere Triton need not be installed.
+        from saccade.kernels.layer_gpu import launch_turn_and_cache
+
+        ready = rotation.ready()
+        halves = rotation.pairs == "halves"
+        return launch_turn_and_cache(
+            qkv, kv_heads, ready.cos, ready.sin, qk_norm, cache, out_slots, halves=halves
+        )
+    rotated = qkv.shape[1] - kv_heads
+    heads = rotated - kv_heads
+    qk = qkv[:, :rotated]
+    if qk_norm is not None:
+        qk = rms_norm(qk, *qk_norm)
+    rotate_(rotation, qk)
+    keys, values = cache
+    keys.index_copy_(0, out_slots, qk[:, heads:])
+    values.index_copy_(0, out_slots, qkv[:, rotated:])
+    return qk[:, :heads]
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its RMS norm), both [T, hidden]."""
+    if device.runs_triton(x):
+        from saccade.kernels.layer_gpu import launch_add_norm
+
+        return launch_add_norm(x, delta, weight, None, eps)
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
+def add_layer_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its layer norm), both [T, hidden]."""
+    if device.runs_triton(x):
+        from saccade.kernels.layer_gpu import launch_add_norm
+
+        return launch_add_norm(x, delta, weight, bias, eps)
+    total = x + delta
+    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
+    """act(gate) * up of gate_up [T, 2 I]: the gate's values, then up's. [T, I]"""
+    if act == "silu" and device.runs_triton(gate_up):
+        from saccade.kernels.layer_gpu import launch_silu_gate
+
+        return launch_silu_gate(gate_up)
+    left, right = gate_up.chunk(2, dim=-1)
+    return activate(left, act) * right

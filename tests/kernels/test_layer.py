@@ -1,0 +1,109 @@
+"""The kernels between a layer's products beside what CPUs run, without a GPU in Triton's
+interpreter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.kernels.layer import QKNorm, add_layer_norm, add_rms_norm, gate, turn_and_cache
+from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
+
+pytest.importorskip("triton")
+from saccade.kernels.layer_gpu import (
+    launch_add_norm,
+    launch_silu_gate,
+    launch_turn_and_cache,
+)
+
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3}
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "turned"),
+    [(4, 2, 64, 64), (7, 1, 72, 72), (3, 3, 80, 40), (32, 8, 128, 128), (2, 1, 16, 16)],
+)
+def test_queries_and_keys_are_turned_and_cached(
+    device: str,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    turned: int,
+    dtype: torch.dtype,
+    normed: bool,
+    pairs: Pairs,
+) -> None:
+    tokens, slots = 5, torch.tensor([3, 9, 1, 7, 30])
+    qkv = noise(tokens, heads + 2 * kv_heads, dim).to(dtype)
+    norm = (
+        QKNorm(1 + 0.1 * noise(heads + kv_heads, dim, seed=1).to(dtype), 1e-6) if normed else None
+    )
+    rotation = Rotation(*rotary_tables(10 * noise(tokens, turned // 2, seed=2), pairs), pairs=pairs)
+    empty = torch.zeros(32, kv_heads, dim, dtype=dtype)
+    wanted = empty, empty.clone()
+    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, wanted, slots)
+    cache = torch.zeros_like(empty, device=device), torch.zeros_like(empty, device=device)
+    weight = None if norm is None else QKNorm(norm.weight.to(device), norm.eps)
+    ours = launch_turn_and_cache(
+        qkv.to(device),
+        kv_heads,
+        rotation.cos.to(device),
+        rotation.sin.to(device),
+        weight,
+        cache,
+        slots.to(device),
+        halves=pairs == "halves",
+    )
+    for mine, its in ((ours, queries), *zip(cache, wanted)):
+        torch.testing.assert_close(mine.cpu(), its, atol=TOLERANCE[dtype], rtol=0.0)
+
+
+def test_a_cache_may_hold_eight_bits(device: str) -> None:
+    """With values that eight bits can say: the interpreter forgets a carry when it rounds."""
+    qkv = noise(3, 6, 16).to(torch.float8_e4m3fn).half()
+    slots = torch.tensor([2, 0, 1])
+    cos, sin = (table.to(device) for table in rotary_tables(torch.zeros(3, 8)))
+    empty = torch.zeros(4, 2, 16, dtype=torch.float8_e4m3fn, device=device)
+    kept = empty, empty.clone()
+    launch_turn_and_cache(qkv.to(device), 2, cos, sin, None, kept, slots.to(device), halves=True)
+    for mine, heads in zip(kept, (slice(2, 4), slice(4, 6))):
+        assert torch.equal(mine.cpu().half()[slots], qkv[:, heads])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("size", [16, 72, 1152, 4096])
+def test_a_stream_is_added_to_and_normalised(device: str, size: int, dtype: torch.dtype) -> None:
+    x, delta = noise(3, size).to(dtype), noise(3, size, seed=1).to(dtype)
+    weight, bias = 1 + noise(size, seed=2).to(dtype), noise(size, seed=3).to(dtype)
+    there = [each.to(device) for each in (x, delta, weight, bias)]
+    total, normed = add_rms_norm(x, delta, weight, 1e-6)
+    ours = launch_add_norm(there[0], there[1], there[2], None, 1e-6)
+    assert torch.equal(ours[0].cpu(), total)
+    torch.testing.assert_close(ours[1].cpu(), normed, atol=TOLERANCE[dtype], rtol=2e-3)
+    total, normed = add_layer_norm(x, delta, weight, bias, 1e-6)
+    ours = launch_add_norm(there[0], there[1], there[2], there[3], 1e-6)
+    assert torch.equal(ours[0].cpu(), total)
+    torch.testing.assert_close(ours[1].cpu(), normed, atol=2 * TOLERANCE[dtype], rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("size", [16, 100, 3420])
+def test_a_gate_is_applied(device: str, size: int, dtype: torch.dtype) -> None:
+    both = noise(3, 2 * size).to(dtype)
+    ours = launch_silu_gate(both.to(device)).cpu()
+    torch.testing.assert_close(ours, gate(both, "silu"), atol=TOLERANCE[dtype], rtol=2e-3)
+
+
+def test_no_rows_are_no_trouble(device: str) -> None:
+    none = torch.empty(0, 32, device=device)
+    assert launch_silu_gate(none).shape == (0, 16)
+    total, normed = launch_add_norm(none, none, torch.ones(32, device=device), None, 1e-6)
+    assert total.shape == normed.shape == (0, 32)

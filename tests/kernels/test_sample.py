@@ -1,0 +1,112 @@
+"""The sampling kernel beside the sampler that CPUs run, without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.core.types import SamplingParams
+from saccade.runtime.sampler import Draws, Sampler, uniform
+
+pytest.importorskip("triton")
+from saccade.kernels.sample_gpu import launch_sample
+
+VOCAB = 300
+WORDS = -(-VOCAB // 32)
+
+
+def draw(
+    device: str,
+    logits: torch.Tensor,
+    asked: list[SamplingParams],
+    masks: torch.Tensor | None = None,
+) -> tuple[list[int], list[int]]:
+    """(the kernel's tokens, the sampler's) for a row of logits each."""
+    rows = len(asked)
+    points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
+    sampler = Sampler(VOCAB, rows, (), torch.device("cpu"))
+    for slot, params in enumerate(asked):
+        sampler.open(slot, params, (1,), 1)
+    draws = Draws(range(rows), [7] * rows, torch.arange(rows), points)
+    theirs, _ = sampler(logits.clone(), draws, masks)
+    table = torch.tensor([(p.temperature, p.top_p, p.min_p) for p in asked])
+    ours = launch_sample(
+        logits.to(device),
+        torch.arange(rows, device=device),
+        table.to(device),
+        torch.tensor([p.top_k for p in asked], dtype=torch.int32, device=device),
+        points.to(device),
+        None if masks is None else masks.to(device),
+    )
+    return ours.tolist(), theirs.tolist()
+
+
+def noise(rows: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_way_to_draw_gives_the_samplers_token(device: str) -> None:
+    ways = [
+        dict[str, float](),
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"temperature": 2.0, "top_k": 5},
+        {"temperature": 1.5, "top_p": 0.7},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 2.0, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 2.0, "top_p": 1e-4},
+        {"temperature": 1.0, "top_k": VOCAB + 5},
+    ]
+    asked = [SamplingParams(**way, seed=seed) for way in ways for seed in range(2)]  # type: ignore[arg-type]
+    ours, theirs = draw(device, noise(len(asked)), asked)
+    assert ours == theirs
+    assert len(set(ours)) > len(asked) // 3  # they do not all draw the best
+
+
+def test_a_mask_is_kept(device: str) -> None:
+    asked = [SamplingParams(temperature=t, seed=s) for t in (0.0, 1.5) for s in range(6)]
+    allowed = torch.zeros(len(asked), WORDS, dtype=torch.int32)
+    allowed[:, 0] = 0b10010
+    allowed[:, 4] = -(2**31)  # token 159
+    allowed[3:5] = 0
+    allowed[3:5, 9] = 1  # token 288
+    ours, theirs = draw(device, noise(len(asked), seed=1), asked, allowed)
+    assert ours == theirs
+    assert set(ours) <= {1, 4, 159, 288} and ours[3] == ours[4] == 288
+
+
+def test_equal_logits_share_the_draw_evenly_by_their_place(device: str) -> None:
+    logits = torch.full((15, VOCAB), -50.0)
+    logits[:, 10:14] = 2.0
+    logits[:, 200] = 2.0
+    points = [(i + 0.5) / 15 for i in range(15)]
+    ours = launch_sample(
+        logits.to(device),
+        torch.zeros(15, dtype=torch.int64, device=device),
+        torch.tensor([[1.0, 1.0, 0.0]], device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        torch.tensor(points, dtype=torch.float64, device=device),
+    ).tolist()
+    assert ours == [(10, 11, 12, 13, 200)[int(point * 5)] for point in points]
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0 - 2.0**-53])
+def test_the_ends_of_the_range_draw_the_first_and_the_last(device: str, point: float) -> None:
+    logits = noise(1)
+    ours = launch_sample(
+        logits.to(device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+        torch.tensor([[1.0, 1.0, 0.0]], device=device),
+        torch.tensor([20], dtype=torch.int32, device=device),
+        torch.tensor([point], dtype=torch.float64, device=device),
+    ).item()
+    best = logits[0].topk(20).indices.tolist()
+    assert ours == (best[0] if point == 0.0 else best[-1])
+
+
+def test_the_best_of_equals_is_the_first(device: str) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [40, 250]] = 1.0
+    ours, _ = draw(device, logits, [SamplingParams()])
+    assert ours == [40]

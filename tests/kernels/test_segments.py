@@ -1,0 +1,68 @@
+"""The vision tower's attention kernel beside float64, without a GPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from saccade.kernels.attention_gpu import HeadCut
+from saccade.kernels.paged_gpu import Tile
+from saccade.kernels.segments_gpu import launch_segments
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
+SMALL = Tile(rows=16, keys=16, warps=4, stages=1)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def bounds_of(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One segment in float64."""
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("dim", [16, 40, 64, 72, 80, 96, 128])
+def test_rows_see_their_segment_and_nothing_else(device: str, dim: int, dtype: torch.dtype) -> None:
+    lengths = [35, 0, 16, 1]
+    fused = noise(sum(lengths), 6, dim).to(dtype).to(device)
+    q, k, v = fused[:, :2], fused[:, 2:4], fused[:, 4:]
+    bounds = bounds_of(lengths).to(device)
+    ours = launch_segments(q, k, v, bounds, bounds, max(lengths), dim**-0.5, tile=SMALL)
+    parts = [x.cpu().split(lengths) for x in (q, k, v)]
+    wanted = torch.cat([attended(a, b, c, dim**-0.5) for a, b, c in zip(*parts)])
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[dtype], rtol=0.0)
+
+
+def test_a_cut_of_rows_sees_all_keys_of_its_segment(device: str) -> None:
+    q, k, v = (noise(n, 2, 32, seed=n).to(device) for n in (20, 70, 70))
+    q_bounds, k_bounds = bounds_of([20]).to(device), bounds_of([70]).to(device)
+    ours = launch_segments(q, k, v, q_bounds, k_bounds, 20, 0.2)
+    wanted = attended(q.cpu(), k.cpu(), v.cpu(), 0.2)
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=2e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("longest", [64, 130])
+def test_the_tiles_of_the_device(device: str, longest: int) -> None:
+    q, k, v = noise(longest, 3, 72).half().to(device).chunk(3, dim=1)
+    bounds = bounds_of([longest]).to(device)
+    ours = launch_segments(q, k, v, bounds, bounds, longest, 0.1)
+    wanted = attended(q.cpu(), k.cpu(), v.cpu(), 0.1)
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=2e-3, rtol=0.0)
+
+
+def test_heads_are_cut_so_that_few_columns_are_padding() -> None:
+    cost = {dim: HeadCut.of(dim) for dim in (8, 16, 40, 64, 72, 80, 96, 120, 128, 256)}
+    assert {dim: cut.d0 + cut.d1 for dim, cut in cost.items()} == {
+        8: 16, 16: 16, 40: 48, 64: 64, 72: 80, 80: 80, 96: 96, 120: 128, 128: 128, 256: 256
+    }  # fmt: skip
+    assert cost[72] == HeadCut(72, 64, 16) and cost[128] == HeadCut(128, 128, 0)
