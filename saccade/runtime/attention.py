@@ -74,7 +74,7 @@ class SequenceAttention:
         while row < len(lines):
             end = self._abreast(starts, lengths, row)
             if end - row > 1:
-                attend = self._together(table[lines[row:end]], lengths[row:end])
+                attend = self._together(table, lines[row:end], lengths[row:end])
             else:
                 end, attend = row + 1, self._alone(table[lines[row]], lengths[row])
             self._rows.append((slice(starts[row], starts[end]), attend))
@@ -99,10 +99,13 @@ class SequenceAttention:
             row += 1
         return row
 
-    def _together(self, pages: npt.NDArray[np.int32], lengths: Sequence[int]) -> Attend:
-        """For rows of one token each, whose sequences have these pages [R, P] and lengths."""
+    def _together(
+        self, table: npt.NDArray[np.int32], lines: Sequence[int], lengths: Sequence[int]
+    ) -> Attend:
+        """For rows of one token each, whose sequences have these lines of the page table."""
         counts, longest = np.array(lengths), max(lengths)
-        index = pages[:, self._page[:longest]] * np.int64(self._page_size)
+        pages = table[np.array(lines)[:, None], self._page[:longest]]
+        index = pages * np.int64(self._page_size)
         index += self._offset[:longest]  # [R, longest]
         # What is masked is read all the same, and the rest of a page may hold anything.
         index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
