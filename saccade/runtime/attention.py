@@ -36,6 +36,8 @@ ABREAST_VALUES = 1 << 15
 """Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
 of others than to have a call of its own (measured: LOG.md).
 """
+FEWEST_ABREAST = 4
+"""Sequences that a shared call is worth while for."""
 
 
 def attention_for(kv: KVCache, page_size: int) -> Attention:
@@ -73,7 +75,7 @@ class SequenceAttention:
         self._rows, row = [], 0
         while row < len(lines):
             end = self._abreast(starts, lengths, row)
-            if end - row > 1:
+            if end - row >= FEWEST_ABREAST:
                 attend = self._together(table, lines[row:end], lengths[row:end])
             else:
                 end, attend = row + 1, self._alone(table[lines[row]], lengths[row])

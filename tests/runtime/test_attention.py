@@ -113,15 +113,15 @@ def test_queries_see_their_own_past_and_nothing_else(
 def test_sequences_that_decode_after_few_tokens_share_a_call(
     few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lengths = [(1, 5), (1, 16), (1, 30), (1, 2), (1, 9), (3, 8), (1, 7)]
+    lengths = [(1, n) for n in (5, 16, 3, 8, 30, 2, 9, 7, 1, 17)] + [(3, 8), (1, 7)]
     monkeypatch.setattr(runtime, "ABREAST_VALUES", 1 << 20)
     wanted = Case(lengths, 4, True, torch.float32).attend()
-    calls = Calls(runtime.decode_attention)
+    calls = Calls(attention.decode_attention)
     monkeypatch.setattr(runtime, "decode_attention", calls)
     monkeypatch.setattr(runtime, "ABREAST_VALUES", few * KV_HEADS * DIM)
     found = Case(lengths, 4, True, torch.float32).attend()
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0.0)
-    assert calls.rows == {0: [], 16: [2, 2], 1 << 10: [5]}[few]
+    assert calls.rows == {0: [], 16: [4, 4], 1 << 10: [10]}[few]
 
 
 class Calls:
@@ -136,7 +136,7 @@ class Calls:
         return self.function(q, *rest)
 
 
-@pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3)]])
+@pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_what_lies_in_other_slots_does_not_matter(
     page_size: int, lengths: list[tuple[int, int]]
