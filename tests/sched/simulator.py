@@ -520,7 +520,7 @@ class Simulation:
         for s in scheduler.running:
             assert s.state is State.RUNNING and s.run is not None
             assert 0 <= s.run.computed <= s.run.planned <= s.length
-            assert s.run.computed <= len(s.tokens) and s.run.drawing <= scheduler.in_flight
+            assert s.run.computed <= len(s.tokens) and s.run.drawing <= len(self.flights)
             assert all(s.needs(key) for key in s.run.pins), "a pin outlives the last span"
             pins |= s.run.pins
         assert all(s.state is State.WAITING and s.run is None for s in scheduler.waiting)
