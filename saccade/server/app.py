@@ -1,7 +1,7 @@
 """The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
 
 Owns nothing of a request but its bytes on the wire: `openai.py` reads them, `front.py` answers,
-`responses.py` and `stream.py` write. Knows nothing of tokens, templates or the engine.
+`answers.py` and `stream.py` write. Knows nothing of tokens, templates or the engine.
 """
 
 from __future__ import annotations
@@ -39,18 +39,7 @@ from saccade.core.options import ServerOptions
 from saccade.front.front import Front
 from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
-from saccade.server.body import Bodies, Held, read_json
-from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds, request_id
-from saccade.server.openai import (
-    Reply,
-    read_chat,
-    read_completion,
-    read_detokenize,
-    read_tokenize,
-)
-from saccade.server.openapi import describe
-from saccade.server.responses import (
+from saccade.server.answers import (
     ChatShape,
     ChoiceReply,
     ErrorBody,
@@ -64,6 +53,17 @@ from saccade.server.responses import (
     TokenText,
     Writer,
 )
+from saccade.server.body import Bodies, Held, read_json
+from saccade.server.files import file_routes
+from saccade.server.gate import RequestIds, request_id
+from saccade.server.openai import (
+    Reply,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
+from saccade.server.openapi import describe
 from saccade.server.stream import UsageWanted, stream
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer

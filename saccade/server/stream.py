@@ -17,7 +17,7 @@ from starlette.types import Send
 
 from saccade.core.errors import InternalError, RequestError
 from saccade.front.front import Event
-from saccade.server.responses import ErrorResponse, Tally, Usage, Writer
+from saccade.server.answers import ErrorResponse, Tally, Usage, Writer
 from saccade.server.trace import Tracer
 
 log = logging.getLogger("saccade")
