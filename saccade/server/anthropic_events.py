@@ -1,4 +1,4 @@
-"""An answer as Anthropic's API tells it: stream events in their order, messages, errors.
+"""An answer as Anthropic's API tells it: stream events in their order, and messages.
 
 Owns content blocks: which is open, what it has become. Knows nothing of routes, of how events are
 written to a socket, or of how an answer is read (`text/answer.py`).
@@ -12,23 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from saccade.core.errors import RequestError
 from saccade.text.answer import AnswerEvent, Reasoned
 from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
 
 StreamEvent = dict[str, Any]
 """The data of one event; its name is its "type"."""
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +37,6 @@ class MessageUsage:
             "cache_read_input_tokens": self.read,
             "output_tokens": self.output,
         }
-
-
-def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """An error, in an answer of its own or as the last event of a stream."""
-    kind = _ERRORS.get(error.status, "api_error")
-    told = {"type": kind, "message": error.message}
-    return {"type": "error", "error": told, "request_id": request_id}
 
 
 class MessageStream:

@@ -25,7 +25,6 @@ from saccade import __version__
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InternalError,
-    Overloaded,
     RequestError,
     Unauthorized,
 )
@@ -36,7 +35,6 @@ from saccade.server import metrics
 from saccade.server.answers import (
     ChatShape,
     ErrorBody,
-    ErrorResponse,
     Model,
     ModelList,
     Shape,
@@ -48,7 +46,7 @@ from saccade.server.answers import (
 from saccade.server.body import Bodies, Held
 from saccade.server.door import Door, Endpoint, Way, json_response, send_json, while_connected
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds
+from saccade.server.gate import RequestIds, request_id
 from saccade.server.openai import (
     Reply,
     read_chat,
@@ -57,6 +55,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
+from saccade.server.refusals import body_for, refusal
 from saccade.server.stream import Choices, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost
@@ -238,11 +237,11 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = self._keys.client(scope)
         if client is None and scope["path"] not in self._open_paths:
-            await _error_response(
-                Unauthorized(
-                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                )
-            )(scope, receive, send)
+            error = Unauthorized(
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', or as "
+                "'x-api-key: KEY'"
+            )
+            await _error_response(scope["path"], error)(scope, receive, send)
             return
         if client is not None:
             scope[CLIENT] = client
@@ -252,32 +251,28 @@ class _KeyCheck:
 # ---- responses
 
 
-def _error_response(error: RequestError) -> Response:
-    response = json_response(ErrorResponse.of(error), error.status)
-    if isinstance(error, Overloaded):
-        response.headers["retry-after"] = str(error.retry_after)
-    if isinstance(error, Unauthorized):
-        response.headers["www-authenticate"] = "Bearer"
-    return response
+def _error_response(path: str, error: RequestError) -> Response:
+    status, headers, body = refusal(path, error, request_id.get())
+    return Response(body, status, headers, "application/json")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(error)
+    return _error_response(request.url.path, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
+    path, status = request.url.path, error.status_code
     what = {
-        404: f"there is no {request.url.path[:200]}",
-        405: f"{request.method} is not allowed on {request.url.path[:200]}",
+        404: f"there is no {path[:200]}",
+        405: f"{request.method} is not allowed on {path[:200]}",
     }
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)
-    response = json_response(ErrorResponse(body), error.status_code)
-    response.headers.update(error.headers or {})
-    return response
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    status, body = body_for(path, status, told, request_id.get())
+    return Response(body, status, error.headers, "application/json")
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
@@ -285,8 +280,8 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _on_bug(_: Request, __: Exception) -> Response:
-    return _error_response(InternalError())
+async def _on_bug(request: Request, _: Exception) -> Response:
+    return _error_response(request.url.path, InternalError())
 
 
 def _check_operator(request: Request) -> None:

@@ -20,8 +20,9 @@ from saccade.server.anthropic_body import (
     MessagesRequest,
     as_chat,
 )
-from saccade.server.anthropic_events import MessageStream, MessageUsage, error_body, whole_message
+from saccade.server.anthropic_events import MessageStream, MessageUsage, whole_message
 from saccade.server.openai import CHAT
+from saccade.server.refusals import error_body
 from saccade.text.answer import AnswerReader
 
 PIXEL = "iVBORw0KGgo="
