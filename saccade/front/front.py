@@ -107,7 +107,8 @@ class Event:
 
     `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
     """
 
     choice: int
@@ -118,6 +119,7 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    stop: str | None = None
 
 
 class _Answer:
@@ -179,6 +181,7 @@ class _Answer:
             finish,
             delta.cached_tokens,
             parts=tuple(parts),
+            stop=self._stops.found,
         )
 
 

@@ -47,6 +47,7 @@ from saccade.server.body import Bodies, Held
 from saccade.server.door import Door, Endpoint, Way, json_response, send_json, while_connected
 from saccade.server.files import file_routes
 from saccade.server.gate import RequestIds, request_id
+from saccade.server.messages import MessagesAPI
 from saccade.server.openai import (
     Reply,
     read_chat,
@@ -78,6 +79,7 @@ def build_app(
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     door = Door(front, tuple(names), options, bodies)
     api = _Api(front, door, int(time.time()))
+    messages = MessagesAPI(api.door)
     middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
@@ -95,6 +97,8 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+            Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
+            Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
             Route("/v1/models", api.models),
             Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),

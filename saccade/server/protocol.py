@@ -146,6 +146,7 @@ class Connection(HttpToolsProtocol):
         self._outlet = cast(_Outlet, None)
         self._stopping = False
         self._scheduled = False
+        self.url = b""  # uvicorn knows none before a request has begun
 
     # ---- what the transport says
 
@@ -319,7 +320,7 @@ class Connection(HttpToolsProtocol):
 
     def _path(self) -> bytes:
         """What the request asks for, as far as that has come."""
-        return (self.url or b"").partition(b"?")[0]
+        return self.url.partition(b"?")[0]
 
     def on_body(self, body: bytes) -> None:
         message = self._message
