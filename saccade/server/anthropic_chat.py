@@ -68,6 +68,8 @@ class Places:
             if param is not None:
                 param = self.client_place(param)
                 message = message.replace(str(error.param), param)
+                if param not in message:  # Anthropic's errors have no other word for the place
+                    message = f"{param}: {message}"
             if error.code == "context_length_exceeded":
                 message = f"prompt is too long: {message}"  # by which clients know it
             raise type(error)(message, param, error.code) from None
