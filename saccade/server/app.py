@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -36,7 +36,6 @@ from saccade.front.intake import Ask
 from saccade.server import metrics
 from saccade.server.answers import (
     ChatShape,
-    ChoiceReply,
     ErrorBody,
     ErrorResponse,
     Model,
@@ -60,7 +59,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
-from saccade.server.stream import UsageWanted, stream
+from saccade.server.stream import Choices, Teller, Told, UsageWanted, stream
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost, Tracer
 
@@ -137,14 +136,15 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
-            await while_connected(receive, self._answer(send, reply, shape, [ask], held))
+            tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
+            await while_connected(receive, self._answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            await while_connected(receive, self._answer(send, reply, shape, asks, held))
+            tell = self._choices(shape, reply)
+            await while_connected(receive, self._answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
@@ -176,33 +176,37 @@ class _Api:
             await send_json(send, TokenText(text))
 
     async def _answer(
-        self, send: Send, reply: Reply, shape: Shape, asks: list[Ask], held: Held
+        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
     ) -> None:
-        model = self.door.name_of(reply.model)
+        self.door.name_of(reply.model)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {picture.encoded for each in prepared for picture in each.pictures}
         held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
-        tracer = Tracer(prepared, reply.trace)
-        writer = Writer(shape, model)
+        told = Told(prepared, tally, Tracer(prepared, reply.trace))
+        teller = tell(told)
         async with aclosing(self.front.generate(*prepared)) as events:
             if reply.stream:
-                usage: UsageWanted = (
-                    "always" if reply.continuous_usage else "last" if reply.include_usage else None
-                )
-                await stream(send, events, writer, tally, tracer, usage)
+                await stream(send, told.counted(events), teller)
             else:
-                answers = [ChoiceReply(shape, i) for i in range(sum(each.n for each in prepared))]
-                async for event in events:
-                    answers[event.choice].add(event)
-                    tally.add(event)
-                    tracer.add(event)
-                await send_json(
-                    send,
-                    writer.whole(answers, tally.usage, tracer.trace if tracer.wanted else UNSET),
-                )
-        self.door.log(prepared, tally, tracer)
+                async for event in told.counted(events):
+                    teller.keep(event)
+                await send_json(send, teller.whole())
+        self.door.log(prepared, tally, told.tracer)
+
+    def _choices(self, shape: Shape, reply: Reply) -> Callable[[Told], Choices]:
+        """Tells in OpenAI's words."""
+        usage: UsageWanted = (
+            "always" if reply.continuous_usage else "last" if reply.include_usage else None
+        )
+
+        def tell(told: Told) -> Choices:
+            writer = Writer(shape, self.door.name_of(reply.model))
+            count = sum(each.n for each in told.prepared)
+            return Choices(writer, told.tally, told.tracer, usage, count)
+
+        return tell
 
     def _model(self, name: str) -> Model:
         if self.front.state != "ready":
