@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence, Set
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -32,7 +31,6 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ServerOptions
 from saccade.front.front import Front
-from saccade.front.intake import Ask
 from saccade.server import metrics
 from saccade.server.answers import (
     ChatShape,
@@ -41,13 +39,12 @@ from saccade.server.answers import (
     Model,
     ModelList,
     Shape,
-    Tally,
     TextShape,
     TokenCount,
     TokenText,
     Writer,
 )
-from saccade.server.body import Bodies, Held
+from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
 from saccade.server.files import file_routes
 from saccade.server.gate import RequestIds
@@ -59,9 +56,9 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
-from saccade.server.stream import Choices, Teller, Told, UsageWanted, stream
+from saccade.server.stream import Choices, Told, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
-from saccade.server.trace import ImageCost, Tracer
+from saccade.server.trace import ImageCost
 
 log = logging.getLogger("saccade")
 
@@ -137,14 +134,14 @@ class _Api:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
             tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
-            await while_connected(receive, self._answer(send, reply, tell, [ask], held))
+            await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
             tell = self._choices(shape, reply)
-            await while_connected(receive, self._answer(send, reply, tell, asks, held))
+            await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
@@ -174,26 +171,6 @@ class _Api:
             self.door.name_of(tokens.model)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
-
-    async def _answer(
-        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
-    ) -> None:
-        self.door.name_of(reply.model)
-        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
-        asks.clear()  # from here on the request holds no text of its pictures
-        encoded = {picture.encoded for each in prepared for picture in each.pictures}
-        held.resize(sum(len(each.data) for each in encoded))
-        tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
-        told = Told(prepared, tally, Tracer(prepared, reply.trace))
-        teller = tell(told)
-        async with aclosing(self.front.generate(*prepared)) as events:
-            if reply.stream:
-                await stream(send, told.counted(events), teller)
-            else:
-                async for event in told.counted(events):
-                    teller.keep(event)
-                await send_json(send, teller.whole())
-        self.door.log(prepared, tally, told.tracer)
 
     def _choices(self, shape: Shape, reply: Reply) -> Callable[[Told], Choices]:
         """Tells in OpenAI's words."""

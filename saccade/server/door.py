@@ -1,7 +1,8 @@
 """What every API's handlers do with a request before and after they answer it.
 
-Owns admission (a permit, the body, what the request holds of memory), the model's names, the log of
-requests, and the end of what a client no longer waits for. Knows nothing of what bodies say.
+Owns admission (a permit, the body, what the request holds of memory), the order in which a request
+is prepared and answered, the model's names, the log of requests, and the end of what a client no
+longer waits for. Knows nothing of what bodies say.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,10 +24,12 @@ from saccade.core.config import MIB
 from saccade.core.errors import InternalError, NotFound, RequestError
 from saccade.core.options import ServerOptions
 from saccade.front.front import Front
-from saccade.front.intake import Prepared
+from saccade.front.intake import Ask, Prepared
 from saccade.server.answers import Tally
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.gate import request_id
+from saccade.server.openai import Reply
+from saccade.server.stream import Teller, Told, stream
 from saccade.server.tenant import client_of
 from saccade.server.trace import Tracer
 
@@ -72,6 +75,27 @@ class Door:
             body = await read_json(request, held, largest)
             with self.front.admit(client):
                 yield body, held
+
+    async def answer(
+        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
+    ) -> None:
+        """Prepare what is asked, and send the answer as it comes or at once."""
+        self.name_of(reply.model)
+        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
+        asks.clear()  # from here on the request holds no text of its pictures
+        encoded = {picture.encoded for each in prepared for picture in each.pictures}
+        held.resize(sum(len(each.data) for each in encoded))
+        tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
+        told = Told(prepared, tally, Tracer(prepared, reply.trace))
+        teller = tell(told)
+        async with aclosing(self.front.generate(*prepared)) as events:
+            if reply.stream:
+                await stream(send, told.counted(events), teller)
+            else:
+                async for event in told.counted(events):
+                    teller.keep(event)
+                await send_json(send, teller.whole())
+        self.log(prepared, tally, told.tracer)
 
     def log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
         """A line for every request, and what became of images in slow ones, where asked for."""

@@ -242,7 +242,7 @@ def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[I
 
     Raises InvalidRequest that names the field.
     """
-    asked, form = request.asked, request.form
+    asked, form, delivery = request.asked, request.form, request.delivery
     written = Conversation()
     if asked.instructions is not None:
         written.instruct(asked.instructions)
@@ -255,6 +255,9 @@ def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[I
         raise InvalidRequest("input: there is nothing in it to answer", "input")
     body: dict[str, Any] = {
         "messages": written.messages,
+        "model": delivery.model,
+        "stream": delivery.stream,
+        "saccade": _plain(delivery.saccade),
         "chat_template_kwargs": asked.chat_template_kwargs,
         "mm_processor_kwargs": _plain(asked.mm_processor_kwargs),
         "cache_salt": asked.cache_salt,
