@@ -29,7 +29,7 @@ from saccade.core.errors import (
     RequestError,
     Unauthorized,
 )
-from saccade.core.options import ServerOptions
+from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.front.front import Front
 from saccade.server import metrics
 from saccade.server.answers import (
@@ -56,6 +56,8 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
+from saccade.server.responses import response_routes
+from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost
@@ -66,8 +68,15 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
 
 
+KEPT = ResponseOptions()
+
+
 def build_app(
-    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+    front: Front,
+    names: Sequence[str],
+    options: ServerOptions,
+    body_seconds: float,
+    kept: ResponseOptions = KEPT,
 ) -> Starlette:
     """The ASGI application.
 
@@ -103,6 +112,7 @@ def build_app(
             Route("/flush_cache", api.flush_cache, methods=["POST"]),
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
+            *response_routes(door, ResponseStore(kept, front.metrics)),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),

@@ -209,6 +209,10 @@ class ChatWords:
         found.param = None if error.param is None else self._theirs(error.param, whole=True)
         return found
 
+    def place(self, chat: str) -> str:
+        """Where in the client's request a part of a chat's message stands."""
+        return self._theirs(chat, whole=True)
+
     def _theirs(self, text: str, whole: bool) -> str:
         def place(found: re.Match[str]) -> str:
             message, content = self.places[min(int(found[1]), len(self.places) - 1)]

@@ -39,6 +39,11 @@ class ResponseStream:
         output: list[dict[str, Any]] = self.response["output"]
         return output
 
+    @property
+    def reasons(self) -> bool:
+        """Whether what came last was reasoning."""
+        return self._item is not None and self._item["type"] == "reasoning"
+
     def begin(self) -> list[ResponseEvent]:
         """What comes before the first token."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
@@ -94,8 +99,8 @@ class ResponseStream:
                 self._content["logprobs"] += logprobs
                 if not (text or logprobs):
                     return opened
-                delta = {"delta": text, "logprobs": logprobs}
-                return [*opened, self._within("response.output_text.delta", **delta)]
+                name = "response.output_text.delta"
+                return [*opened, self._within(name, delta=text, logprobs=logprobs)]
             case Reasoned(text):
                 opened = self._enter("reasoning", {"type": "reasoning_text", "text": ""})
                 self._content["text"] += text
@@ -124,7 +129,7 @@ class ResponseStream:
         """Begin an item with this content, unless one of its kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return []
-        fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         events = [*self._close(), self._open(kind, {**fields, "content": []})]
         events.append(self._within("response.content_part.added", part=dict(content)))
         assert self._item is not None
