@@ -178,6 +178,7 @@ class Request:
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
     `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
     an address). `group`: the answers of one HTTP request share it; "": a group of its own.
+    `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
     """
 
     id: str
@@ -189,6 +190,7 @@ class Request:
     arrival: float = 0.0
     client: str = ""
     group: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

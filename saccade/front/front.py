@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from saccade.core.errors import (
+    Cancelled,
     EngineUnavailable,
     ImageError,
     InternalError,
@@ -363,6 +364,15 @@ class Front:
                     self._tell(Abort(answer.request.id))
             for picture in pictures:
                 media.release(picture)
+
+    def cancel(self, group: str) -> None:
+        """End the answers of a request early (`Prepared.request.id`): whoever waits for them gets
+        Cancelled.
+        """
+        for answer in [each for each in self._answers.values() if each.request.group == group]:
+            self._tell(Abort(answer.request.id))
+            if self._forget(answer, "abort"):
+                answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
         """End an answer, once; whether it was still in flight."""

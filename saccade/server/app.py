@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -28,9 +28,8 @@ from saccade.core.errors import (
     RequestError,
     Unauthorized,
 )
-from saccade.core.options import ServerOptions
+from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.front.front import Front
-from saccade.front.intake import Ask
 from saccade.server import metrics
 from saccade.server.answers import (
     ChatShape,
@@ -43,11 +42,11 @@ from saccade.server.answers import (
     TokenText,
     Writer,
 )
-from saccade.server.body import Bodies, Held
-from saccade.server.door import Door, Endpoint, Way, json_response, send_json, while_connected
+from saccade.server.body import Bodies
+from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
 from saccade.server.files import file_routes
 from saccade.server.gate import RequestIds, request_id
-from saccade.server.messages import MessagesAPI
+from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
     read_chat,
@@ -57,7 +56,9 @@ from saccade.server.openai import (
 )
 from saccade.server.openapi import describe
 from saccade.server.refusals import body_for, refusal
-from saccade.server.stream import Choices, UsageWanted
+from saccade.server.responses import response_routes
+from saccade.server.responses_store import ResponseStore
+from saccade.server.stream import Choices, Told, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost
 
@@ -67,8 +68,15 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
 
 
+KEPT = ResponseOptions()
+
+
 def build_app(
-    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+    front: Front,
+    names: Sequence[str],
+    options: ServerOptions,
+    body_seconds: float,
+    kept: ResponseOptions = KEPT,
 ) -> Starlette:
     """The ASGI application.
 
@@ -79,7 +87,6 @@ def build_app(
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     door = Door(front, tuple(names), options, bodies)
     api = _Api(front, door, int(time.time()))
-    messages = MessagesAPI(api.door)
     middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
@@ -97,8 +104,7 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-            Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
-            Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
+            *message_routes(door),
             Route("/v1/models", api.models),
             Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
@@ -107,6 +113,7 @@ def build_app(
             Route("/flush_cache", api.flush_cache, methods=["POST"]),
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
+            *response_routes(door, ResponseStore(kept, front.metrics)),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),
@@ -137,14 +144,15 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
-            await while_connected(receive, self._answer(send, reply, shape, [ask], held))
+            tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
+            await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            await while_connected(receive, self._answer(send, reply, shape, asks, held))
+            tell = self._choices(shape, reply)
+            await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
@@ -175,19 +183,17 @@ class _Api:
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 
-    async def _answer(
-        self, send: Send, reply: Reply, shape: Shape, asks: list[Ask], held: Held
-    ) -> None:
-        model = self.door.name_of(reply.model)
+    def _choices(self, shape: Shape, reply: Reply) -> Callable[[Told], Choices]:
+        """Tells in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
-        way = Way(
-            lambda told: Choices(Writer(shape, model), told, usage),
-            streams=bool(reply.stream),
-            traced=reply.trace,
-        )
-        await self.door.answer(send, way, asks, held)
+
+        def tell(told: Told) -> Choices:
+            writer = Writer(shape, self.door.name_of(reply.model))
+            return Choices(writer, told, usage)
+
+        return tell
 
     def _model(self, name: str) -> Model:
         if self.front.state != "ready":

@@ -1,7 +1,8 @@
 """What every API's handlers do with a request before and after they answer it.
 
-Owns admission (a permit, the body, what the request holds of memory), the model's names, the log of
-requests, and the end of what a client no longer waits for. Knows nothing of what bodies say.
+Owns admission (a permit, the body, what the request holds of memory), the order in which a request
+is prepared and answered, the model's names, the log of requests, and the end of what a client no
+longer waits for. Knows nothing of what bodies say.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from saccade.front.intake import Ask, Prepared
 from saccade.server.answers import Tally
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.gate import request_id
+from saccade.server.openai import Reply
 from saccade.server.stream import Teller, Told, stream
 from saccade.server.tenant import client_of
 from saccade.server.trace import Tracer
@@ -37,15 +39,6 @@ SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop (at most some ms); more goes to a thread."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a request wants to be answered. `traced`: its teller says what became of its images."""
-
-    tell: Callable[[Told], Teller]
-    streams: bool
-    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +76,20 @@ class Door:
             with self.front.admit(client):
                 yield body, held
 
-    async def answer(self, send: Send, way: Way, asks: list[Ask], held: Held) -> None:
-        """Answer `asks`, which are emptied. Raises a RequestError before the answer has begun."""
+    async def answer(
+        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
+    ) -> None:
+        """Prepare what is asked, and send the answer as it comes or at once."""
+        self.name_of(reply.model)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {picture.encoded for each in prepared for picture in each.pictures}
         held.resize(sum(len(each.data) for each in encoded))
         tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
-        told = Told(prepared, tally, Tracer(prepared, way.traced))
-        teller = way.tell(told)
+        told = Told(prepared, tally, Tracer(prepared, reply.trace))
+        teller = tell(told)
         async with aclosing(self.front.generate(*prepared)) as events:
-            if way.streams:
+            if reply.stream:
                 await stream(send, told.counted(events), teller)
             else:
                 async for event in told.counted(events):

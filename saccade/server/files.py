@@ -29,6 +29,7 @@ from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
 from saccade.media.uploads import Uploads
 from saccade.server.body import Bodies, Held, pieces
+from saccade.server.paging import Paging, whole_number
 from saccade.server.tenant import client_of
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
@@ -152,24 +153,14 @@ class _Files:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        limit, order = query.get("limit", str(MOST_LISTED)), query.get("order", "desc")
-        wanted = _whole(limit, 1, MOST_LISTED)
-        if wanted is None:
-            raise InvalidRequest(f"limit is {limit[:20]!r}; it must be 1 to {MOST_LISTED}", "limit")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f'order is {order[:20]!r}; it must be "asc" or "desc"', "order")
-        found = await self.media.files.entries(_owner(request))
-        if order == "desc":
-            found.reverse()
-        if after := query.get("after"):
-            place = next((i for i, stored in enumerate(found) if stored.id == after), None)
-            if place is None:
-                raise InvalidRequest(f"after: there is no file {after[:200]!r}", "after")
-            found = found[place + 1 :]
+        paging = Paging.of(query, MOST_LISTED, MOST_LISTED)
+        entries = await self.media.files.entries(_owner(request))
         found = [
-            stored for stored in found if stored.purpose == query.get("purpose", stored.purpose)
+            stored
+            for stored in paging.rest(entries, lambda stored: stored.id)
+            if stored.purpose == query.get("purpose", stored.purpose)
         ]
-        page = [FileObject.of(stored) for stored in found[:wanted]]
+        page = [FileObject.of(stored) for stored in found[: paging.limit]]
         return _json(
             FileList(
                 page,
@@ -264,13 +255,6 @@ def _name(file: UploadFile) -> str:
     return name
 
 
-def _whole(text: str, least: int, most: int) -> int | None:
-    """The number within these bounds that a text is; None where it is none."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
-        return None
-    return int(text) if least <= int(text) <= most else None
-
-
 def _purpose(form: FormData, usual: str | None) -> str:
     """`usual`: where it may be left out."""
     if unknown := set(form) - {
@@ -303,7 +287,7 @@ def _lifetime(form: FormData) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest('expires_after[anchor] must be "created_at"', "expires_after")
-    lifetime = _whole(seconds, SHORTEST, LONGEST) if isinstance(seconds, str) else None
+    lifetime = whole_number(seconds, SHORTEST, LONGEST) if isinstance(seconds, str) else None
     if lifetime is None:
         raise InvalidRequest(
             f"expires_after[seconds] must be {SHORTEST} to {LONGEST}", "expires_after"

@@ -8,10 +8,11 @@ Owns the two handlers, and how an answer's events become Anthropic's. What a bod
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import RequestError
@@ -31,13 +32,21 @@ from saccade.server.anthropic_events import (
     StreamEvent,
     WholeMessage,
 )
-from saccade.server.door import Door, Way, send_json, while_connected
+from saccade.server.door import Door, Endpoint, send_json, while_connected
 from saccade.server.gate import request_id
-from saccade.server.openai import read_chat
+from saccade.server.openai import Reply, read_chat
 from saccade.server.refusals import error_body
 from saccade.server.stream import Told
 
 _encode = msgspec.json.Encoder().encode
+
+
+def message_routes(door: Door) -> list[Route]:
+    messages = _Messages(door)
+    return [
+        Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +57,7 @@ class AskedMessage:
 
     asks: list[Ask]
     places: Places
-    model: str
-    streams: bool = False
+    reply: Reply
     most: int = 0
     shows_thinking: bool = True
 
@@ -57,38 +65,28 @@ class AskedMessage:
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
     """What is to be answered. Raises InvalidRequest that names the field in Anthropic's words."""
     request = MESSAGES.read(body, context_length)
-    ask, places = _read_chat(request, context_length)
-    thinking, drawing = request.inquiry.thinking, request.drawing
-    return AskedMessage(
-        [ask],
-        places,
-        request.inquiry.model,
-        bool(drawing.stream),
-        drawing.max_tokens,
-        shows_thinking=thinking is None or thinking.display != "omitted",
-    )
+    thinking = request.inquiry.thinking
+    shows_thinking = thinking is None or thinking.display != "omitted"
+    asked = _read_chat(request, context_length)
+    return replace(asked, most=request.drawing.max_tokens, shows_thinking=shows_thinking)
 
 
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
     """What is to be counted. Raises as `read_message`."""
-    request = COUNT_TOKENS.read(body, context_length)
-    ask, places = _read_chat(request, context_length)
-    return AskedMessage([ask], places, request.inquiry.model)
+    return _read_chat(COUNT_TOKENS.read(body, context_length), context_length)
 
 
-def _read_chat(
-    request: MessagesRequest | CountTokensRequest, context_length: int
-) -> tuple[Ask, Places]:
+def _read_chat(request: MessagesRequest | CountTokensRequest, context_length: int) -> AskedMessage:
     chat = as_chat(request, context_length)
     body, places = chat.encoded(), chat.places
     del chat  # it holds the images' text, of which there is enough
     with places.kept():
-        ask, _, _ = read_chat(body, context_length)
-    return ask, places
+        ask, reply, _ = read_chat(body, context_length)
+    return AskedMessage([ask], places, reply)
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesAPI:
+class _Messages:
     """The handlers."""
 
     door: Door
@@ -96,10 +94,15 @@ class MessagesAPI:
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_message, body)
-            model = self.door.name_of(asked.model)
-            way = Way(lambda told: MessageTeller(model, asked, told), asked.streams)
+            model = self.door.name_of(asked.reply.model)
             with asked.places.kept():
-                answer = self.door.answer(send, way, asked.asks, held)
+                answer = self.door.answer(
+                    send,
+                    asked.reply,
+                    lambda told: MessageTeller(model, asked, told),
+                    asked.asks,
+                    held,
+                )
                 await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +112,7 @@ class MessagesAPI:
         front = self.door.front
         async with self.door.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_count, body)
-            self.door.name_of(asked.model)
+            self.door.name_of(asked.reply.model)
             length = front.ready.context_length
             with asked.places.kept():
                 reading = front.intake.read(asked.asks.pop(), length, held.client, held)

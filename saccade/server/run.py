@@ -29,12 +29,13 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    ResponseOptions,
     ServerOptions,
 )
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import OPEN_PATHS, build_app
+from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.protocol import connections
 
@@ -77,11 +78,12 @@ class Server(uvicorn.Server):
         names: Sequence[str],
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
+        kept: ResponseOptions = KEPT,
     ) -> None:
         self._crowd = Crowd(edge, front.metrics)
         open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
-            build_app(front, names, options, edge.body_timeout),
+            build_app(front, names, options, edge.body_timeout, kept),
             http=connections(self._crowd, edge, options.max_body_mb * MIB, open_paths),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -176,6 +178,7 @@ def serve(
     media: MediaOptions,
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
+    kept: ResponseOptions = KEPT,
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -195,7 +198,7 @@ def serve(
 
     async def run() -> int:
         front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
-        await Server(front, names, server, edge).run_until_told(announce)
+        await Server(front, names, server, edge, kept).run_until_told(announce)
         return int(front.state == "failed")
 
     return uvloop.run(run())
