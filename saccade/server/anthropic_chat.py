@@ -115,6 +115,9 @@ def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) 
         final.setdefault("cache_control", _told(inquiry.cache_control))
     body: dict[str, Any] = {"model": inquiry.model, "messages": writer.messages}
     tools = [_read_tool(raw, f"tools[{i}]") for i, raw in enumerate(inquiry.tools or ())]
+    for index in range(len(tools)):
+        writer.places[f"tools[{index}].function"] = f"tools[{index}]"
+        writer.places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     body |= _tool_fields(inquiry.tool_choice, tools)
     body |= _output_fields(inquiry)
     if final["role"] == "assistant" and "tool_calls" not in final:
@@ -132,6 +135,7 @@ _FIELDS = {
     "user": "metadata.user_id",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "chat_template_kwargs": "thinking",
+    "tool_choice.function": "tool_choice",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
@@ -293,6 +297,8 @@ class _Writer:
                 case TextBlock():
                     self._show(block, parts, place)
                 case ToolUseBlock():
+                    call = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+                    self.places[call] = self.places[f"{call}.function"] = place
                     calls.append(_call(block))
                     message |= _mark(block.cache_control)
                 case ThinkingBlock():
