@@ -16,6 +16,7 @@ from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
+from saccade.text.manner import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
 
@@ -49,6 +50,7 @@ def build_front(
         Media(spec, media, arena, metrics),
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
+        manner=find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
     return Front(
         intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests

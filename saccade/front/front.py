@@ -45,8 +45,9 @@ from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, T
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
-from saccade.text.answer import AnswerEvent, Reading
+from saccade.text.answer import AnswerEvent, ReadAs
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 
@@ -131,7 +132,7 @@ class _Answer:
         request: Request,
         places: tuple[str, ...],
         choice: int,
-        reading: Reading,
+        reading: ReadAs,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
@@ -145,6 +146,7 @@ class _Answer:
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
         self._reader = reading.reader()
+        self._single = reading.single
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -172,7 +174,10 @@ class _Answer:
         if stopped:
             finish = "stop"
         parts = self._reader.feed(text) if text else []
-        if finish:
+        first = next((i for i, part in enumerate(parts) if isinstance(part, CallEnded)), None)
+        if self._single and first is not None:
+            parts, finish = parts[: first + 1], "stop"
+        elif finish:
             parts += self._reader.end()
         return Event(
             self.choice,

@@ -29,6 +29,7 @@ from saccade.core.errors import (
     Unauthorized,
 )
 from saccade.core.options import ResponseOptions, ServerOptions
+from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.server import metrics
 from saccade.server.answers import (
@@ -144,7 +145,13 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
+            shape = ChatShape(
+                self.front.vocabulary,
+                bool(answer.logprobs),
+                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                answer.include_reasoning is not False,
+            )
+            tell = self._choices(shape, reply)
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:

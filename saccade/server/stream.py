@@ -125,9 +125,8 @@ class Choices:
             self._opened.add(event.choice)
             opening = writer.shape.opening(event.choice)
             body = _sse(writer.chunk([opening], used)) if opening else b""
-        if event.text or event.logprobs or event.finish:
-            body += _sse(writer.chunk([writer.shape.chunk(event)], used))
-        return body
+        shape = writer.shape
+        return body + b"".join(_sse(writer.chunk([part], used)) for part in shape.chunks(event))
 
     def ending(self) -> bytes:
         body = b""
