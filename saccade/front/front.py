@@ -41,7 +41,16 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.core.types import (
+    CacheReport,
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    Request,
+    Tier,
+    TokenLogprobs,
+)
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
@@ -111,6 +120,8 @@ class Event:
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
     `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
     stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
+    it) stand in a choice's first.
     """
 
     choice: int
@@ -122,6 +133,7 @@ class Event:
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
     stop: str | None = None
+    caching: CacheReport | None = None
 
 
 class _Answer:
@@ -456,6 +468,7 @@ class Front:
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
+            caching=delta.caching,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.core.errors import RequestError
-from saccade.core.types import TokenLogprobs
+from saccade.core.types import CacheMiss, TokenLogprobs
 from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.answer import AnswerEvent, Reasoned, gather
@@ -26,9 +27,13 @@ LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
 
 
 class PromptTokensDetails(Struct):
-    """How many prompt tokens came from the prefix cache."""
+    """Of the prompt's tokens: those that came from the prefix cache, those that were computed and
+    are now kept by a breakpoint, those that stand for images.
+    """
 
     cached_tokens: int
+    cache_write_tokens: int = 0
+    image_tokens: int = 0
 
 
 class Usage(Struct):
@@ -267,10 +272,16 @@ class ChoiceReply:
 class Tally:
     """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
     found them.
+
+    written: tokens that are now kept in the cache, by the seconds that they are kept. missed: why
+    the cache had less than it might; None where nothing was missed, or nobody asked.
     """
 
-    def __init__(self, prompt_tokens: int, n: int) -> None:
+    def __init__(self, prompt_tokens: int, n: int, image_tokens: int = 0) -> None:
+        self.written: Counter[int] = Counter()
+        self.missed: CacheMiss | None = None
         self._prompt = prompt_tokens
+        self._images = image_tokens
         self._n = n
         self._completion = 0
         self._cached = 0
@@ -279,6 +290,9 @@ class Tally:
         self._completion += event.num_tokens
         if event.choice % self._n == 0:
             self._cached += event.cached_tokens
+            if event.caching is not None:
+                self.written.update(dict(event.caching.written))
+                self.missed = self.missed or event.caching.missed
 
     @property
     def usage(self) -> Usage:
@@ -286,7 +300,7 @@ class Tally:
             self._prompt,
             self._completion,
             self._prompt + self._completion,
-            PromptTokensDetails(self._cached),
+            PromptTokensDetails(self._cached, self.written.total(), self._images),
         )
 
 
