@@ -21,6 +21,7 @@ from saccade.front.content import Chat, ImageLimits, message_from_json, text_byt
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.grammar import read_wish
 from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
@@ -122,7 +123,6 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -133,6 +133,21 @@ class ToolUse(Struct, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -166,6 +181,7 @@ class ChatCompletionRequest:
     reply: Reply
     answer: ChatAnswer
     tool_use: ToolUse
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +192,7 @@ class CompletionRequest:
     sampling: Sampling
     ending: Ending
     reply: Reply
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +254,23 @@ _NEUTRAL: Neutral = {
     "vllm_xargs": ({},),
 }
 _IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"}
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "prompt_cache_key",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
 )
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
-COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
 TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
 TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
 DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
@@ -286,7 +315,6 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    _check_unsupported(answer)
     sampling = _sampling(request.sampling, request.ending)
     if answer.max_completion_tokens is not None:
         if request.ending.max_tokens not in (None, answer.max_completion_tokens):
@@ -335,6 +363,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         separate_reasoning=answer.separate_reasoning is not False,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
 
 
@@ -346,9 +375,13 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
-    n = reply.n or 1
+    n, salt, wish = (
+        reply.n or 1,
+        reply.cache_salt or "",
+        read_wish(msgspec.structs.asdict(request.structure)),
+    )
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "")
+        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=salt, wish=wish)
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
 
@@ -406,14 +439,3 @@ def _check_stream(reply: Reply) -> None:
         )
     if reply.stream_options is not None and reply.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation")
-
-
-def _check_unsupported(answer: ChatAnswer) -> None:
-    """Refuse what is well-formed but not supported, or only in part."""
-    kind = (answer.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise InvalidRequest(
-            f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
-            "response_format",
-            "unsupported_parameter",
-        )
