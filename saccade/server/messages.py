@@ -38,6 +38,9 @@ from saccade.server.openai import Reply, read_chat
 from saccade.server.refusals import error_body
 from saccade.server.stream import Told
 
+MINUTES = 300
+"""Seconds of the shorter of the two times for which Anthropic's usage counts what is kept."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -165,10 +168,16 @@ class MessageTeller:
 
     @property
     def _usage(self) -> MessageUsage:
-        usage = self._tally.usage
-        read, written = usage.prompt_tokens_details.cached_tokens, 0
-        fresh = usage.prompt_tokens - read - written
-        return MessageUsage(fresh, written, read, usage.completion_tokens if self._most else 0)
+        usage, kept = self._tally.usage, self._tally.written
+        details = usage.prompt_tokens_details
+        read, written = details.cached_tokens, details.cache_write_tokens
+        return MessageUsage(
+            usage.prompt_tokens - read - written,
+            written,
+            read,
+            usage.completion_tokens if self._most else 0,
+            sum(tokens for seconds, tokens in kept.items() if seconds > MINUTES),
+        )
 
 
 def _sse(event: dict[str, Any]) -> bytes:
