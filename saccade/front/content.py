@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from saccade.core.errors import InvalidRequest
 from saccade.front.fields import Integer, Positive, Reader
 from saccade.media.content import Budget, Detail
-from saccade.media.media import FileId, ImageSource, source_from_object
+from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
 
 Part = str | ImageSource
 """A piece of a message: text, or an image."""
@@ -94,6 +94,9 @@ class Chat:
 # ---- schemas
 
 
+ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
 class Pixels(Struct, kw_only=True):
     """How many pixels an image may have after resizing."""
 
@@ -138,17 +141,22 @@ class InputTextPart(Struct, tag_field="type", tag="input_text"):
 
 
 class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded here or beside its URL."""
+    """An image within a message. Its pixels may be bounded here or beside its URL.
 
-    image_url: str | ImageURL
+    uuid: a name of the client's for it, under which alone it may come again while it is cached.
+    """
+
+    image_url: str | ImageURL | None = None
+    uuid: ImageName | None = None
 
 
 class InputImagePart(Pixels, tag_field="type", tag="input_image", kw_only=True):
-    """An image, by its name in the Responses API."""
+    """An image, by its name in the Responses API. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail | None = None
+    uuid: ImageName | None = None
 
 
 class ImageObjectPart(Pixels, tag_field="type", tag="image", kw_only=True):
@@ -307,19 +315,26 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
         case TextPart(text=text) | InputTextPart(text=text):
             return text
         case ImagePart(image_url=str(url)):
-            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+            budget = _budget(None, part, place, limits)
+            return ImageSource(_url(url), place, budget, part.uuid or "")
         case ImagePart(image_url=ImageURL() as image):
             budget = _budget(image, part, place, limits)
-            return ImageSource(_url(image.url), place, budget)
+            return ImageSource(_url(image.url), place, budget, part.uuid or "")
+        case ImagePart(image_url=None, uuid=str(uuid)):
+            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
+        case ImagePart():
+            raise _missing(f"{place}.image_url")
         case ImageObjectPart(image=str(url)):
             return ImageSource(_url(url), place, _budget(None, part, place, limits))
         case ImageObjectPart(image=image):
             source = source_from_object(image, place)
             return ImageSource(source.url, place, _budget(None, part, place, limits))
         case InputImagePart():
-            inside = UploadedFile(detail=part.detail)
+            budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
+            if part.uuid is not None and part.file_id is None and part.image_url is None:
+                return ImageSource(KnownImage(part.uuid), place, budget)
             source_of = _either(part.file_id, part.image_url, place, "file_id", "image_url")
-            return ImageSource(source_of, place, _budget(inside, part, place, limits))
+            return ImageSource(source_of, place, budget, part.uuid or "")
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,6 +31,10 @@ LONGEST_SALT = 256
 
 _BYTES_PER_TOKEN = 256
 """A message whose text is longer than this for each token of the context is not even built."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -105,12 +109,18 @@ class Reply(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: hints, which the template has by these names; effort "none"
+    switches thinking off, any other switches it on. chat_template_kwargs come first.
+    """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
 
 
@@ -190,6 +200,9 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
+
 _NEUTRAL: Neutral = {
     "add_special_tokens": (False,),
     "allowed_token_ids": (),
@@ -215,7 +228,7 @@ _NEUTRAL: Neutral = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -226,7 +239,15 @@ _NEUTRAL: Neutral = {
     "vllm_xargs": ({},),
 }
 _IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"}
+    {
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
 )
 
 CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
@@ -309,10 +330,21 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         ),
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
-        variables=conversation.chat_template_kwargs or {},
+        variables=_variables(conversation),
     )
     reply = request.reply
     return Ask(prompt=chat, sampling=sampling, n=reply.n or 1, cache_salt=reply.cache_salt or "")
+
+
+def _variables(conversation: Conversation) -> dict[str, Any]:
+    """What the template is told beside the messages."""
+    variables: dict[str, Any] = {}
+    if conversation.verbosity is not None:
+        variables["verbosity"] = conversation.verbosity
+    if conversation.reasoning_effort is not None:
+        variables["reasoning_effort"] = conversation.reasoning_effort
+        variables["enable_thinking"] = conversation.reasoning_effort != "none"
+    return variables | (conversation.chat_template_kwargs or {})
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:

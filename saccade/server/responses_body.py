@@ -21,7 +21,14 @@ from saccade.core.types import MAX_LOGPROBS
 from saccade.front.content import ImageLimits
 from saccade.front.fields import Integer, Positive, unsupported
 from saccade.server.form import Form, Neutral
-from saccade.server.openai import LONGEST_SALT, SaccadeOptions, Sampling
+from saccade.server.openai import (
+    LONGEST_SALT,
+    SERVICE_TIERS,
+    Effort,
+    SaccadeOptions,
+    Sampling,
+    Verbosity,
+)
 from saccade.server.responses_items import Conversation, Id, Item, ReferenceItem, read_item
 
 MOST_METADATA = 16
@@ -60,7 +67,7 @@ class TextConfig(Struct, forbid_unknown_fields=True):
     """What the answer must be, and how long; verbosity is a hint to the template."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
@@ -68,7 +75,7 @@ class ReasoningConfig(Struct):
     A summary is not made: reasoning is told as it is.
     """
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -146,7 +153,7 @@ _NEUTRAL: Neutral = {
     "context_management": ([],),
     "n": (1,),
     "priority": (0,),
-    "service_tier": ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast"),
+    "service_tier": SERVICE_TIERS,
     "truncation": ("disabled",),
 }
 _IGNORED = frozenset({"prompt_cache_retention", "request_id"})
