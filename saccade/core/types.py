@@ -252,7 +252,8 @@ class Delta:
     last.
 
     `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first
-    delta with a token or a finish. `error` is set if and only if `finish == "error"`.
+    delta with a token or a finish. `error` is set if and only if `finish == "error"`; `code` with
+    it where the request itself is at fault.
     """
 
     id: str
@@ -262,3 +263,4 @@ class Delta:
     error: str | None = None
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
+    code: str | None = None

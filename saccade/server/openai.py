@@ -21,6 +21,7 @@ from saccade.front.content import Chat, ImageLimits, message_from_json, text_byt
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.grammar import read_wish
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -130,9 +131,23 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -165,6 +180,7 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +191,7 @@ class CompletionRequest:
     sampling: Sampling
     ending: Ending
     reply: Reply
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +257,7 @@ _NEUTRAL: Neutral = {
 }
 _IGNORED = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "prediction",
         "prompt_cache_key",
@@ -249,9 +267,13 @@ _IGNORED = frozenset(
         "user",
     }
 )
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
-COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
 TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
 TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
 DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
@@ -333,7 +355,13 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         variables=_variables(conversation),
     )
     reply = request.reply
-    return Ask(prompt=chat, sampling=sampling, n=reply.n or 1, cache_salt=reply.cache_salt or "")
+    return Ask(
+        prompt=chat,
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
+    )
 
 
 def _variables(conversation: Conversation) -> dict[str, Any]:
@@ -355,9 +383,13 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
-    n = reply.n or 1
+    n, salt, wish = (
+        reply.n or 1,
+        reply.cache_salt or "",
+        read_wish(msgspec.structs.asdict(request.structure)),
+    )
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "")
+        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=salt, wish=wish)
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
 
@@ -419,13 +451,6 @@ def _check_stream(reply: Reply) -> None:
 
 def _check_unsupported(answer: ChatAnswer) -> None:
     """Refuse what is well-formed but not supported, or only in part."""
-    kind = (answer.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise InvalidRequest(
-            f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
-            "response_format",
-            "unsupported_parameter",
-        )
     if answer.tool_choice not in (None, "none", "auto"):
         message = 'tool_choice: forced tool calls are not supported; use "none"'
         raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
