@@ -22,6 +22,7 @@ _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
     "/v1/chat/completions": ("ChatCompletionRequest", openai.CHAT, "ChatCompletion"),
     "/v1/completions": ("CompletionRequest", openai.COMPLETION, "TextCompletion"),
     "/v1/responses": ("ResponsesRequest", responses_body.RESPONSES, "Response"),
+    "/v1/responses/input_tokens": ("ResponsesRequest", responses_body.RESPONSES, "InputTokens"),
     "/tokenize": ("TokenizeRequest", None, "TokenCount"),
     "/detokenize": ("DetokenizeRequest", openai.DETOKENIZE, "TokenText"),
 }
@@ -133,6 +134,10 @@ def _describe_items(components: dict[str, Any]) -> None:
     for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
         if option.get("type") == "array":
             option["items"] = item
+    components["InputTokens"] = {
+        "type": "object",
+        "properties": {"object": {"type": "string"}, "input_tokens": {"type": "integer"}},
+    }
     texts = ("id", "object", "status", "model")
     components["Response"] = {
         "type": "object",

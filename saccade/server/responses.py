@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -31,7 +31,14 @@ from saccade.front.front import Event, Finish
 from saccade.front.intake import Ask
 from saccade.server.answers import ChatShape
 from saccade.server.body import Held
-from saccade.server.door import SMALL_BODY, Door, Endpoint, json_response, while_connected
+from saccade.server.door import (
+    SMALL_BODY,
+    Door,
+    Endpoint,
+    json_response,
+    send_json,
+    while_connected,
+)
 from saccade.server.openai import Reply, read_chat
 from saccade.server.paging import Paging
 from saccade.server.responses_body import (
@@ -62,6 +69,7 @@ def response_routes(door: Door, store: ResponseStore) -> list[Route]:
     one = "/v1/responses/{id}"
     return [
         Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
+        Route("/v1/responses/input_tokens", Endpoint(responses.count), methods=["POST"]),
         Route(one, responses.retrieve, methods=["GET"]),
         Route(one, responses.delete, methods=["DELETE"]),
         Route(f"{one}/input_items", responses.input_items, methods=["GET"]),
@@ -175,6 +183,25 @@ class _Responses:
         self._running: dict[tuple[str, str], Running] = {}  # by owner and id
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as (found, held):
+            await while_connected(receive, self._answer(send, found, held))
+
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a request's input comes to in tokens."""
+        async with self._asked(scope, receive) as (found, held):
+            self._door.name_of(found.reply.model)
+            intake, context_length = self._door.front.intake, self._door.front.ready.context_length
+            reading = intake.read(found.asks[0], context_length, held.client, held)
+            try:
+                prompt = await while_connected(receive, reading)
+            except RequestError as error:
+                raise found.words.theirs(error) from None
+            count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+            await send_json(send, count)
+
+    @asynccontextmanager
+    async def _asked(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[Exchange, Held]]:
+        """A request that has been read, and what it holds of memory."""
         async with self._door.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
@@ -193,7 +220,7 @@ class _Responses:
             long = held.nbytes > SMALL_BODY
             found = await self._door.front.intake.in_thread(read) if long else read()
             del read
-            await while_connected(receive, self._answer(send, found, held))
+            yield found, held
 
     def _before(self, request: ResponsesRequest, client: Client) -> Turn | None:
         name = request.asked.previous_response_id

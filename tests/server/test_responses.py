@@ -331,6 +331,17 @@ def test_a_streamed_response_is_kept_as_any(served: Served) -> None:
     assert TOKENIZER.decode(submitted(served)[1].tokens).count("Hello!") == 1
 
 
+def test_input_is_counted_as_it_would_be_asked(served: Served) -> None:
+    first = create(served, [user(text("One"), image())])
+    fields: dict[str, Any] = {"input": "Two", "previous_response_id": first.id}
+    counted = served.openai.responses.input_tokens.count(model="demo", **fields)
+    assert len(submitted(served)) == 1
+    assert (
+        counted.input_tokens
+        == create(served, "Two", previous_response_id=first.id).usage.input_tokens
+    )
+
+
 def test_what_is_not_to_be_kept_is_not(served: Served) -> None:
     answer = create(served, store=False)
     assert served.front.metrics.value("saccade_responses_kept") == kept_count(served)
