@@ -101,6 +101,12 @@ class Exchange:
     before: Turn | None
     packed: tuple[Packed, ...] | None
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds while it is answered, beside the encoded images."""
+        before = 0 if self.before is None else self.before.total
+        return before + sum(len(item) for _, item in self.packed or ())
+
 
 class ResponseTeller:
     """Tells one answer in the words of /v1/responses. `on_end`: called with the response, once."""
@@ -205,18 +211,19 @@ class _Responses:
         async with self._door.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
-            kept = 0 if before is None else before.total
-            held.reserve(kept)
+            items = self._items(inquiry, held.client)
+            named = sum(len(item) for item in items if isinstance(item, bytes))
+            held.reserve(named + (0 if before is None else before.total))
             read = partial(
                 exchange,
                 inquiry.request,
-                self._items(inquiry, held.client),
+                items,
                 before,
                 inquiry.request.delivery.store is not False
                 and self._store.fits(held.client, held.nbytes),
                 self._door.front.ready.context_length,
             )
-            del inquiry  # its items go as soon as they are read
+            del inquiry, items  # they go as soon as they are read
             long = held.nbytes > SMALL_BODY
             found = await self._door.front.intake.in_thread(read) if long else read()
             del read
@@ -228,10 +235,10 @@ class _Responses:
             return None
         return self._store.find(client, name, "previous_response_id").turn
 
-    def _items(self, inquiry: Inquiry, client: Client) -> list[Item]:
-        """The items of a request, those that it refers to included."""
+    def _items(self, inquiry: Inquiry, client: Client) -> list[Item | bytes]:
+        """The items of a request; those that it only names, packed."""
         return [
-            unpack(self._store.item(client, item.id, f"input[{i}].id"))
+            self._store.item(client, item.id, f"input[{i}].id")
             if isinstance(item, ReferenceItem)
             else item
             for i, item in enumerate(inquiry.items)
@@ -245,6 +252,7 @@ class _Responses:
         def tell(told: Told) -> ResponseTeller:
             prepared = told.prepared[0].request
             model = self._door.name_of(found.reply.model)
+            held.reserve(found.nbytes)
             response = opened(name, model, found, prepared.sampling)
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
@@ -309,17 +317,19 @@ class _Responses:
 
 def exchange(
     request: ResponsesRequest,
-    items: Sequence[Item],
+    given: Sequence[Item | bytes],
     before: Turn | None,
     keeps: bool,
     context_length: int,
 ) -> Exchange:
-    """`request`, its conversation included, read as a chat. `keeps`: its items will be kept.
+    """`request`, its conversation included, read as a chat. `given`: its items, some packed;
+    `keeps`: they will be kept.
 
     Raises InvalidRequest that names the field as the client has it.
     """
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
+    items = [unpack(item) if isinstance(item, bytes) else item for item in given]
     words = as_chat(request, past, items)
     packed = tuple(pack(item) for item in items) if keeps else None
     try:
