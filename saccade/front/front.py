@@ -42,12 +42,22 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.core.types import (
+    CacheReport,
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    Request,
+    Tier,
+    TokenLogprobs,
+)
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
-from saccade.text.answer import AnswerEvent, Reading
+from saccade.text.answer import AnswerEvent, ReadAs
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 
@@ -109,7 +119,10 @@ class Event:
 
     `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
+    it) stand in a choice's first.
     """
 
     choice: int
@@ -120,6 +133,8 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    stop: str | None = None
+    caching: CacheReport | None = None
 
 
 class _Answer:
@@ -130,7 +145,7 @@ class _Answer:
         request: Request,
         places: tuple[str, ...],
         choice: int,
-        reading: Reading,
+        reading: ReadAs,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
@@ -144,6 +159,7 @@ class _Answer:
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
         self._reader = reading.reader()
+        self._single = reading.single
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -171,7 +187,10 @@ class _Answer:
         if stopped:
             finish = "stop"
         parts = self._reader.feed(text) if text else []
-        if finish:
+        first = next((i for i, part in enumerate(parts) if isinstance(part, CallEnded)), None)
+        if self._single and first is not None:
+            parts, finish = parts[: first + 1], "stop"
+        elif finish:
             parts += self._reader.end()
         return Event(
             self.choice,
@@ -181,6 +200,7 @@ class _Answer:
             finish,
             delta.cached_tokens,
             parts=tuple(parts),
+            stop=self._stops.found,
         )
 
 
@@ -453,6 +473,7 @@ class Front:
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
+            caching=delta.caching,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet

@@ -25,17 +25,16 @@ from saccade import __version__
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InternalError,
-    Overloaded,
     RequestError,
     Unauthorized,
 )
 from saccade.core.options import ResponseOptions, ServerOptions
+from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
     ErrorBody,
-    ErrorResponse,
     Model,
     ModelList,
     Shape,
@@ -47,7 +46,8 @@ from saccade.server.answers import (
 from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds
+from saccade.server.gate import RequestIds, request_id
+from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
     read_chat,
@@ -56,6 +56,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
+from saccade.server.refusals import body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted
@@ -127,6 +128,7 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+            *message_routes(door),
             Route("/v1/models", api.models),
             Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
@@ -167,7 +169,13 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
+            shape = ChatShape(
+                self.front.vocabulary,
+                bool(answer.logprobs),
+                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                answer.include_reasoning is not False,
+            )
+            tell = self._choices(shape, reply)
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,8 +222,7 @@ class _Api:
 
         def tell(told: Told) -> Choices:
             writer = Writer(shape, self.door.name_of(reply.model))
-            count = sum(each.n for each in told.prepared)
-            return Choices(writer, told.tally, told.tracer, usage, count)
+            return Choices(writer, told, usage)
 
         return tell
 
@@ -274,11 +281,11 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = self._keys.client(scope)
         if client is None and scope["path"] not in self._open_paths:
-            await _error_response(
-                Unauthorized(
-                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                )
-            )(scope, receive, send)
+            error = Unauthorized(
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', or as "
+                "'x-api-key: KEY'"
+            )
+            await _error_response(scope["path"], error)(scope, receive, send)
             return
         if client is not None:
             scope[CLIENT] = client
@@ -288,32 +295,28 @@ class _KeyCheck:
 # ---- responses
 
 
-def _error_response(error: RequestError) -> Response:
-    response = json_response(ErrorResponse.of(error), error.status)
-    if isinstance(error, Overloaded):
-        response.headers["retry-after"] = str(error.retry_after)
-    if isinstance(error, Unauthorized):
-        response.headers["www-authenticate"] = "Bearer"
-    return response
+def _error_response(path: str, error: RequestError) -> Response:
+    status, headers, body = refusal(path, error, request_id.get())
+    return Response(body, status, headers, "application/json")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(error)
+    return _error_response(request.url.path, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
+    path, status = request.url.path, error.status_code
     what = {
-        404: f"there is no {request.url.path[:200]}{_absence(request.url.path)}",
-        405: f"{request.method} is not allowed on {request.url.path[:200]}",
+        404: f"there is no {path[:200]}{_absence(path)}",
+        405: f"{request.method} is not allowed on {path[:200]}",
     }
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)
-    response = json_response(ErrorResponse(body), error.status_code)
-    response.headers.update(error.headers or {})
-    return response
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    status, body = body_for(path, status, told, request_id.get())
+    return Response(body, status, error.headers, "application/json")
 
 
 def _absence(path: str) -> str:
@@ -329,8 +332,8 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _on_bug(_: Request, __: Exception) -> Response:
-    return _error_response(InternalError())
+async def _on_bug(request: Request, _: Exception) -> Response:
+    return _error_response(request.url.path, InternalError())
 
 
 def _check_operator(request: Request) -> None:

@@ -1,4 +1,5 @@
 """OpenAI's Files API: upload a picture once, then name it by its id in any number of messages.
+Anthropic's clients, known by their header, get a file in Anthropic's words.
 
 Owns the shapes and the reading of multipart bodies. What is kept, and where, is `media/files.py`'s
 business.
@@ -10,6 +11,8 @@ import logging
 import os
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from mimetypes import guess_type
 from typing import BinaryIO, Literal, get_args
 
 import msgspec
@@ -66,6 +69,25 @@ class FileObject(Struct):
         )
 
 
+class FileMetadata(Struct):
+    """The same to Anthropic's clients."""
+
+    id: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: datetime
+    downloadable: bool = True
+    type: str = "file"
+
+    @classmethod
+    def of(cls, stored: Stored) -> FileMetadata:
+        kind, _ = guess_type(stored.name)
+        created = datetime.fromtimestamp(stored.created // 10**9, UTC)
+        kind = kind or "application/octet-stream"
+        return cls(stored.id, stored.name, kind, stored.nbytes, created)
+
+
 class FileList(Struct):
     """A page of the list."""
 
@@ -110,7 +132,8 @@ class _Files:
                 form = await _parse(request, body)
             owner = held.client.name
             try:
-                purpose, lifetime = _purpose(form), _lifetime(form)
+                usual = "vision" if _is_anthropics(request) else None
+                purpose, lifetime = _purpose(form, usual), _lifetime(form)
                 file = form.get("file")
                 if not isinstance(file, UploadFile):
                     raise InvalidRequest(
@@ -126,7 +149,7 @@ class _Files:
             if purpose not in DATA:
                 await self.media.check(data, "file")
             stored = await self.media.files.save(data, name, purpose, lifetime, owner)
-            return _json(FileObject.of(stored))
+            return _described(request, stored)
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
@@ -149,7 +172,7 @@ class _Files:
 
     async def retrieve(self, request: Request) -> Response:
         found = await self.media.files.find(request.path_params["id"], _owner(request))
-        return _json(FileObject.of(found))
+        return _described(request, found)
 
     async def content(self, request: Request) -> Response:
         file = await self.media.files.open(request.path_params["id"], _owner(request))
@@ -158,6 +181,15 @@ class _Files:
     async def delete(self, request: Request) -> Response:
         await self.media.files.delete(request.path_params["id"], _owner(request))
         return _json(FileDeleted(request.path_params["id"]))
+
+
+def _is_anthropics(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _described(request: Request, stored: Stored) -> Response:
+    kind = FileMetadata if _is_anthropics(request) else FileObject
+    return _json(kind.of(stored))
 
 
 def _owner(request: Request) -> str:
@@ -223,7 +255,8 @@ def _name(file: UploadFile) -> str:
     return name
 
 
-def _purpose(form: FormData) -> str:
+def _purpose(form: FormData, usual: str | None) -> str:
+    """`usual`: where it may be left out."""
     if unknown := set(form) - {
         "file",
         "purpose",
@@ -234,7 +267,7 @@ def _purpose(form: FormData) -> str:
         raise InvalidRequest(
             f"{name}: this parameter is not supported", name, "unsupported_parameter"
         )
-    purpose = form.get("purpose")
+    purpose = form.get("purpose", usual)
     if purpose is None:
         raise InvalidRequest(
             "purpose: this parameter is required", "purpose", "missing_required_parameter"

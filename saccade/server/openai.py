@@ -22,6 +22,7 @@ from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
 from saccade.text.grammar import read_wish
+from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -112,8 +113,8 @@ class Reply(Struct, kw_only=True):
 class Conversation(Struct, kw_only=True):
     """What a chat is about. A message is a `ChatMessage`.
 
-    reasoning_effort, verbosity: hints, which the template has by these names; effort "none"
-    switches thinking off, any other switches it on. chat_template_kwargs come first.
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
     """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
@@ -131,8 +132,16 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+
+class ToolUse(Struct, kw_only=True):
+    """Tools, and what the model may do with them (`text/offer.py`)."""
+
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class Structure(Struct, kw_only=True):
@@ -180,6 +189,7 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    tool_use: ToolUse
     structure: Structure
 
 
@@ -318,7 +328,6 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    _check_unsupported(answer)
     sampling = _sampling(request.sampling, request.ending)
     if answer.max_completion_tokens is not None:
         if request.ending.max_tokens not in (None, answer.max_completion_tokens):
@@ -352,7 +361,14 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         ),
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
-        variables=_variables(conversation),
+        variables=conversation.chat_template_kwargs or {},
+        effort=conversation.reasoning_effort,
+        offer=Offer(
+            read_tools(request.tool_use.tools),
+            request.tool_use.tool_choice,
+            request.tool_use.parallel_tool_calls is not False,
+        ),
+        verbosity=conversation.verbosity,
     )
     reply = request.reply
     return Ask(
@@ -360,19 +376,9 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         sampling=sampling,
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
+        separate_reasoning=answer.separate_reasoning is not False,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
-
-
-def _variables(conversation: Conversation) -> dict[str, Any]:
-    """What the template is told beside the messages."""
-    variables: dict[str, Any] = {}
-    if conversation.verbosity is not None:
-        variables["verbosity"] = conversation.verbosity
-    if conversation.reasoning_effort is not None:
-        variables["reasoning_effort"] = conversation.reasoning_effort
-        variables["enable_thinking"] = conversation.reasoning_effort != "none"
-    return variables | (conversation.chat_template_kwargs or {})
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
@@ -447,28 +453,3 @@ def _check_stream(reply: Reply) -> None:
         )
     if reply.stream_options is not None and reply.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation")
-
-
-def _check_unsupported(answer: ChatAnswer) -> None:
-    """Refuse what is well-formed but not supported, or only in part."""
-    if answer.tool_choice not in (None, "none", "auto"):
-        message = 'tool_choice: forced tool calls are not supported; use "none"'
-        raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
-    for i, tool in enumerate(answer.tools or ()):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise InvalidRequest(
-                f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}',
-                f"tools[{i}]",
-            )
-    if answer.tools and answer.tool_choice != "none":
-        raise InvalidRequest(
-            "tools: this server does not read tool calls out of answers yet, so that none would "
-            'ever be made: leave tools out, or send tool_choice "none"',
-            "tools",
-            "unsupported_parameter",
-        )

@@ -44,16 +44,16 @@ from saccade.server.paging import Paging
 from saccade.server.responses_body import (
     LOGPROBS,
     ChatWords,
-    Inquiry,
     ReasoningConfig,
+    ResponseInquiry,
     ResponsesRequest,
-    TextConfig,
+    ResponseText,
     as_chat,
     read_responses,
 )
 from saccade.server.responses_events import Ended, ResponseEvent, ResponseStream
 from saccade.server.responses_items import Item, ReferenceItem, pack, pack_output, unpack
-from saccade.server.responses_store import Packed, ResponseStore, Turn
+from saccade.server.responses_store import KeptTurn, Packed, ResponseStore
 from saccade.server.stream import Told
 from saccade.server.tenant import client_of
 
@@ -87,7 +87,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ResponseAsked:
     """A request in chat words, and what it continues.
 
     `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
@@ -98,7 +98,7 @@ class Exchange:
     words: ChatWords
     asks: list[Ask]
     reply: Reply
-    before: Turn | None
+    before: KeptTurn | None
     packed: tuple[Packed, ...] | None
 
     @property
@@ -206,7 +206,9 @@ class _Responses:
             await send_json(send, count)
 
     @asynccontextmanager
-    async def _asked(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[Exchange, Held]]:
+    async def _asked(
+        self, scope: Scope, receive: Receive
+    ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
         """A request that has been read, and what it holds of memory."""
         async with self._door.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
@@ -229,13 +231,13 @@ class _Responses:
             del read
             yield found, held
 
-    def _before(self, request: ResponsesRequest, client: Client) -> Turn | None:
+    def _before(self, request: ResponsesRequest, client: Client) -> KeptTurn | None:
         name = request.asked.previous_response_id
         if name is None:
             return None
         return self._store.find(client, name, "previous_response_id").turn
 
-    def _items(self, inquiry: Inquiry, client: Client) -> list[Item | bytes]:
+    def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
         """The items of a request; those that it only names, packed."""
         return [
             self._store.item(client, item.id, f"input[{i}].id")
@@ -244,7 +246,7 @@ class _Responses:
             for i, item in enumerate(inquiry.items)
         ]
 
-    async def _answer(self, send: Send, found: Exchange, held: Held) -> None:
+    async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
         client, name = held.client, f"resp_{secrets.token_hex(24)}"
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
@@ -267,10 +269,10 @@ class _Responses:
             if running := self._running.pop((client.name, name), None):
                 running.ended.set()
 
-    def _end(self, found: Exchange, held: Held, response: dict[str, Any]) -> None:
+    def _end(self, found: ResponseAsked, held: Held, response: dict[str, Any]) -> None:
         if found.packed is not None:
             answer = tuple(pack_output(item) for item in response["output"])
-            turn = Turn(found.packed, answer, found.before)
+            turn = KeptTurn(found.packed, answer, found.before)
             self._store.keep(held.client, response["id"], _encode(response), turn)
 
     async def retrieve(self, request: Request) -> Response:
@@ -318,10 +320,10 @@ class _Responses:
 def exchange(
     request: ResponsesRequest,
     given: Sequence[Item | bytes],
-    before: Turn | None,
+    before: KeptTurn | None,
     keeps: bool,
     context_length: int,
-) -> Exchange:
+) -> ResponseAsked:
     """`request`, its conversation included, read as a chat. `given`: its items, some packed;
     `keeps`: they will be kept.
 
@@ -336,14 +338,14 @@ def exchange(
         ask, reply, _ = read_chat(bytearray(_encode(words.body)), context_length)
     except RequestError as error:
         raise words.theirs(error) from None
-    return Exchange(request, ChatWords({}, words.places), [ask], reply, before, packed)
+    return ResponseAsked(request, ChatWords({}, words.places), [ask], reply, before, packed)
 
 
-def opened(name: str, model: str, found: Exchange, sampling: SamplingParams) -> dict[str, Any]:
+def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
     """A response of which nothing has been generated."""
     request = found.request
     form, delivery = request.form, request.delivery
-    text, reasoning = form.text or TextConfig(), form.reasoning or ReasoningConfig()
+    text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
     return {
         "id": name,

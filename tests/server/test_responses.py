@@ -22,7 +22,7 @@ from saccade.core.types import Request
 from saccade.front.client import Client
 from saccade.server.responses_body import as_chat, read_responses
 from saccade.server.responses_events import ResponseStream
-from saccade.server.responses_store import ResponseStore, Turn
+from saccade.server.responses_store import KeptTurn, ResponseStore
 from saccade.text.answer import AnswerReader
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.server.test_lifecycle import eventually
@@ -494,8 +494,8 @@ def test_an_answer_that_fails_on_its_way_says_why() -> None:
 # ---- what is kept
 
 
-def turn(size: int, before: Turn | None = None, name: str = "i") -> Turn:
-    return Turn(((name, b"x" * size),), (), before)
+def turn(size: int, before: KeptTurn | None = None, name: str = "i") -> KeptTurn:
+    return KeptTurn(((name, b"x" * size),), (), before)
 
 
 def store(clock: Any = lambda: 0.0, **options: Any) -> tuple[ResponseStore, Metrics]:

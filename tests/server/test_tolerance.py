@@ -15,8 +15,7 @@ from PIL import Image
 
 from saccade.core.messages import Submit
 from saccade.core.types import Request
-from saccade.front.content import Chat
-from saccade.server.openai import read_chat
+from saccade.text.prompt import ChatTemplate
 from tests.server.conftest import TOKENIZER, Served
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -302,23 +301,21 @@ def test_half_of_a_surrogate_pair_is_told_as_such(served: Served) -> None:
     assert answer.status_code == 400 and "half of a surrogate pair" in answer.text
 
 
-@pytest.mark.parametrize("name", ["reasoning_effort", "verbosity"])
-def test_hints_reach_the_template(name: str) -> None:
-    body = {"messages": HI, name: "low"}
-    ask, *_ = read_chat(bytearray(json.dumps(body).encode()), 512)
-    assert isinstance(ask.prompt, Chat) and ask.prompt.variables[name] == "low"
-
-
-@pytest.mark.parametrize(
-    ("effort", "given", "thinks"),
-    [("none", {}, False), ("high", {}, True), ("none", {"enable_thinking": True}, True)],
-)
-def test_effort_switches_thinking_unless_the_template_is_told(
-    effort: str, given: dict[str, bool], thinks: bool
-) -> None:
-    body = {"messages": HI, "reasoning_effort": effort, "chat_template_kwargs": given}
-    ask, *_ = read_chat(bytearray(json.dumps(body).encode()), 512)
-    assert isinstance(ask.prompt, Chat) and ask.prompt.variables["enable_thinking"] is thinks
+def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> None:
+    for fields in ({"verbosity": "low"}, {"reasoning_effort": "high"}):
+        answer = post(served, **fields)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in fields
+    before = served.front.intake.template
+    source = "{{ verbosity }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    served.front.intake.template = ChatTemplate({"default": source}, {})
+    try:
+        assert post(served, verbosity="low").status_code == 200
+        assert "low" in TOKENIZER.decode(submitted(served)[0].tokens)
+        own = {"chat_template_kwargs": {"verbosity": "high"}}
+        assert post(served, verbosity="low", **own).status_code == 200
+        assert "high" in TOKENIZER.decode(submitted(served)[1].tokens)
+    finally:
+        served.front.intake.template = before
 
 
 def test_what_only_might_save_time_is_accepted(served: Served) -> None:
@@ -326,7 +323,7 @@ def test_what_only_might_save_time_is_accepted(served: Served) -> None:
         {"prediction": {"type": "content", "content": "Hello!"}},
         {"service_tier": "flex"},
         {"modalities": ["text"]},
-        {"reasoning_effort": "minimal", "verbosity": "high"},
+        {"reasoning_effort": "none", "verbosity": "medium"},
     ):
         assert post(served, **fields).status_code == 200, fields
 
