@@ -286,7 +286,7 @@ class Intake:
         return tokens, self._reasoning_at(chat, text) if self.manner.reasons else None
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables, among them what it makes of `reasoning_effort` and `verbosity`."""
+        """The template's variables, among them what it makes of effort and verbosity."""
         return {**self._verbosity(chat), **self._effort(chat)}
 
     def _verbosity(self, chat: Chat) -> Mapping[str, Any]:

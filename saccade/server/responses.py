@@ -159,11 +159,13 @@ class ResponseTeller:
 
     def _end(self, how: Ended) -> list[ResponseEvent]:
         used, tracer = self._told.tally.usage, self._told.tracer
+        prompt = used.prompt_tokens_details
         usage = {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": used.prompt_tokens_details.cached_tokens,
-                "cache_write_tokens": 0,
+                "cached_tokens": prompt.cached_tokens,
+                "cache_write_tokens": prompt.cache_write_tokens,
+                "image_tokens": prompt.image_tokens,
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},
