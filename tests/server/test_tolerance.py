@@ -311,7 +311,7 @@ def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> No
     try:
         assert post(served, verbosity="low").status_code == 200
         assert "low" in TOKENIZER.decode(submitted(served)[0].tokens)
-        own = {"chat_template_kwargs": {"verbosity": "high"}}
+        own: dict[str, Any] = {"chat_template_kwargs": {"verbosity": "high"}}
         assert post(served, verbosity="low", **own).status_code == 200
         assert "high" in TOKENIZER.decode(submitted(served)[1].tokens)
     finally:
