@@ -177,11 +177,11 @@ class ResponseStream:
     def _index(self) -> int:
         return len(self._output) - 1
 
-    def _event(self, name: str, **fields: Any) -> ResponseEvent:
+    def _event(self, name: str, /, **fields: Any) -> ResponseEvent:
         number, self._number = self._number, self._number + 1
         return {"type": name, "sequence_number": number, **fields}
 
-    def _within(self, name: str, content: bool = True, **fields: Any) -> ResponseEvent:
+    def _within(self, name: str, /, content: bool = True, **fields: Any) -> ResponseEvent:
         """An event of the open item, or of its content."""
         assert self._item is not None
         at: dict[str, Any] = {"item_id": self._item["id"], "output_index": self._index}
