@@ -86,7 +86,7 @@ def openai_responses(base: str, model: str) -> str:
     with client.responses.stream(
         model=model, input="Are you sure?", previous_response_id=first.id, max_output_tokens=24
     ) as stream:
-        last = [event for event in stream][-1]
+        last = list(stream)[-1]
     assert last.type in ("response.completed", "response.incomplete")
     assert client.responses.retrieve(last.response.id).output == last.response.output
     return "two turns"
