@@ -35,6 +35,10 @@ _BYTES_PER_TOKEN = 256
 """A message whose text is longer than this for each token of the context is not even built."""
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of a stream.
 
@@ -107,14 +111,19 @@ class Reply(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
+    """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ChatAnswer(Struct, kw_only=True):
@@ -218,6 +227,9 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
+
 _NEUTRAL: Neutral = {
     "add_special_tokens": (False,),
     "allowed_token_ids": (),
@@ -243,7 +255,7 @@ _NEUTRAL: Neutral = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -257,6 +269,7 @@ _IGNORED = frozenset(
     {
         "guided_decoding_backend",
         "metadata",
+        "prediction",
         "prompt_cache_key",
         "request_id",
         "rid",
@@ -355,6 +368,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
             request.tool_use.tool_choice,
             request.tool_use.parallel_tool_calls is not False,
         ),
+        verbosity=conversation.verbosity,
     )
     reply = request.reply
     return Ask(
