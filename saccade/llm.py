@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
 
@@ -27,6 +27,10 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
+from saccade.text.answer import AnswerEvent, Call, gather
+from saccade.text.grammar import Wish, read_wish
+from saccade.text.offer import Offer, read_tools
+from saccade.text.tool_calls import CallEnded
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -34,19 +38,35 @@ Conversation = Sequence[Mapping[str, Any]]
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
+Form = Mapping[str, Any]
+"""What answers must look like, as a request's JSON would say it."""
 MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and what it took."""
+    """One answer, and what it took. `text` is without the reasoning and the calls, which stand
+    apart.
+    """
 
     text: str
-    finish_reason: Finish
+    finish_reason: Finish | Literal["tool_calls"]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What holds for every conversation of a call. variables: the client's own for the template."""
+
+    sampling: SamplingParams
+    offer: Offer
+    variables: Mapping[str, Any]
+    wish: Wish | None
 
 
 class LLM:
@@ -82,6 +102,12 @@ class LLM:
         messages: Conversation,
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -91,6 +117,12 @@ class LLM:
         messages: Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -99,28 +131,46 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
         given).
 
+        response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
+        "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
+        (Lark). The answers are then of that form, unless they end for their length. tools,
+        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. All of these hold
+        for every conversation.
+
         Raises a RequestError that names the field when a conversation cannot be served; the others
         of the batch are then given up.
         """
-        params = sampling or SamplingParams()
+        given = {"response_format": response_format, "structured_outputs": structured_outputs}
+        set_to = _Settings(
+            sampling or SamplingParams(),
+            Offer(read_tools(tools), tool_choice, parallel_tool_calls),
+            chat_template_kwargs or {},
+            read_wish(given),
+        )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
-            return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
-        return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
+            return self._wait(self._answer(messages, set_to))  # type: ignore[arg-type]
+        return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     async def _answer_all(
-        self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool
+        self, conversations: Sequence[Conversation], set_to: _Settings, progress: bool
     ) -> list[Answer]:
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("answers", total=len(conversations))
 
             async def one(conversation: Conversation) -> Answer:
-                answer = await self._answer(conversation, params)
+                answer = await self._answer(conversation, set_to)
                 bar.advance(task)
                 return answer
 
@@ -131,7 +181,7 @@ class LLM:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
-    async def _answer(self, conversation: Conversation, params: SamplingParams) -> Answer:
+    async def _answer(self, conversation: Conversation, set_to: _Settings) -> Answer:
         _check_list(conversation)
         if not conversation:
             raise InvalidRequest("messages: a conversation has at least one message", "messages")
@@ -139,21 +189,36 @@ class LLM:
             tuple(
                 _message(message, f"messages[{index}]")
                 for index, message in enumerate(conversation)
-            )
+            ),
+            offer=set_to.offer,
+            variables=set_to.variables,
         )
+        params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields))
-        text, finish, tokens, cached = "", None, 0, 0
+        prepared = await self._front.prepare(Ask(chat, set_fields, wish=set_to.wish))
+        finish, tokens, cached = None, 0, 0
+        parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
-                text += event.text
+                parts += event.parts
                 tokens += event.num_tokens
                 cached = cached or event.cached_tokens
                 logprobs += event.logprobs
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
-        return Answer(text, finish, len(prepared.request.tokens), tokens, cached, tuple(logprobs))
+        read = gather(parts)
+        called = finish == "stop" and any(isinstance(part, CallEnded) for part in parts)
+        return Answer(
+            read.text,
+            "tool_calls" if called else finish,
+            len(prepared.request.tokens),
+            tokens,
+            cached,
+            tuple(logprobs),
+            read.reasoning,
+            read.calls,
+        )
 
     def metrics(self) -> dict[str, float]:
         """The counters and gauges that a server would show under /metrics, those without labels by

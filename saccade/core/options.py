@@ -47,6 +47,14 @@ class ModelOptions:
     """Names of special tokens inside messages (<|im_end|>) are those tokens. Without this they are
     text: special tokens come from the chat template and /v1/completions only.
     """
+    tool_parser: Literal["auto", "hermes", "xml", "none"] = "auto"
+    """How the model writes tool calls. hermes: JSON within <tool_call>. xml: <function=NAME> within
+    <tool_call>. none: tools are refused. auto: as the chat template shows.
+    """
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """How the model writes reasoning. think: within <think>. none: it is part of the answer. auto:
+    as the chat template shows.
+    """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     patch_embed: PatchEmbedding = "exact"
@@ -307,6 +315,25 @@ class ServerOptions:
         if self.max_inflight_mb is not None:
             return self.max_inflight_mb * MIB
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseOptions:
+    """What POST /v1/responses keeps, for previous_response_id and to be asked for again. Where
+    there are several keys, each sees its own responses, and has at most half of the room.
+    """
+
+    responses_mb: int = 256
+    """MiB of memory for responses and their conversations; those used least lately go first. 0
+    keeps none.
+    """
+    max_responses: int = 10_000
+    """Responses that are kept at a time."""
+    responses_ttl: float = 86_400.0
+    """Seconds that a response is kept after its last use."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "responses_mb", "max_responses", "responses_ttl")
 
 
 @dataclass(frozen=True, slots=True)

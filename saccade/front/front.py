@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from saccade.core.errors import (
+    Cancelled,
     EngineUnavailable,
     ImageError,
     InternalError,
+    InvalidRequest,
     Overloaded,
     RequestError,
     StartupError,
@@ -40,11 +42,22 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.core.types import (
+    CacheReport,
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    Request,
+    Tier,
+    TokenLogprobs,
+)
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
+from saccade.text.answer import AnswerEvent, ReadAs
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 
@@ -104,7 +117,12 @@ class Event:
     """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with
     `finish` is its last.
 
-    `num_tokens` counts all tokens that were generated, also those that show no text.
+    `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
+    `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
+    it) stand in a choice's first.
     """
 
     choice: int
@@ -114,16 +132,20 @@ class Event:
     finish: Finish | None = None
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
+    parts: tuple[AnswerEvent, ...] = ()
+    stop: str | None = None
+    caching: CacheReport | None = None
 
 
 class _Answer:
-    """One engine request: its text so far, and where its events go."""
+    """One engine request: its text so far, how that is read, and where its events go."""
 
     def __init__(
         self,
         request: Request,
         places: tuple[str, ...],
         choice: int,
+        reading: ReadAs,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
@@ -136,6 +158,8 @@ class _Answer:
         self.last_news: float | None = None
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
+        self._reader = reading.reader()
+        self._single = reading.single
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -162,8 +186,21 @@ class _Answer:
             text += rest if stopped else rest + self._stops.end()
         if stopped:
             finish = "stop"
+        parts = self._reader.feed(text) if text else []
+        first = next((i for i, part in enumerate(parts) if isinstance(part, CallEnded)), None)
+        if self._single and first is not None:
+            parts, finish = parts[: first + 1], "stop"
+        elif finish:
+            parts += self._reader.end()
         return Event(
-            self.choice, text, len(delta.tokens), delta.logprobs, finish, delta.cached_tokens
+            self.choice,
+            text,
+            len(delta.tokens),
+            delta.logprobs,
+            finish,
+            delta.cached_tokens,
+            parts=tuple(parts),
+            stop=self._stops.found,
         )
 
 
@@ -318,12 +355,10 @@ class Front:
         self.check_ready()
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
         group = prepared[0].request.id
-        requests = [
-            (request, each.places) for each in prepared for request in _requests(each, group)
-        ]
+        requests = [(request, each) for each in prepared for request in _requests(each, group)]
         answers = [
-            _Answer(request, places, choice, self.vocabulary, events)
-            for choice, (request, places) in enumerate(requests)
+            _Answer(request, each.places, choice, each.reading, self.vocabulary, events)
+            for choice, (request, each) in enumerate(requests)
         ]
         pictures = [picture for each in prepared for picture in each.pictures]
         media = self.intake.media
@@ -346,6 +381,15 @@ class Front:
                     self._tell(Abort(answer.request.id))
             for picture in pictures:
                 media.release(picture)
+
+    def cancel(self, group: str) -> None:
+        """End the answers of a request early (`Prepared.request.id`): whoever waits for them gets
+        Cancelled.
+        """
+        for answer in [each for each in self._answers.values() if each.request.group == group]:
+            self._tell(Abort(answer.request.id))
+            if self._forget(answer, "abort"):
+                answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
         """End an answer, once; whether it was still in flight."""
@@ -415,8 +459,12 @@ class Front:
             self._end(
                 answer,
                 answer.error
-                or EngineUnavailable(
-                    delta.error or "the engine gave the request up", code="engine_error"
+                or (
+                    InvalidRequest(delta.error or "", code=delta.code)
+                    if delta.code
+                    else EngineUnavailable(
+                        delta.error or "the engine gave the request up", code="engine_error"
+                    )
                 ),
             )
             return
@@ -424,6 +472,7 @@ class Front:
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
+            caching=delta.caching,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,8 @@ from saccade.front.content import Chat, ImageLimits, message_from_json, text_byt
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.grammar import read_wish
+from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -31,6 +33,10 @@ LONGEST_SALT = 256
 
 _BYTES_PER_TOKEN = 256
 """A message whose text is longer than this for each token of the context is not even built."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -105,12 +111,18 @@ class Reply(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
+    """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
 
 
@@ -120,9 +132,31 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+
+class ToolUse(Struct, kw_only=True):
+    """Tools, and what the model may do with them (`text/offer.py`)."""
+
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -155,6 +189,8 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    tool_use: ToolUse
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +201,7 @@ class CompletionRequest:
     sampling: Sampling
     ending: Ending
     reply: Reply
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +226,9 @@ class DetokenizeRequest:
 
     tokens: Tokens
 
+
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
 
 _NEUTRAL: Neutral = {
     "add_special_tokens": (False,),
@@ -215,7 +255,7 @@ _NEUTRAL: Neutral = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -226,11 +266,24 @@ _NEUTRAL: Neutral = {
     "vllm_xargs": ({},),
 }
 _IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"}
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
 )
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
-COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
 TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
 TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
 DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
@@ -275,7 +328,6 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    _check_unsupported(answer)
     sampling = _sampling(request.sampling, request.ending)
     if answer.max_completion_tokens is not None:
         if request.ending.max_tokens not in (None, answer.max_completion_tokens):
@@ -310,9 +362,23 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
+        effort=conversation.reasoning_effort,
+        offer=Offer(
+            read_tools(request.tool_use.tools),
+            request.tool_use.tool_choice,
+            request.tool_use.parallel_tool_calls is not False,
+        ),
+        verbosity=conversation.verbosity,
     )
     reply = request.reply
-    return Ask(prompt=chat, sampling=sampling, n=reply.n or 1, cache_salt=reply.cache_salt or "")
+    return Ask(
+        prompt=chat,
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        separate_reasoning=answer.separate_reasoning is not False,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
+    )
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
@@ -323,9 +389,13 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
-    n = reply.n or 1
+    n, salt, wish = (
+        reply.n or 1,
+        reply.cache_salt or "",
+        read_wish(msgspec.structs.asdict(request.structure)),
+    )
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "")
+        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=salt, wish=wish)
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
 
@@ -383,35 +453,3 @@ def _check_stream(reply: Reply) -> None:
         )
     if reply.stream_options is not None and reply.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation")
-
-
-def _check_unsupported(answer: ChatAnswer) -> None:
-    """Refuse what is well-formed but not supported, or only in part."""
-    kind = (answer.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise InvalidRequest(
-            f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
-            "response_format",
-            "unsupported_parameter",
-        )
-    if answer.tool_choice not in (None, "none", "auto"):
-        message = 'tool_choice: forced tool calls are not supported; use "none"'
-        raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
-    for i, tool in enumerate(answer.tools or ()):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise InvalidRequest(
-                f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}',
-                f"tools[{i}]",
-            )
-    if answer.tools and answer.tool_choice != "none":
-        raise InvalidRequest(
-            "tools: this server does not read tool calls out of answers yet, so that none would "
-            'ever be made: leave tools out, or send tool_choice "none"',
-            "tools",
-            "unsupported_parameter",
-        )
