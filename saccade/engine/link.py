@@ -22,7 +22,13 @@ from saccade.core.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, engine_environment
+from saccade.core.options import (
+    EngineOptions,
+    ModelOptions,
+    ParallelOptions,
+    PinOptions,
+    engine_environment,
+)
 
 MODULE = "saccade.engine.process"
 SILENT_SECONDS = 3.0
@@ -41,8 +47,9 @@ class EngineProcess:
         engine: EngineOptions,
         parallel: ParallelOptions,
         arena: Arena,
+        pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     ) -> None:
-        self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size)
+        self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size, pins)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
         self._silence = Silence()

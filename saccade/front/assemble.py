@@ -8,7 +8,13 @@ from pathlib import Path
 
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    PinOptions,
+)
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import resolve_model
@@ -26,6 +32,7 @@ def build_front(
     parallel: ParallelOptions,
     media: MediaOptions,
     max_requests: int = 1024,
+    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> Front:
     """A front that has yet to be started.
 
@@ -50,6 +57,5 @@ def build_front(
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
     )
-    return Front(
-        intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests
-    )
+    process = EngineProcess(folder, options, engine, parallel, arena, pins)
+    return Front(intake, process, metrics, max_requests)

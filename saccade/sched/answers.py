@@ -34,4 +34,5 @@ def report(
         return Delta(sequence.request.id, tokens, logprobs, reason, error)
     sequence.reported = True
     cached, images = sequence.cached or 0, sequence.outcomes()
-    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images)
+    caching = sequence.account.report(sequence.request.caching)
+    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, caching)

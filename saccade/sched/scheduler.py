@@ -29,6 +29,7 @@ from saccade.sched.answers import end_reason, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.gallery import Gallery
+from saccade.sched.keeping import Keeping
 from saccade.sched.limits import Counts, SchedulerLimits, refusal
 from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
@@ -57,7 +58,8 @@ class Scheduler:
         self.gallery = Gallery(limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
-        self._room = PageRoom(pool, prefix, self.token_limit)
+        keeping = Keeping(prefix, embeddings, pool.page_size)
+        self._room = PageRoom(pool, prefix, keeping, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
@@ -125,10 +127,10 @@ class Scheduler:
 
     def flush(self, embeddings: bool) -> None:
         """Forget cached pages that no running sequence holds; with `embeddings`, also embeddings
-        and kept pixels that are not in use. Waiting sequences compute again what they had found.
+        and kept pixels that are not in use; nothing is kept on a client's word any more. Waiting
+        sequences compute again what they had found.
         """
-        if self.prefix:
-            self.prefix.evict(self.prefix.evictable)
+        self._room.flush()
         if embeddings:
             self.gallery.flush()
         for sequence in self.waiting:
@@ -255,6 +257,7 @@ class Scheduler:
         node = self.prefix.hold(sequence.content, path) if self.prefix else None
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
+        self._room.keeping.admitted(sequence, path)
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._room.forget_refusal()
         self.waiting.remove(sequence, served=True)

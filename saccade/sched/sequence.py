@@ -8,13 +8,23 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
-from saccade.core.types import Image, ImageKey, ImageOutcome, Missed, Request
+from saccade.core.types import (
+    CacheMiss,
+    CacheReport,
+    Caching,
+    Image,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    Request,
+)
 
 
 class State(Enum):
@@ -32,6 +42,7 @@ class Run:
     node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
     computed: tokens `[0, computed)` have valid KV, as results have told. planned: as far as the
     plans in flight go. drawing: tokens that they draw. pins: embeddings kept for this sequence.
+    marks: breakpoints that lie before `computed`.
     """
 
     slot: int
@@ -42,6 +53,28 @@ class Run:
     planned: int
     drawing: int = 0
     pins: set[ImageKey] = field(default_factory=set)
+    marks: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """What the prefix cache had of a prompt, and what it keeps.
+
+    cached: prompt tokens found at the first admission; None before. kept: tokens up to which
+    breakpoints keep it. written: of these, tokens that were computed, by the seconds they are kept.
+    missed: why less was found than might have been, if that was asked.
+    """
+
+    cached: int | None = None
+    kept: int = 0
+    written: Counter[int] = field(default_factory=Counter)
+    missed: CacheMiss | None = None
+
+    def report(self, caching: Caching) -> CacheReport | None:
+        """What the front hears; None where nothing was asked."""
+        if not (caching.breakpoints or caching.diagnose):
+            return None
+        return CacheReport(tuple(sorted(self.written.items())), self.missed)
 
 
 class Sequence:
@@ -55,12 +88,11 @@ class Sequence:
     encoded: images encoded on behalf of this sequence: why they were missing, and whether their
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
-    cached: prompt tokens found in the prefix cache at the first admission; None before.
     """
 
     __slots__ = (
+        "account",
         "blocked",
-        "cached",
         "content",
         "cramped",
         "encoded",
@@ -90,7 +122,7 @@ class Sequence:
         self.cramped = False
         self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
         self.found: dict[int, ImageOutcome] = {}
-        self.cached: int | None = None
+        self.account = Account()
         self.reported = False
 
     @property
@@ -101,6 +133,11 @@ class Sequence:
     def group(self) -> str:
         """Answers of one HTTP request; a request without a group is one of its own."""
         return self.request.group or self.request.id
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens found in the prefix cache at the first admission; None before."""
+        return self.account.cached
 
     @property
     def tokens(self) -> list[int]:
@@ -171,8 +208,8 @@ class Sequence:
         self.state = State.RUNNING
         self.run = Run(slot, node, pages, len(pages), computed, computed)
         self.blocked, self.cramped = None, False
-        if self.cached is None:
-            self.cached = min(computed, self.prompt_length)
+        if self.account.cached is None:
+            self.account.cached = min(computed, self.prompt_length)
         last = {span.image: span.end for span in self.request.spans}
         for image, end in last.items():
             if end <= computed and image not in self.found:

@@ -29,6 +29,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
     ServerOptions,
 )
 from saccade.engine.sizing import describe_intake
@@ -176,6 +177,7 @@ def serve(
     media: MediaOptions,
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
+    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -194,7 +196,8 @@ def serve(
         print(f"serving at {address}/v1", flush=True)
 
     async def run() -> int:
-        front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
+        most = server.max_queued_requests
+        front = build_front(model, options, engine, parallel, media, most, pins)
         await Server(front, names, server, edge).run_until_told(announce)
         return int(front.state == "failed")
 

@@ -83,7 +83,7 @@ class Harness:
             crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         )
         saved = self.worker.saved if isinstance(self.worker, Worker) else ()
-        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size)
+        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size, 0.5)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
         self.decoded: list[ImageKey] = []
