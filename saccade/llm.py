@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
 
@@ -33,6 +33,9 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
+from saccade.text.answer import AnswerEvent, Call, gather
+from saccade.text.offer import Offer, read_tools
+from saccade.text.tool_calls import CallEnded
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -45,14 +48,27 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and what it took."""
+    """One answer, and what it took. `text` is without the reasoning and the calls, which stand
+    apart.
+    """
 
     text: str
-    finish_reason: Finish
+    finish_reason: Finish | Literal["tool_calls"]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What holds for every conversation of a call. variables: the client's own for the template."""
+
+    sampling: SamplingParams
+    offer: Offer
+    variables: Mapping[str, Any]
 
 
 class LLM:
@@ -89,6 +105,10 @@ class LLM:
         messages: Conversation,
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -98,6 +118,10 @@ class LLM:
         messages: Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -106,28 +130,37 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
         given).
 
-        Raises a RequestError that names the field when a conversation cannot be served; the others
-        of the batch are then given up.
+        `tools`, `tool_choice`, `parallel_tool_calls` and `chat_template_kwargs` are OpenAI's and
+        hold for every conversation. Raises a RequestError that names the field when a conversation
+        cannot be served; the others of the batch are then given up.
         """
-        params = sampling or SamplingParams()
+        set_to = _Settings(
+            sampling or SamplingParams(),
+            Offer(read_tools(tools), tool_choice, parallel_tool_calls),
+            chat_template_kwargs or {},
+        )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
-            return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
-        return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
+            return self._wait(self._answer(messages, set_to))  # type: ignore[arg-type]
+        return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     async def _answer_all(
-        self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool
+        self, conversations: Sequence[Conversation], set_to: _Settings, progress: bool
     ) -> list[Answer]:
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("answers", total=len(conversations))
 
             async def one(conversation: Conversation) -> Answer:
-                answer = await self._answer(conversation, params)
+                answer = await self._answer(conversation, set_to)
                 bar.advance(task)
                 return answer
 
@@ -138,7 +171,7 @@ class LLM:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
-    async def _answer(self, conversation: Conversation, params: SamplingParams) -> Answer:
+    async def _answer(self, conversation: Conversation, set_to: _Settings) -> Answer:
         _check_list(conversation)
         if not conversation:
             raise InvalidRequest("messages: a conversation has at least one message", "messages")
@@ -146,21 +179,36 @@ class LLM:
             tuple(
                 _message(message, f"messages[{index}]")
                 for index, message in enumerate(conversation)
-            )
+            ),
+            offer=set_to.offer,
+            variables=set_to.variables,
         )
+        params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(Ask(chat, set_fields))
-        text, finish, tokens, cached = "", None, 0, 0
+        finish, tokens, cached = None, 0, 0
+        parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
-                text += event.text
+                parts += event.parts
                 tokens += event.num_tokens
                 cached = cached or event.cached_tokens
                 logprobs += event.logprobs
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
-        return Answer(text, finish, len(prepared.request.tokens), tokens, cached, tuple(logprobs))
+        read = gather(parts)
+        called = finish == "stop" and any(isinstance(part, CallEnded) for part in parts)
+        return Answer(
+            read.text,
+            "tool_calls" if called else finish,
+            len(prepared.request.tokens),
+            tokens,
+            cached,
+            tuple(logprobs),
+            read.reasoning,
+            read.calls,
+        )
 
     def metrics(self) -> dict[str, float]:
         """The counters and gauges that a server would show under /metrics, those without labels by

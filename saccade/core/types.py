@@ -202,6 +202,7 @@ class Request:
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
     `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
     an address). `group`: the answers of one HTTP request share it; "": a group of its own.
+    `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
     """
 
     id: str
@@ -213,6 +214,7 @@ class Request:
     arrival: float = 0.0
     client: str = ""
     group: str = ""
+    grammar: str = ""
     caching: Caching = Caching()
 
 

@@ -22,6 +22,7 @@ from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
+from saccade.text.manner import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
 
@@ -56,6 +57,7 @@ def build_front(
         Media(spec, media, arena, metrics),
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
+        manner=find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
     process = EngineProcess(folder, options, engine, parallel, arena, pins)
     return Front(intake, process, metrics, max_requests)

@@ -36,6 +36,7 @@ from saccade.core.errors import (
     Unauthorized,
 )
 from saccade.core.options import ServerOptions
+from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.front.intake import Ask, Prepared
 from saccade.server import metrics
@@ -147,7 +148,12 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admit(scope, receive) as (body, held):
             ask, reply, answer = await self._read(read_chat, body)
-            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
+            shape = ChatShape(
+                self.front.vocabulary,
+                bool(answer.logprobs),
+                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                answer.include_reasoning is not False,
+            )
             await _while_connected(receive, self._answer(send, reply, shape, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:

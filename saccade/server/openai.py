@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,7 @@ from saccade.front.content import Chat, ImageLimits, message_from_json, text_byt
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -112,6 +113,7 @@ class Conversation(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ImageLimits | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ChatAnswer(Struct, kw_only=True):
@@ -121,8 +123,16 @@ class ChatAnswer(Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+
+class ToolUse(Struct, kw_only=True):
+    """Tools, and what the model may do with them (`text/offer.py`)."""
+
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -155,6 +165,7 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    tool_use: ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +321,21 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
+        effort=conversation.reasoning_effort,
+        offer=Offer(
+            read_tools(request.tool_use.tools),
+            request.tool_use.tool_choice,
+            request.tool_use.parallel_tool_calls is not False,
+        ),
     )
     reply = request.reply
-    return Ask(prompt=chat, sampling=sampling, n=reply.n or 1, cache_salt=reply.cache_salt or "")
+    return Ask(
+        prompt=chat,
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        separate_reasoning=answer.separate_reasoning is not False,
+    )
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
@@ -392,26 +415,5 @@ def _check_unsupported(answer: ChatAnswer) -> None:
         raise InvalidRequest(
             f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
             "response_format",
-            "unsupported_parameter",
-        )
-    if answer.tool_choice not in (None, "none", "auto"):
-        message = 'tool_choice: forced tool calls are not supported; use "none"'
-        raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
-    for i, tool in enumerate(answer.tools or ()):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise InvalidRequest(
-                f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}',
-                f"tools[{i}]",
-            )
-    if answer.tools and answer.tool_choice != "none":
-        raise InvalidRequest(
-            "tools: this server does not read tool calls out of answers yet, so that none would "
-            'ever be made: leave tools out, or send tool_choice "none"',
-            "tools",
             "unsupported_parameter",
         )

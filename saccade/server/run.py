@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -38,6 +39,7 @@ from saccade.front.front import Front
 from saccade.server.app import OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.protocol import connections
+from saccade.text.manner import Manner
 
 log = logging.getLogger("saccade")
 
@@ -187,9 +189,9 @@ def serve(
     raise_descriptors()
     names = server.served_model_name or (model,)
 
-    def announce(address: str, ready: Ready) -> None:
+    def announce(address: str, ready: Ready, manner: Manner) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
-        decided = (("model", served), *ready.decided, *describe_intake(media))
+        decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -198,7 +200,8 @@ def serve(
     async def run() -> int:
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins)
-        await Server(front, names, server, edge).run_until_told(announce)
+        told = partial(announce, manner=front.intake.manner)
+        await Server(front, names, server, edge).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

@@ -82,9 +82,7 @@ def _chunks(
         opened.add(event.choice)
         opening = writer.shape.opening(event.choice)
         body = _sse(writer.chunk([opening], usage)) if opening else b""
-    if event.text or event.logprobs or event.finish:
-        body += _sse(writer.chunk([writer.shape.chunk(event)], usage))
-    return body
+    return body + b"".join(_sse(writer.chunk([part], usage)) for part in writer.shape.chunks(event))
 
 
 def _sse(message: object) -> bytes:

@@ -7,7 +7,7 @@ or of HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.text.reasoning import Piece, Reasoning, Where
@@ -34,8 +34,35 @@ AnswerEvent = Event | Reasoned
 
 
 @dataclass(frozen=True, slots=True)
+class ReadAs:
+    """How an answer is to be read, known before it comes.
+
+    where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how the
+    model writes calls; None: calls are text. tools: the schema of each tool's parameters, by name.
+    certain: a grammar holds the model to its calls, so that they are told as they come. single: the
+    answer ends with its first call.
+    """
+
+    where: Where | None = None
+    form: Form | None = None
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    certain: bool = False
+    single: bool = False
+
+    def reader(self) -> AnswerReader:
+        """A reader for one answer."""
+        return AnswerReader(
+            self.where, self.form, self.tools, eager=self.certain, certain=self.certain
+        )
+
+
+PLAIN = ReadAs()
+"""All of an answer is text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A whole call; `arguments` are a JSON object."""
+    """A call; `arguments` are a JSON object, cut off only where the answer was."""
 
     id: str
     name: str
@@ -61,15 +88,18 @@ class AnswerReader:
         tools: Mapping[str, Any],
         *,
         eager: bool = False,
+        certain: bool = False,
         make_id: Callable[[], str] | None = None,
     ) -> None:
         """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
-        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`.
+        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`. certain:
+        no call breaks but where the answer ends.
         """
         self._reasoning = None if where is None else Reasoning(where)
         self._form = form
         self._tools = tools
         self._eager = eager
+        self._certain = certain
         self._make_id = make_id
         self._calls = self._reader(0)
         self._reasons = self._reasoning is not None
@@ -80,9 +110,13 @@ class AnswerReader:
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """What is left when the answer ends."""
+        """What is left when the answer ends. A call that has been told in part, as `certain` has
+        it, has no end then; any other that is not whole is text.
+        """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
-        return events + self._told([] if self._calls is None else self._calls.end())
+        if self._calls is None or (self._certain and self._calls.within):
+            return events
+        return events + self._told(self._calls.end())
 
     def _events(self, pieces: Sequence[Piece]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -111,7 +145,7 @@ class AnswerReader:
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """The whole answer that `events` tell of."""
+    """The whole answer that `events` tell of; a call without an end has what came of it."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:
