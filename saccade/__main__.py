@@ -26,6 +26,7 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
     PinOptions,
+    ResponseOptions,
     ServerOptions,
 )
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
@@ -125,6 +126,7 @@ def serve(
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
+    kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -137,7 +139,7 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge, pins)
+    return serve_model(model, model_options, engine, parallel, media, server, edge, kept, pins)
 
 
 @app.command

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from saccade.core.errors import (
+    Cancelled,
     EngineUnavailable,
     ImageError,
     InternalError,
@@ -117,7 +118,8 @@ class Event:
 
     `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
     `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
     it) stand in a choice's first.
     """
@@ -130,6 +132,7 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    stop: str | None = None
     caching: CacheReport | None = None
 
 
@@ -196,6 +199,7 @@ class _Answer:
             finish,
             delta.cached_tokens,
             parts=tuple(parts),
+            stop=self._stops.found,
         )
 
 
@@ -377,6 +381,15 @@ class Front:
                     self._tell(Abort(answer.request.id))
             for picture in pictures:
                 media.release(picture)
+
+    def cancel(self, group: str) -> None:
+        """End the answers of a request early (`Prepared.request.id`): whoever waits for them gets
+        Cancelled.
+        """
+        for answer in [each for each in self._answers.values() if each.request.group == group]:
+            self._tell(Abort(answer.request.id))
+            if self._forget(answer, "abort"):
+                answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
         """End an answer, once; whether it was still in flight."""

@@ -31,12 +31,13 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
     PinOptions,
+    ResponseOptions,
     ServerOptions,
 )
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import OPEN_PATHS, build_app
+from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.protocol import connections
 from saccade.text.manner import Manner
@@ -80,11 +81,12 @@ class Server(uvicorn.Server):
         names: Sequence[str],
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
+        kept: ResponseOptions = KEPT,
     ) -> None:
         self._crowd = Crowd(edge, front.metrics)
         open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
-            build_app(front, names, options, edge.body_timeout),
+            build_app(front, names, options, edge.body_timeout, kept),
             http=connections(self._crowd, edge, options.max_body_mb * MIB, open_paths),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -179,6 +181,7 @@ def serve(
     media: MediaOptions,
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
+    kept: ResponseOptions = KEPT,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
@@ -201,7 +204,7 @@ def serve(
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins)
         told = partial(announce, manner=front.intake.manner)
-        await Server(front, names, server, edge).run_until_told(told)
+        await Server(front, names, server, edge, kept).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

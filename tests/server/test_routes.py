@@ -99,3 +99,12 @@ def test_the_api_describes_itself(served: Served) -> None:
     assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
     message = resolve(document, chat["properties"]["messages"]["items"])
     assert {"role", "content"} <= set(message["properties"])
+    for path, answer in (("/v1/messages", "usage"), ("/v1/messages/count_tokens", "input_tokens")):
+        described = document["paths"][path]["post"]
+        content = described["requestBody"]["content"]
+        body = resolve(document, content["application/json"]["schema"])
+        assert {"model", "messages"} <= set(body["required"])
+        message = resolve(document, body["properties"]["messages"]["items"])
+        assert {"role", "content"} <= set(message["properties"])
+        told = described["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answer in resolve(document, told)["properties"]
