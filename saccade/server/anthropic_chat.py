@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.breakpoints import CacheControl
 from saccade.front.fields import Reader
 from saccade.front.intake import too_long
 from saccade.server.anthropic_body import (
     Base64Source,
     Block,
-    CacheControl,
     CountTokensRequest,
     DocumentBlock,
     FileSource,
@@ -329,7 +329,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _told(control: CacheControl) -> dict[str, Any]:
-    return {"type": control.type, "ttl": control.ttl}
+    return {"type": control.type} | ({} if control.ttl is None else {"ttl": control.ttl})
 
 
 def _mark(control: CacheControl | None) -> dict[str, Any]:

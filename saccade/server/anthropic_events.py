@@ -26,18 +26,25 @@ Ending = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark."""
+    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark. hour:
+    of those `written`, what is kept for an hour or more.
+    """
 
     fresh: int
     written: int
     read: int
     output: int
+    hour: int = 0
 
-    def told(self) -> dict[str, int]:
+    def told(self) -> dict[str, Any]:
         """As `usage` has it."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": self.written - self.hour,
+                "ephemeral_1h_input_tokens": self.hour,
+            },
             "cache_read_input_tokens": self.read,
             "output_tokens": self.output,
         }

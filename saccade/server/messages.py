@@ -120,6 +120,10 @@ class _Messages:
             await send_json(send, {"input_tokens": len(prompt.tokens)})
 
 
+HOUR = 3600
+"""Seconds from which tokens count as kept for an hour, and not for five minutes."""
+
+
 class MessageTeller:
     """Tells an answer as Anthropic's message (see `stream.Teller`). One that may have no tokens is
     computed with one, which is not told.
@@ -166,9 +170,12 @@ class MessageTeller:
     @property
     def _usage(self) -> MessageUsage:
         usage = self._tally.usage
-        read, written = usage.prompt_tokens_details.cached_tokens, 0
+        read, kept = usage.prompt_tokens_details.cached_tokens, self._tally.written
+        written = kept.total()
+        hour = sum(tokens for seconds, tokens in kept.items() if seconds >= HOUR)
         fresh = usage.prompt_tokens - read - written
-        return MessageUsage(fresh, written, read, usage.completion_tokens if self._most else 0)
+        output = usage.completion_tokens if self._most else 0
+        return MessageUsage(fresh, written, read, output, hour)
 
 
 def _sse(event: dict[str, Any]) -> bytes:

@@ -17,6 +17,13 @@ from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
+from saccade.front.breakpoints import (
+    CacheControl,
+    CacheWish,
+    PromptCacheOptions,
+    read_tool_marks,
+    read_wish,
+)
 from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
@@ -28,6 +35,9 @@ MAX_CHOICES = 128
 
 LONGEST_SALT = 256
 """Characters of a `cache_salt`."""
+
+LONGEST_CACHE_KEY = 1024
+"""Characters of a `prompt_cache_key`."""
 
 
 _BYTES_PER_TOKEN = 256
@@ -105,6 +115,38 @@ class Reply(Struct, kw_only=True):
         return self.saccade is not None and self.saccade.trace
 
 
+class PromptCaching(Struct, kw_only=True):
+    """What is asked of the caches for the prompt as a whole; marks on parts, messages and tools are
+    `front/breakpoints.py`'s.
+
+    prompt_cache_key: a name for prompts that share a beginning. On one server there is nothing to
+    route: it decides nothing about what is shared (`cache_salt` and the key do), and only says with
+    which earlier prompts diagnostics compare.
+    cache_control, prompt_cache_options (mode implicit), prompt_cache_retention (in_memory: 5
+    minutes; 24h): the whole prompt is kept.
+    prompt_cache_diagnostics: the answer says in `diagnostics` why less of the prompt was found in
+    the cache than might have been.
+    """
+
+    prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def wish(self) -> CacheWish:
+        """Raises InvalidRequest for a lifetime that is none."""
+        diagnose = self.prompt_cache_diagnostics
+        return read_wish(
+            self.cache_control,
+            self.prompt_cache_options,
+            self.prompt_cache_retention,
+            diagnose is not None and diagnose is not False,
+            self.prompt_cache_key or "",
+        )
+
+
 class Conversation(Struct, kw_only=True):
     """What a chat is about. A message is a `ChatMessage`."""
 
@@ -163,6 +205,7 @@ class ChatCompletionRequest:
     conversation: Conversation
     sampling: Sampling
     ending: Ending
+    caching: PromptCaching
     reply: Reply
     answer: ChatAnswer
     tool_use: ToolUse
@@ -175,6 +218,7 @@ class CompletionRequest:
     text: TextPrompt
     sampling: Sampling
     ending: Ending
+    caching: PromptCaching
     reply: Reply
 
 
@@ -236,9 +280,7 @@ _NEUTRAL: Neutral = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-_IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"}
-)
+_IGNORED = frozenset({"metadata", "request_id", "rid", "safety_identifier", "user"})
 
 CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
 COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
@@ -322,6 +364,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
         effort=conversation.reasoning_effort,
+        tool_marks=read_tool_marks(request.tool_use.tools),
         offer=Offer(
             read_tools(request.tool_use.tools),
             request.tool_use.tool_choice,
@@ -335,6 +378,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         separate_reasoning=answer.separate_reasoning is not False,
+        cache=request.caching.wish,
     )
 
 
@@ -348,7 +392,13 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
         sampling["logprobs"] = request.text.logprobs
     n = reply.n or 1
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "")
+        Ask(
+            prompt=prompt,
+            sampling=sampling,
+            n=n,
+            cache_salt=reply.cache_salt or "",
+            cache=request.caching.wish,
+        )
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
 

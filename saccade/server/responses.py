@@ -149,7 +149,7 @@ class ResponseTeller:
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": used.prompt_tokens_details.cached_tokens,
-                "cache_write_tokens": 0,
+                "cache_write_tokens": used.prompt_tokens_details.cache_write_tokens,
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,8 @@ class Pinned(Simulation):
         share: float = 0.5,
         pages: int = PAGES,
         settings: SchedulerLimits | None = None,
-        **more: int,
+        prefix_cache: bool = True,
+        **more: Any,
     ) -> None:
         settings = settings or limits()
         super().__init__(settings, pages, PAGE, **more)
@@ -51,7 +53,8 @@ class Pinned(Simulation):
             8,
             pins=images,
         )
-        self.scheduler = Scheduler(settings, self.pool, self.prefix, self.embeddings, (EOS,))
+        prefix = self.prefix if prefix_cache else None
+        self.scheduler = Scheduler(settings, self.pool, prefix, self.embeddings, (EOS,))
 
     def ask(self, request: Request, *marks: tuple[int, int], client: str = "a") -> CacheReport:
         """Run a request that sets breakpoints; what it hears of them."""
