@@ -183,7 +183,7 @@ class PrefixCache:
         anew.
         """
         self.end_pins()
-        for node in path:
+        for node in path if len(self.pins) else ():
             if client in node.pinned:
                 self.pins.hit(client, node)
 

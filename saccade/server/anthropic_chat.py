@@ -125,6 +125,8 @@ def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) 
         body["add_generation_prompt"] = False
     if isinstance(request, MessagesRequest):
         body |= _sampling_fields(request)
+        if request.sender.diagnostics is not None:
+            body["prompt_cache_diagnostics"] = True
     eager = frozenset(tool.name for tool in tools if tool.eager_input_streaming)
     return ChatBody(body, Places({**_FIELDS, **writer.places}), eager)
 

@@ -62,8 +62,10 @@ class MessageStream:
         self._signature = hashlib.blake2b(digest_size=16)
         self._called = False
 
-    def begin(self, usage: MessageUsage) -> list[StreamEvent]:
-        """What comes before the first token."""
+    def begin(
+        self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
+    ) -> list[StreamEvent]:
+        """What comes before the first token. diagnostics: of the cache, if that was asked for."""
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -74,6 +76,8 @@ class MessageStream:
             "stop_sequence": None,
             "usage": usage.told(),
         }
+        if diagnostics is not None:
+            message["diagnostics"] = diagnostics
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:

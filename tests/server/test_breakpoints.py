@@ -137,3 +137,25 @@ def test_the_sdk_sends_marks_and_reads_what_they_wrote(served: Served) -> None:
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.image_tokens == 0
     assert caching(served)[0].family == "k"
+
+
+def test_anthropics_marks_become_the_same_and_usage_tells_by_lifetime(served: Served) -> None:
+    body = {
+        "model": "demo",
+        "max_tokens": 4,
+        "system": [text("Be brief.", **HOUR)],
+        "messages": [{"role": "user", "content": [text("Hi"), text("there")]}],
+        "cache_control": {"type": "ephemeral"},
+        "diagnostics": {"previous_message_id": None},
+    }
+    answer = served.http.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    asked, prefixes = caching(served)
+    assert [seconds for _, seconds in asked.breakpoints] == [3600, 300] and asked.diagnose
+    assert prefixes[0].endswith("Be brief.") and prefixes[1].endswith("Hithere")
+    usage = answer.json()["usage"]
+    assert usage["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 0,
+        "ephemeral_1h_input_tokens": 0,
+    }
+    assert answer.json()["diagnostics"] == {"cache_miss_reason": None}
