@@ -34,6 +34,7 @@ from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
 from saccade.text.answer import AnswerEvent, Call, gather
+from saccade.text.grammar import Wish, read_wish
 from saccade.text.offer import Offer, read_tools
 from saccade.text.tool_calls import CallEnded
 
@@ -43,6 +44,8 @@ Conversation = Sequence[Mapping[str, Any]]
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
+Form = Mapping[str, Any]
+"""What answers must look like, as a request's JSON would say it."""
 MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
 
 
@@ -69,6 +72,7 @@ class _Settings:
     sampling: SamplingParams
     offer: Offer
     variables: Mapping[str, Any]
+    wish: Wish | None
 
 
 class LLM:
@@ -109,6 +113,8 @@ class LLM:
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -122,6 +128,8 @@ class LLM:
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -134,19 +142,28 @@ class LLM:
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
         given).
 
-        `tools`, `tool_choice`, `parallel_tool_calls` and `chat_template_kwargs` are OpenAI's and
-        hold for every conversation. Raises a RequestError that names the field when a conversation
-        cannot be served; the others of the batch are then given up.
+        response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
+        "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
+        (Lark). The answers are then of that form, unless they end for their length. tools,
+        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. All of these hold
+        for every conversation.
+
+        Raises a RequestError that names the field when a conversation cannot be served; the others
+        of the batch are then given up.
         """
+        given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
             sampling or SamplingParams(),
             Offer(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
+            read_wish(given),
         )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
@@ -185,7 +202,7 @@ class LLM:
         )
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields))
+        prepared = await self._front.prepare(Ask(chat, set_fields, wish=set_to.wish))
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []

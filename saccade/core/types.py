@@ -330,7 +330,8 @@ class Delta:
 
     `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
     for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
-    `error` is set if and only if `finish == "error"`.
+    `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
+    fault.
     """
 
     id: str
@@ -341,3 +342,4 @@ class Delta:
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
     caching: CacheReport | None = None
+    code: str | None = None

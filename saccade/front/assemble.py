@@ -19,6 +19,7 @@ from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
+from saccade.front.compiler import Compiler
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
@@ -48,6 +49,7 @@ def build_front(
     template = ChatTemplate.load(
         folder, tokenizer, Path(options.chat_template) if options.chat_template else None
     )
+    words = tokenizer.backend.to_str()
     metrics = Metrics()
     arena = Arena.create(arena_bytes(media, spec))
     intake = Intake(
@@ -57,7 +59,8 @@ def build_front(
         Media(spec, media, arena, metrics),
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
-        manner=find_manner(template.sources, options.tool_parser, options.reasoning_parser),
+        Compiler(words, spec.vocab_size, spec.eos_token_ids),
+        find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
-    process = EngineProcess(folder, options, engine, parallel, arena, pins)
-    return Front(intake, process, metrics, max_requests)
+    link = EngineProcess(folder, options, engine, parallel, arena, words, pins)
+    return Front(intake, link, metrics, max_requests)

@@ -136,7 +136,7 @@ def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
     return tuple(mark for mark in marks if mark is not None)
 
 
-def read_wish(
+def read_cache_wish(
     control: CacheControl | None,
     options: PromptCacheOptions | None,
     retention: str | None,

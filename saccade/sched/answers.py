@@ -28,11 +28,13 @@ def report(
     error: str | None = None,
     tokens: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprobs, ...] = (),
+    code: str | None = None,
 ) -> Delta:
     """News of a sequence. Its first tells what was found where."""
+    id = sequence.request.id
     if sequence.reported:
-        return Delta(sequence.request.id, tokens, logprobs, reason, error)
+        return Delta(id, tokens, logprobs, reason, error, code=code)
     sequence.reported = True
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
-    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, caching)
+    return Delta(id, tokens, logprobs, reason, error, cached, images, caching, code)

@@ -25,6 +25,7 @@ from saccade.core.types import (
     Missed,
     Request,
 )
+from saccade.sched.masks import Guide
 
 
 class State(Enum):
@@ -88,6 +89,7 @@ class Sequence:
     encoded: images encoded on behalf of this sequence: why they were missing, and whether their
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
+    guide: what the answer may be; None: any text.
     """
 
     __slots__ = (
@@ -97,6 +99,7 @@ class Sequence:
         "cramped",
         "encoded",
         "found",
+        "guide",
         "images_end",
         "last_use",
         "matched",
@@ -107,8 +110,9 @@ class Sequence:
         "state",
     )
 
-    def __init__(self, request: Request, order: int) -> None:
+    def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
         self.request = request
+        self.guide = guide
         self.order = order
         self.content = Content(
             list(request.tokens), request.spans, request.images, request.cache_salt
@@ -173,7 +177,14 @@ class Sequence:
         return run is not None and self.prompt_length <= run.planned == self.length - 1
 
     def may_draw(self, token_limit: int) -> bool:
-        """Whether the answer may have a token more than plans in flight draw."""
+        """Whether a token more than plans in flight draw may be planned: the answer has room for
+        it, and its mask is there, or will be in time.
+        """
+        guide = self.guide
+        if guide is not None and not (
+            guide.quick if self.length > len(self.tokens) else guide.ready
+        ):
+            return False
         most = self.prompt_length + self.request.sampling.max_tokens
         return self.length < min(most, token_limit)
 

@@ -21,13 +21,14 @@ from saccade.front.breakpoints import (
     CacheControl,
     CacheWish,
     PromptCacheOptions,
+    read_cache_wish,
     read_tool_marks,
-    read_wish,
 )
 from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.grammar import read_wish
 from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
@@ -138,7 +139,7 @@ class PromptCaching(Struct, kw_only=True):
     def wish(self) -> CacheWish:
         """Raises InvalidRequest for a lifetime that is none."""
         diagnose = self.prompt_cache_diagnostics
-        return read_wish(
+        return read_cache_wish(
             self.cache_control,
             self.prompt_cache_options,
             self.prompt_cache_retention,
@@ -164,7 +165,6 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -175,6 +175,21 @@ class ToolUse(Struct, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -209,6 +224,7 @@ class ChatCompletionRequest:
     reply: Reply
     answer: ChatAnswer
     tool_use: ToolUse
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +236,7 @@ class CompletionRequest:
     ending: Ending
     caching: PromptCaching
     reply: Reply
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +297,23 @@ _NEUTRAL: Neutral = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-_IGNORED = frozenset({"metadata", "request_id", "rid", "safety_identifier", "user"})
+_IGNORED = frozenset(
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
+)
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
-COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
 TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
 TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
 DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
@@ -328,7 +358,6 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    _check_unsupported(answer)
     sampling = _sampling(request.sampling, request.ending)
     if answer.max_completion_tokens is not None:
         if request.ending.max_tokens not in (None, answer.max_completion_tokens):
@@ -379,6 +408,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         cache_salt=reply.cache_salt or "",
         separate_reasoning=answer.separate_reasoning is not False,
         cache=request.caching.wish,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
 
 
@@ -390,14 +420,19 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
-    n = reply.n or 1
+    n, salt, wish = (
+        reply.n or 1,
+        reply.cache_salt or "",
+        read_wish(msgspec.structs.asdict(request.structure)),
+    )
     return [
         Ask(
             prompt=prompt,
             sampling=sampling,
             n=n,
-            cache_salt=reply.cache_salt or "",
+            cache_salt=salt,
             cache=request.caching.wish,
+            wish=wish,
         )
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
@@ -456,14 +491,3 @@ def _check_stream(reply: Reply) -> None:
         )
     if reply.stream_options is not None and reply.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation")
-
-
-def _check_unsupported(answer: ChatAnswer) -> None:
-    """Refuse what is well-formed but not supported, or only in part."""
-    kind = (answer.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise InvalidRequest(
-            f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
-            "response_format",
-            "unsupported_parameter",
-        )

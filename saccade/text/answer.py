@@ -101,8 +101,8 @@ class AnswerReader:
         self._eager = eager
         self._certain = certain
         self._make_id = make_id
-        self._calls = self._reader(0)
         self._reasons = self._reasoning is not None
+        self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """What `text` makes certain."""
@@ -124,8 +124,8 @@ class AnswerReader:
             if self._reasons and not piece.reasoning:
                 if self._calls is not None:
                     events += self._told(self._calls.end())
-                    self._calls = self._reader(self._calls.started)
                 self._reasons = False
+                self._calls = self._reader(0 if self._calls is None else self._calls.started)
             read = [Text(piece.text)] if self._calls is None else self._calls.feed(piece.text)
             events += self._told(read)
         return events
@@ -139,9 +139,9 @@ class AnswerReader:
     def _reader(self, first: int) -> ToolCalls | None:
         if self._form is None:
             return None
-        return ToolCalls(
-            self._form, self._tools, eager=self._eager, first=first, make_id=self._make_id
-        )
+        # No grammar holds reasoning to anything.
+        eager = self._eager and not (self._certain and self._reasons)
+        return ToolCalls(self._form, self._tools, eager=eager, first=first, make_id=self._make_id)
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:

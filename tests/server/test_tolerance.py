@@ -131,7 +131,7 @@ def test_neutral_values_of_other_servers_fields_are_accepted(served: Served, pat
         ("service_tier", "flex"),
         ("reasoning_effort", "high"),
         ("add_special_tokens", True),
-        ("guided_json", {}),
+        ("structural_tag", {}),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(
