@@ -20,7 +20,7 @@ from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import Mark, Marked, read_mark
 from saccade.front.fields import Integer, Positive, Reader
 from saccade.media.content import Budget, Detail
-from saccade.media.media import FileId, ImageSource, source_from_object
+from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
 from saccade.text.extent import extent
 from saccade.text.offer import NO_TOOLS, Offer
 
@@ -78,8 +78,8 @@ class Message:
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `variables` are the client's own for the template. effort: `reasoning_effort`, which means what
-    the template makes of it.
+    `variables` are the client's own for the template. effort, verbosity: `reasoning_effort` and
+    `verbosity`, which mean what the template makes of them.
     """
 
     messages: tuple[Message, ...]
@@ -87,6 +87,7 @@ class Chat:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     effort: str | None = None
+    verbosity: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
 
@@ -117,6 +118,9 @@ class Chat:
 
 
 # ---- schemas
+
+
+ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Pixels(Struct, kw_only=True):
@@ -171,17 +175,22 @@ class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
 
 
 class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded here or beside its URL."""
+    """An image within a message. Its pixels may be bounded here or beside its URL.
 
-    image_url: str | ImageURL
+    uuid: a name of the client's for it, under which alone it may come again while it is cached.
+    """
+
+    image_url: str | ImageURL | None = None
+    uuid: ImageName | None = None
 
 
 class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
-    """An image, by its name in the Responses API."""
+    """An image, by its name in the Responses API. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail | None = None
+    uuid: ImageName | None = None
 
 
 class ImageObjectPart(ImageWishes, tag_field="type", tag="image", kw_only=True):
@@ -364,19 +373,26 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
         case TextPart(text=text) | InputTextPart(text=text):
             return text
         case ImagePart(image_url=str(url)):
-            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+            budget = _budget(None, part, place, limits)
+            return ImageSource(_url(url), place, budget, part.uuid or "")
         case ImagePart(image_url=ImageURL() as image):
             budget = _budget(image, part, place, limits)
-            return ImageSource(_url(image.url), place, budget)
+            return ImageSource(_url(image.url), place, budget, part.uuid or "")
+        case ImagePart(image_url=None, uuid=str(uuid)):
+            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
+        case ImagePart():
+            raise _missing(f"{place}.image_url")
         case ImageObjectPart(image=str(url)):
             return ImageSource(_url(url), place, _budget(None, part, place, limits))
         case ImageObjectPart(image=image):
             source = source_from_object(image, place)
             return ImageSource(source.url, place, _budget(None, part, place, limits))
         case InputImagePart():
-            inside = UploadedFile(detail=part.detail)
+            budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
+            if part.uuid is not None and part.file_id is None and part.image_url is None:
+                return ImageSource(KnownImage(part.uuid), place, budget)
             source_of = _either(part.file_id, part.image_url, place, "file_id", "image_url")
-            return ImageSource(source_of, place, _budget(inside, part, place, limits))
+            return ImageSource(source_of, place, budget, part.uuid or "")
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):

@@ -347,7 +347,23 @@ class Intake:
         return Rendered(text, text)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables, among them what it makes of `reasoning_effort`."""
+        """The template's variables, among them what it makes of effort and verbosity."""
+        return {**self._verbosity(chat), **self._effort(chat)}
+
+    def _verbosity(self, chat: Chat) -> Mapping[str, Any]:
+        if chat.verbosity is None or "verbosity" in chat.variables:
+            return {}
+        if "verbosity" in self.template.names:
+            return {"verbosity": chat.verbosity}
+        if chat.verbosity == "medium":  # as without it
+            return {}
+        raise InvalidRequest(
+            "verbosity: this model's chat template has no word for it",
+            "verbosity",
+            "unsupported_parameter",
+        )
+
+    def _effort(self, chat: Chat) -> Mapping[str, Any]:
         effort, names = chat.effort, self.template.names
         if effort is None or {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
             return chat.variables

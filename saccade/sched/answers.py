@@ -37,4 +37,4 @@ def report(
     sequence.reported = True
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
-    return Delta(id, tokens, logprobs, reason, error, cached, images, caching, code)
+    return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching)

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +31,7 @@ from saccade.core.errors import (
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.front.content import Chat
 from saccade.front.front import Front
-from saccade.server import metrics
+from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
     ErrorBody,
@@ -70,6 +70,29 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 
 
 KEPT = ResponseOptions()
+
+_HERE = (
+    "this server answers questions about images and text with one language model: POST "
+    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
+)
+_ABSENT = {
+    "/v1/embeddings": "no embeddings are made here",
+    "/v1/audio": "nothing is heard or spoken here",
+    "/v1/images": "no images are made here",
+    "/v1/videos": "no videos are made here",
+    "/v1/moderations": "nothing is moderated here",
+    "/v1/rerank": "nothing is ranked here",
+    "/v1/score": "nothing is ranked here",
+    "/v1/batches": "there are no batches here: send the requests beside each other",
+    "/v1/uploads": "files come in one piece, to /v1/files",
+    "/v1/fine_tuning": "nothing is trained here",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/conversations": "conversations go on by previous_response_id",
+    "/v1/assistants": "there are no assistants here",
+    "/v1/threads": "there are no threads here",
+    "/v1/realtime": "there are no sessions here",
+}
+"""What OpenAI's API has, and is not here."""
 
 
 def build_app(
@@ -114,6 +137,7 @@ def build_app(
             Route("/flush_cache", api.flush_cache, methods=["POST"]),
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
+            Route("/docs", api.docs),
             *response_routes(door, ResponseStore(kept, front.metrics)),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
@@ -239,6 +263,9 @@ class _Api:
     async def openapi(self, _: Request) -> Response:
         return json_response(describe())
 
+    async def docs(self, _: Request) -> Response:
+        return HTMLResponse(docs.page(), headers={"content-security-policy": docs.POLICY})
+
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__})
 
@@ -283,13 +310,21 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
     what = {
-        404: f"there is no {path[:200]}",
+        404: f"there is no {path[:200]}{_absence(path)}",
         405: f"{request.method} is not allowed on {path[:200]}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
     told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
     status, body = body_for(path, status, told, request_id.get())
     return Response(body, status, error.headers, "application/json")
+
+
+def _absence(path: str) -> str:
+    """What is said of a path that other servers have."""
+    for begin, what in _ABSENT.items():
+        if path == begin or path.startswith(f"{begin}/"):
+            return f": {what}; {_HERE}"
+    return ""
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:

@@ -45,6 +45,10 @@ _BYTES_PER_TOKEN = 256
 """A message whose text is longer than this for each token of the context is not even built."""
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Options of a stream.
 
@@ -149,14 +153,19 @@ class PromptCaching(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
+    """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ChatAnswer(Struct, kw_only=True):
@@ -262,6 +271,9 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
+
 _NEUTRAL: Neutral = {
     "add_special_tokens": (False,),
     "allowed_token_ids": (),
@@ -287,7 +299,7 @@ _NEUTRAL: Neutral = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -301,6 +313,7 @@ _IGNORED = frozenset(
     {
         "guided_decoding_backend",
         "metadata",
+        "prediction",
         "request_id",
         "rid",
         "safety_identifier",
@@ -399,6 +412,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
             request.tool_use.tool_choice,
             request.tool_use.parallel_tool_calls is not False,
         ),
+        verbosity=conversation.verbosity,
     )
     reply = request.reply
     return Ask(

@@ -1,7 +1,8 @@
 """GET /openapi.json: the API as its own schemas describe it.
 
-Owns the document alone: the fields are `openai.py`'s, `anthropic_body.py`'s and
-`front/content.py`'s, the answers `answers.py`'s. Knows nothing of requests.
+Owns the document alone: the fields are those of `openai.py`, `anthropic_body.py`,
+`responses_body.py`, `responses_items.py` and `front/content.py`, the answers `answers.py`'s. Knows
+nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from saccade import __version__
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.front.content import ChatMessage
-from saccade.server import answers, anthropic_body, openai
+from saccade.server import answers, anthropic_body, openai, responses_body, responses_items
 from saccade.server.form import Form
 from saccade.server.refusals import speaks_anthropic
 
@@ -22,6 +23,8 @@ _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
     "/v1/chat/completions": ("ChatCompletionRequest", openai.CHAT, "ChatCompletion"),
     "/v1/completions": ("CompletionRequest", openai.COMPLETION, "TextCompletion"),
+    "/v1/responses": ("ResponsesRequest", responses_body.RESPONSES, "Response"),
+    "/v1/responses/input_tokens": ("ResponsesRequest", responses_body.RESPONSES, "InputTokens"),
     "/v1/messages": ("MessagesRequest", anthropic_body.MESSAGES, "Message"),
     "/v1/messages/count_tokens": (
         "CountTokensRequest",
@@ -36,11 +39,14 @@ _COMMANDS: dict[str, str] = {
     "/reset_prefix_cache": "Forget the KV prefix cache that is not in use",
 }
 _GETS: dict[str, tuple[str, str]] = {
+    "/v1/responses/{id}": ("A response that is running or kept", "Response"),
+    "/v1/responses/{id}/input_items": ("What it was made of", ""),
     "/v1/models": ("The models", "ModelList"),
     "/v1/models/{name}": ("One model", "Model"),
     "/health": ("Whether the server can answer", ""),
     "/metrics": ("Counters, as Prometheus reads them", ""),
     "/version": ("Saccade's version", ""),
+    "/docs": ("This description, to be read", ""),
     "/v1/files": ("The uploaded files", ""),
     "/v1/files/{id}": ("One uploaded file", ""),
     "/v1/files/{id}/content": ("Its bytes", ""),
@@ -56,11 +62,12 @@ def describe() -> dict[str, Any]:
     counts = [answers.TokenCount, answers.TokenText]
     lists = [answers.ModelList, answers.ErrorResponse]
     below = [ChatMessage, anthropic_body.InputMessage, anthropic_body.ToolDefinition]
-    types = [*sorted(groups, key=str), *told, *counts, *lists, *below]
+    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     for (group, field), name in _BELOW.items():
         _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
     components |= _anthropics()
+    _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
     components["TextCompletion"] = _completion("TextChoice")
     for name, (low, high) in _bounds().items():
@@ -78,6 +85,10 @@ def describe() -> dict[str, Any]:
     for path, summary in _COMMANDS.items():
         paths[path] = {"post": {"summary": summary, "responses": _answers("")}}
     paths["/v1/files"]["post"] = _upload()
+    one = "/v1/responses/{id}"
+    paths[one]["delete"] = _get(one, "Delete a response", "")
+    cancel = f"{one}/cancel"
+    paths[cancel] = {"post": _get(cancel, "Stop a response that is being streamed", "Response")}
     paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
     return {
         "openapi": "3.1.0",
@@ -91,6 +102,13 @@ def describe() -> dict[str, Any]:
     }
 
 
+_ITEMS: tuple[type[Any], ...] = (
+    responses_items.MessageItem,
+    responses_items.CallItem,
+    responses_items.ResultItem,
+    responses_items.ReasoningItem,
+    responses_items.ReferenceItem,
+)
 _TOKENIZE: tuple[Form[Any], ...] = (openai.TOKENIZE_CHAT, openai.TOKENIZE_TEXT)
 
 
@@ -153,6 +171,29 @@ def _anthropics() -> dict[str, Any]:
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _describe_items(components: dict[str, Any]) -> None:
+    """The input of a response, and the response."""
+    item = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in _ITEMS]}
+    for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
+        if option.get("type") == "array":
+            option["items"] = item
+    components["InputTokens"] = {
+        "type": "object",
+        "properties": {"object": {"type": "string"}, "input_tokens": {"type": "integer"}},
+    }
+    texts = ("id", "object", "status", "model")
+    components["Response"] = {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in texts},
+            "created_at": {"type": "integer"},
+            "output": {"type": "array", "items": item},
+            "usage": {"type": "object"},
+        },
+        "required": [*texts, "created_at", "output"],
+    }
 
 
 def _completion(choice: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -31,22 +31,29 @@ from saccade.front.front import Event, Finish
 from saccade.front.intake import Ask
 from saccade.server.answers import ChatShape
 from saccade.server.body import Held
-from saccade.server.door import SMALL_BODY, Door, Endpoint, json_response, while_connected
+from saccade.server.door import (
+    SMALL_BODY,
+    Door,
+    Endpoint,
+    json_response,
+    send_json,
+    while_connected,
+)
 from saccade.server.openai import Reply, read_chat
 from saccade.server.paging import Paging
 from saccade.server.responses_body import (
     LOGPROBS,
     ChatWords,
-    Inquiry,
     ReasoningConfig,
+    ResponseInquiry,
     ResponsesRequest,
-    TextConfig,
+    ResponseText,
     as_chat,
     read_responses,
 )
 from saccade.server.responses_events import Ended, ResponseEvent, ResponseStream
 from saccade.server.responses_items import Item, ReferenceItem, pack, pack_output, unpack
-from saccade.server.responses_store import Packed, ResponseStore, Turn
+from saccade.server.responses_store import KeptTurn, Packed, ResponseStore
 from saccade.server.stream import Told
 from saccade.server.tenant import client_of
 
@@ -62,6 +69,7 @@ def response_routes(door: Door, store: ResponseStore) -> list[Route]:
     one = "/v1/responses/{id}"
     return [
         Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
+        Route("/v1/responses/input_tokens", Endpoint(responses.count), methods=["POST"]),
         Route(one, responses.retrieve, methods=["GET"]),
         Route(one, responses.delete, methods=["DELETE"]),
         Route(f"{one}/input_items", responses.input_items, methods=["GET"]),
@@ -79,7 +87,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ResponseAsked:
     """A request in chat words, and what it continues.
 
     `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
@@ -90,8 +98,14 @@ class Exchange:
     words: ChatWords
     asks: list[Ask]
     reply: Reply
-    before: Turn | None
+    before: KeptTurn | None
     packed: tuple[Packed, ...] | None
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds while it is answered, beside the encoded images."""
+        before = 0 if self.before is None else self.before.total
+        return before + sum(len(item) for _, item in self.packed or ())
 
 
 class ResponseTeller:
@@ -145,11 +159,13 @@ class ResponseTeller:
 
     def _end(self, how: Ended) -> list[ResponseEvent]:
         used, tracer = self._told.tally.usage, self._told.tracer
+        prompt = used.prompt_tokens_details
         usage = {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": used.prompt_tokens_details.cached_tokens,
-                "cache_write_tokens": used.prompt_tokens_details.cache_write_tokens,
+                "cached_tokens": prompt.cached_tokens,
+                "cache_write_tokens": prompt.cache_write_tokens,
+                "image_tokens": prompt.image_tokens,
             },
             "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoned},
@@ -175,42 +191,64 @@ class _Responses:
         self._running: dict[tuple[str, str], Running] = {}  # by owner and id
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as (found, held):
+            await while_connected(receive, self._answer(send, found, held))
+
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a request's input comes to in tokens."""
+        async with self._asked(scope, receive) as (found, held):
+            self._door.name_of(found.reply.model)
+            intake, context_length = self._door.front.intake, self._door.front.ready.context_length
+            reading = intake.read(found.asks[0], context_length, held.client, held)
+            try:
+                prompt = await while_connected(receive, reading)
+            except RequestError as error:
+                raise found.words.theirs(error) from None
+            count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+            await send_json(send, count)
+
+    @asynccontextmanager
+    async def _asked(
+        self, scope: Scope, receive: Receive
+    ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
+        """A request that has been read, and what it holds of memory."""
         async with self._door.admit(scope, receive) as (body, held):
             inquiry = await self._door.read(read_responses, body)
             before = self._before(inquiry.request, held.client)
-            kept = 0 if before is None else before.total
-            held.reserve(kept)
+            items = self._items(inquiry, held.client)
+            named = sum(len(item) for item in items if isinstance(item, bytes))
+            held.reserve(named + (0 if before is None else before.total))
             read = partial(
                 exchange,
                 inquiry.request,
-                self._items(inquiry, held.client),
+                items,
                 before,
                 inquiry.request.delivery.store is not False
                 and self._store.fits(held.client, held.nbytes),
                 self._door.front.ready.context_length,
             )
-            del inquiry  # its items go as soon as they are read
+            del inquiry, items  # they go as soon as they are read
             long = held.nbytes > SMALL_BODY
             found = await self._door.front.intake.in_thread(read) if long else read()
             del read
-            await while_connected(receive, self._answer(send, found, held))
+            yield found, held
 
-    def _before(self, request: ResponsesRequest, client: Client) -> Turn | None:
+    def _before(self, request: ResponsesRequest, client: Client) -> KeptTurn | None:
         name = request.asked.previous_response_id
         if name is None:
             return None
         return self._store.find(client, name, "previous_response_id").turn
 
-    def _items(self, inquiry: Inquiry, client: Client) -> list[Item]:
-        """The items of a request, those that it refers to included."""
+    def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
+        """The items of a request; those that it only names, packed."""
         return [
-            unpack(self._store.item(client, item.id, f"input[{i}].id"))
+            self._store.item(client, item.id, f"input[{i}].id")
             if isinstance(item, ReferenceItem)
             else item
             for i, item in enumerate(inquiry.items)
         ]
 
-    async def _answer(self, send: Send, found: Exchange, held: Held) -> None:
+    async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
         client, name = held.client, f"resp_{secrets.token_hex(24)}"
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
@@ -218,6 +256,7 @@ class _Responses:
         def tell(told: Told) -> ResponseTeller:
             prepared = told.prepared[0].request
             model = self._door.name_of(found.reply.model)
+            held.reserve(found.nbytes)
             response = opened(name, model, found, prepared.sampling)
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
@@ -232,10 +271,10 @@ class _Responses:
             if running := self._running.pop((client.name, name), None):
                 running.ended.set()
 
-    def _end(self, found: Exchange, held: Held, response: dict[str, Any]) -> None:
+    def _end(self, found: ResponseAsked, held: Held, response: dict[str, Any]) -> None:
         if found.packed is not None:
             answer = tuple(pack_output(item) for item in response["output"])
-            turn = Turn(found.packed, answer, found.before)
+            turn = KeptTurn(found.packed, answer, found.before)
             self._store.keep(held.client, response["id"], _encode(response), turn)
 
     async def retrieve(self, request: Request) -> Response:
@@ -282,31 +321,33 @@ class _Responses:
 
 def exchange(
     request: ResponsesRequest,
-    items: Sequence[Item],
-    before: Turn | None,
+    given: Sequence[Item | bytes],
+    before: KeptTurn | None,
     keeps: bool,
     context_length: int,
-) -> Exchange:
-    """`request`, its conversation included, read as a chat. `keeps`: its items will be kept.
+) -> ResponseAsked:
+    """`request`, its conversation included, read as a chat. `given`: its items, some packed;
+    `keeps`: they will be kept.
 
     Raises InvalidRequest that names the field as the client has it.
     """
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
+    items = [unpack(item) if isinstance(item, bytes) else item for item in given]
     words = as_chat(request, past, items)
     packed = tuple(pack(item) for item in items) if keeps else None
     try:
         ask, reply, _ = read_chat(bytearray(_encode(words.body)), context_length)
     except RequestError as error:
         raise words.theirs(error) from None
-    return Exchange(request, ChatWords({}, words.places), [ask], reply, before, packed)
+    return ResponseAsked(request, ChatWords({}, words.places), [ask], reply, before, packed)
 
 
-def opened(name: str, model: str, found: Exchange, sampling: SamplingParams) -> dict[str, Any]:
+def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
     """A response of which nothing has been generated."""
     request = found.request
     form, delivery = request.form, request.delivery
-    text, reasoning = form.text or TextConfig(), form.reasoning or ReasoningConfig()
+    text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
     return {
         "id": name,

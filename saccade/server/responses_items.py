@@ -212,7 +212,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ItemWriter:
     """Chat messages being written.
 
     `places[i]`: what the client calls `messages[i]`, and what its content.

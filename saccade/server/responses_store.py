@@ -26,14 +26,14 @@ Packed = tuple[str, bytes]
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class KeptTurn:
     """What a request added to a conversation: items, and the answer's. `nbytes`: its own;
     `total`: with all before it.
     """
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]
-    before: Turn | None
+    before: KeptTurn | None
     nbytes: int = field(init=False)
     total: int = field(init=False)
     uses: int = field(init=False, default=0)
@@ -44,42 +44,42 @@ class Turn:
         self.nbytes = sum(len(item) for _, item in packed) + len(packed) * _OVERHEAD
         self.total = self.nbytes + (0 if self.before is None else self.before.total)
 
-    def chain(self) -> list[Turn]:
+    def chain(self) -> list[KeptTurn]:
         """All turns up to this one, in their order."""
         turns = list(self._back())
         turns.reverse()
         return turns
 
-    def _back(self) -> Iterator[Turn]:
-        turn: Turn | None = self
+    def _back(self) -> Iterator[KeptTurn]:
+        turn: KeptTurn | None = self
         while turn is not None:
             yield turn
             turn = turn.before
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptResponse:
     """A response: its body as JSON, the turn that it ends, and until when it is kept."""
 
     id: str
     body: bytes
-    turn: Turn
+    turn: KeptTurn
     until: float
 
 
-class Shelf:
+class OwnResponses:
     """One owner's responses, those used least lately first."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.kept: OrderedDict[str, KeptResponse] = OrderedDict()
         self.items: dict[str, bytes] = {}
         """Of all turns, by their ids."""
         self.nbytes = 0
 
-    def put(self, response: Kept) -> None:
+    def put(self, response: KeptResponse) -> None:
         self.kept[response.id] = response
         self.nbytes += len(response.body) + _OVERHEAD
-        turn: Turn | None = response.turn
+        turn: KeptTurn | None = response.turn
         while turn is not None:
             turn.uses += 1
             if turn.uses > 1:
@@ -91,7 +91,7 @@ class Shelf:
     def drop(self, response_id: str) -> None:
         response = self.kept.pop(response_id)
         self.nbytes -= len(response.body) + _OVERHEAD
-        turn: Turn | None = response.turn
+        turn: KeptTurn | None = response.turn
         while turn is not None:
             turn.uses -= 1
             if turn.uses:
@@ -117,7 +117,7 @@ class ResponseStore:
         self._seconds = options.responses_ttl
         self._metrics = metrics
         self._clock = clock
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, OwnResponses] = {}
 
     @property
     def nbytes(self) -> int:
@@ -126,11 +126,11 @@ class ResponseStore:
     def __len__(self) -> int:
         return sum(len(shelf.kept) for shelf in self._shelves.values())
 
-    def keep(self, client: Client, response_id: str, body: bytes, turn: Turn) -> None:
+    def keep(self, client: Client, response_id: str, body: bytes, turn: KeptTurn) -> None:
         """Keep a response, and let go what there is no more room for, which may be itself."""
         self._expire()
-        shelf = self._shelves.setdefault(client.name, Shelf())
-        shelf.put(Kept(response_id, body, turn, self._clock() + self._seconds))
+        shelf = self._shelves.setdefault(client.name, OwnResponses())
+        shelf.put(KeptResponse(response_id, body, turn, self._clock() + self._seconds))
         share = SHARE if client.limited else 1.0
         while shelf.nbytes > self._room * share or len(shelf.kept) > self._most * share:
             shelf.drop(next(iter(shelf.kept)))
@@ -143,7 +143,7 @@ class ResponseStore:
         """Whether a conversation of so many bytes can be kept at all."""
         return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
 
-    def find(self, client: Client, response_id: str, param: str) -> Kept:
+    def find(self, client: Client, response_id: str, param: str) -> KeptResponse:
         """A response of this client, which is then kept for longer.
 
         Raises NotFound where there is none: another client's is none.
@@ -159,7 +159,7 @@ class ResponseStore:
                 "response_not_found",
             )
         found = shelf.kept.pop(response_id)
-        found = Kept(found.id, found.body, found.turn, self._clock() + self._seconds)
+        found = KeptResponse(found.id, found.body, found.turn, self._clock() + self._seconds)
         shelf.kept[response_id] = found
         return found
 
@@ -196,5 +196,5 @@ class ResponseStore:
         self._metrics.set("saccade_responses_bytes", self.nbytes)
 
 
-def _last_used(shelf: Shelf) -> float:
+def _last_used(shelf: OwnResponses) -> float:
     return next(iter(shelf.kept.values())).until

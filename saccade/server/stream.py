@@ -134,9 +134,8 @@ class Choices:
             self._opened.add(event.choice)
             opening = writer.shape.opening(event.choice)
             body = _sse(writer.chunk([opening], used)) if opening else b""
-        return body + b"".join(
-            _sse(writer.chunk([each], used)) for each in writer.shape.chunks(event)
-        )
+        shape = writer.shape
+        return body + b"".join(_sse(writer.chunk([part], used)) for part in shape.chunks(event))
 
     def ending(self) -> bytes:
         body = b""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 ROUTES = (
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
@@ -29,8 +30,25 @@ ROUTES = (
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/openapi.json"),
+    ("GET", "/docs"),
+    ("GET", "/v1/responses/{id}"),
+    ("GET", "/v1/responses/{id}/input_items"),
+    ("DELETE", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
+    ("POST", "/v1/embeddings"),
 )
 FIELDS = [
+    "background",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "reasoning",
+    "reasoning_effort",
+    "text",
+    "truncation",
+    "verbosity",
     "best_of",
     "cache_control",
     "cache_salt",
@@ -162,7 +180,7 @@ class Grammar:
     def request(self) -> bytes:
         """One request, whole, unless bent."""
         draw = self._draw
-        method, path = draw.choice(ROUTES[:7] * 3 + ROUTES)
+        method, path = draw.choice(ROUTES[:8] * 3 + ROUTES)
         if draw.random() < 0.05:
             method = draw.choice(("HEAD", "OPTIONS", "PUT", "PATCH", "get", "TRACE"))
         kind, body = self._body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
@@ -215,6 +233,8 @@ class Grammar:
         body: dict[str, object] = {"model": self._model}
         if path == "/detokenize":
             return body | {"tokens": [draw.randrange(300) for _ in range(3)]}
+        if path == "/v1/responses":
+            return body | {"max_output_tokens": 2, "input": self._input()}
         if path == "/v1/completions":
             return body | {"max_tokens": 2, "prompt": draw.choice(("hi", [1, 2], ["a", "b"], []))}
         if path.startswith("/v1/messages"):
@@ -222,6 +242,36 @@ class Grammar:
         if path == "/v1/chat/completions":
             body["max_tokens"] = draw.choice((1, 2, 3))
         return body | {"messages": [self._message() for _ in range(draw.choice((1, 1, 2, 3)))]}
+
+    def _input(self) -> object:
+        draw = self._draw
+        if draw.random() < 0.3:
+            return self._text()
+        items: list[Callable[[], object]] = [
+            self._message,
+            self._message,
+            lambda: {"type": "message", "role": "user", "content": [self._content()]},
+            lambda: {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            lambda: {"type": "function_call_output", "call_id": "c", "output": [self._content()]},
+            lambda: {"type": "reasoning", "summary": [], "content": self._value(2)},
+            lambda: {"type": "item_reference", "id": self._text()},
+            lambda: {"type": self._text(), "id": self._value(1)},
+        ]
+        return [draw.choice(items)() for _ in range(draw.choice((0, 1, 1, 2, 4)))]
+
+    def _content(self) -> object:
+        draw = self._draw
+        return draw.choice(
+            (
+                {"type": "input_text", "text": self._text()},
+                {"type": "output_text", "text": self._text(), "annotations": self._value(1)},
+                {"type": "refusal", "refusal": self._text()},
+                {"type": "input_image", "image_url": draw.choice(self._urls)},
+                {"type": "input_image", "uuid": self._text()},
+                {"type": "input_file", "file_data": self._text()},
+                self._value(2),
+            )
+        )
 
     def _message(self) -> object:
         draw = self._draw
@@ -233,6 +283,7 @@ class Grammar:
             lambda: {"type": "image_url", "image_url": {"url": draw.choice(self._urls)}},
             lambda: {"type": "image_url", "image_url": draw.choice(self._urls)},
             lambda: {"type": "file", "file": {"file_id": self._text()}},
+            lambda: {"type": "image_url", "image_url": None, "uuid": self._text()},
             lambda: {"type": "input_image", "file_id": self._text(), "detail": "high"},
             lambda: self._value(2),
         ]
@@ -276,7 +327,7 @@ class Grammar:
             {"type": "file", "file_id": self._text()},
             {"type": "base64", "media_type": "image/png", "data": self._text()},
             {"type": "text", "media_type": "text/plain", "data": self._text()},
-            {"type": "content", "content": [self._block(0)]},
+            {"type": "content", "content": [{"type": "text", "text": self._text()}]},
             self._value(2),
         ]
         text: dict[str, object] = {"type": "text", "text": self._text()}
