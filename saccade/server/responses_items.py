@@ -202,10 +202,21 @@ def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
 
 def _whole(item: Item, item_id: str) -> Item:
     found = msgspec.structs.replace(item, id=item_id, status=item.status or "completed")
-    if isinstance(found, MessageItem) and isinstance(found.content, str):
-        said = found.role == "assistant"
-        found.content = [(SaidContent if said else TextContent)(found.content)]
+    match found:
+        case MessageItem(content=str(text)):
+            found.content = [(SaidContent if found.role == "assistant" else TextContent)(text)]
+        case MessageItem(content=list(content)):
+            found.content = [_told(each) for each in content]
+        case ResultItem(output=list(output)):
+            found.output = [_told(each) for each in output]
     return found
+
+
+def _told(content: Any) -> Any:
+    """As the API tells of it: clients know an image by its `detail`."""
+    if isinstance(content, ImageContent) and content.detail is None:
+        return msgspec.structs.replace(content, detail="auto")
+    return content
 
 
 # ---- in OpenAI's chat words
