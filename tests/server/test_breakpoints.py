@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-import openai
 import pytest
 
 from saccade.core.messages import Submit
@@ -39,7 +38,7 @@ def chat(served: Served, messages: list[dict[str, Any]], **more: Any) -> Any:
 
 def test_marks_end_where_their_parts_end_in_the_rendered_prompt(served: Served) -> None:
     image = {"type": "image_url", "image_url": {"url": IMAGE}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": [text("Answer in one word.  ", **HOUR)]},
         {"role": "user", "content": [text("First"), {**image, **POINT}, text("what is it?")]},
         {"role": "assistant", "content": "A cat.", **HOUR},
@@ -115,7 +114,7 @@ def test_a_mark_that_is_none_is_refused_by_name(
 
 
 def test_diagnostics_name_parts_in_the_clients_words(served: Served) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [text("One."), text("Two.")]},
     ]
@@ -127,14 +126,12 @@ def test_diagnostics_name_parts_in_the_clients_words(served: Served) -> None:
 
 
 def test_the_sdk_sends_marks_and_reads_what_they_wrote(served: Served) -> None:
-    client: openai.OpenAI = served.openai
-    answer = client.chat.completions.create(
+    answer = served.openai.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": [text("Hi", **POINT)]}],  # type: ignore[list-item]
+        messages=[{"role": "user", "content": [text("Hi", **POINT)]}],
         prompt_cache_retention="24h",
         prompt_cache_key="k",
     )
-    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.image_tokens == 0
     assert caching(served)[0].family == "k"
 
