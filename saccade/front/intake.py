@@ -328,8 +328,11 @@ class Intake:
         if not locate:
             return _Encoded(tokens, where)
         messages, places = landmarks.flagged(given["messages"])
-        flagged = self._render({**given, "messages": messages})
-        found = landmarks.find(rendered.text, flagged.text, places)
+        try:
+            flagged = self._render({**given, "messages": messages}).text
+        except InvalidRequest:  # of a template that knows some texts by heart
+            flagged = ""
+        found = landmarks.find(rendered.text, flagged, places)
         ends = (
             self.tokenizer.ends(rendered.text, bool(special))
             if self._literals is None
