@@ -286,7 +286,11 @@ class Intake:
             tuple(source.param for source in sources),
             encoded.reasoning,
             _breakpoints(marks, ask, found, len(expanded)),
-            tuple((at, mark.place) for at, mark in found) if ask.cache.diagnose else (),
+            tuple(
+                (at, mark.place)
+                for at, mark in found
+                if ask.cache.diagnose and (mark.message != TOOLS or _offer(ask).tools)
+            ),
         )
 
     def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
