@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from typing import Any
 
@@ -123,6 +124,10 @@ def test_diagnostics_name_parts_in_the_clients_words(served: Served) -> None:
     assert body["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
     asked, _ = caching(served)
     assert asked.diagnose and "diagnostics" not in chat(served, messages)
+    asking = {"messages": messages, "prompt_cache_diagnostics": {}, "stream": True}
+    lines = served.http.post("/v1/chat/completions", json={**ASK, **asking}).text.split("\n\n")
+    assert json.loads(lines[-3].removeprefix("data: "))["diagnostics"] == body["diagnostics"]
+    assert not any("diagnostics" in line for line in lines[:-3])
 
 
 def test_the_sdk_sends_marks_and_reads_what_they_wrote(served: Served) -> None:
