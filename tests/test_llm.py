@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,66 @@ def test_the_command_line_answers_about_a_file(
     assert refused.stderr.startswith(f"error: {text}: the picture is text"), (
         "before the model is looked for"
     )
+
+
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "where": {"enum": ["left", "right"]},
+                "box": {"type": "array", "items": {"enum": [0, 7]}, "minItems": 2, "maxItems": 4},
+            },
+            "required": ["where", "box"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_a_forced_call_is_whole_whatever_the_weights_say(llm: LLM) -> None:
+    """Every turn's call goes back with an image as its result."""
+    messages = ask([picture(64, 96), "what?"])
+    named = {"type": "function", "function": {"name": "look"}}
+    drawn = set()
+    for turn in range(4):
+        sampling = SamplingParams(max_tokens=600, temperature=1.0, seed=turn)
+        answer = llm.chat(messages, sampling, tools=[LOOK], tool_choice=named)
+        (call,) = answer.tool_calls
+        arguments = json.loads(call.arguments)
+        assert (call.name, answer.text, answer.finish_reason) == ("look", "", "tool_calls")
+        assert arguments["where"] in ("left", "right") and 2 <= len(arguments["box"]) <= 4
+        assert answer.cached_tokens > 0 or turn == 0
+        drawn.add(call.arguments)
+        function = {"name": call.name, "arguments": call.arguments}
+        messages += [
+            {"role": "assistant", "tool_calls": [{"id": call.id, "function": function}]},
+            {"role": "tool", "tool_call_id": call.id, "content": [picture(64, 96, seed=turn)]},
+        ]
+    assert len(drawn) > 1
+
+
+def test_a_call_that_the_length_cuts_off_has_what_came_of_it(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=600, temperature=1.0, seed=3)
+    forced: dict[str, Any] = {"tools": [LOOK], "tool_choice": "required"}
+    whole = llm.chat(ask("what?"), sampling, **forced, parallel_tool_calls=False)
+    cut = llm.chat(
+        ask("what?"), replace(sampling, max_tokens=whole.completion_tokens - 14), **forced
+    )
+    (call,) = cut.tool_calls
+    assert cut.finish_reason == "length" and not cut.text
+    assert whole.tool_calls[0].arguments.startswith(call.arguments)
+
+
+def test_tools_are_refused_in_python_as_over_http(llm: LLM) -> None:
+    for given, param in (
+        ({"tools": [LOOK, LOOK]}, "tools[1].function.name"),
+        ({"tools": [LOOK], "tool_choice": "sometimes"}, "tool_choice"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            llm.chat(ask("what?"), GREEDY, **given)
+        assert caught.value.param == param
+    free = llm.chat(ask("what?"), GREEDY, tools=[LOOK])
+    assert (free.finish_reason, free.tool_calls, free.completion_tokens) == ("length", (), 8)

@@ -341,5 +341,5 @@ class Delta:
     error: str | None = None
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
-    caching: CacheReport | None = None
     code: str | None = None
+    caching: CacheReport | None = None

@@ -214,7 +214,9 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
 
 
 class Inquiry(Struct, kw_only=True):
-    """What is asked of whom. A message is an `InputMessage`, a tool a `ToolDefinition`."""
+    """What is asked of whom. A message is an `InputMessage`, a tool a `ToolDefinition`. thread: a
+    conversation that the server is to keep, which none is here.
+    """
 
     model: str
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
@@ -226,6 +228,7 @@ class Inquiry(Struct, kw_only=True):
     output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
+    thread: dict[str, Any] | None = None
 
 
 class Drawing(Struct, kw_only=True):
@@ -274,7 +277,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "inference_geo": ("global",),
     "mcp_servers": ([],),
     "speed": ("standard",),
-    "thread": (),
 }
 _IGNORED = frozenset({"betas"})
 

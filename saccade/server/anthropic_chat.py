@@ -102,6 +102,12 @@ class ChatBody:
 def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) -> ChatBody:
     """`request` as a chat body. Raises InvalidRequest that names the field."""
     inquiry = request.inquiry
+    if inquiry.thread is not None:
+        raise InvalidRequest(
+            "thread: this server keeps no conversation: send all of its messages",
+            "thread",
+            "thread_unsupported_request",  # by which the SDK knows to do so
+        )
     if (count := len(inquiry.messages)) > context_length:
         raise too_long("messages", f"{count} messages, each of a token at least", context_length)
     writer = _Writer()

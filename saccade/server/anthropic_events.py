@@ -26,18 +26,25 @@ Ending = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark."""
+    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark. hour:
+    of those `written`, what is kept for an hour or more.
+    """
 
     fresh: int
     written: int
     read: int
     output: int
+    hour: int = 0
 
-    def told(self) -> dict[str, int]:
+    def told(self) -> dict[str, Any]:
         """As `usage` has it."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": self.written - self.hour,
+                "ephemeral_1h_input_tokens": self.hour,
+            },
             "cache_read_input_tokens": self.read,
             "output_tokens": self.output,
         }
@@ -55,8 +62,10 @@ class MessageStream:
         self._signature = hashlib.blake2b(digest_size=16)
         self._called = False
 
-    def begin(self, usage: MessageUsage) -> list[StreamEvent]:
-        """What comes before the first token."""
+    def begin(
+        self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
+    ) -> list[StreamEvent]:
+        """What comes before the first token. diagnostics: of the cache, if that was asked for."""
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -67,6 +76,8 @@ class MessageStream:
             "stop_sequence": None,
             "usage": usage.told(),
         }
+        if diagnostics is not None:
+            message["diagnostics"] = diagnostics
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import RequestError
+from saccade.core.types import CacheMiss
 from saccade.front.front import Event
 from saccade.front.intake import Ask
 from saccade.server.anthropic_body import (
@@ -120,6 +121,29 @@ class _Messages:
             await send_json(send, {"input_tokens": len(prompt.tokens)})
 
 
+HOUR = 3600
+"""Seconds from which tokens count as kept for an hour, and not for five minutes."""
+
+
+def diagnosis(missed: CacheMiss | None, places: Places) -> dict[str, Any]:
+    """In Anthropic's words, which are fewer: what is no change of the prompt is "unavailable".
+    `saccade_reason` and `saccade_place` say what was found.
+    """
+    if missed is None:
+        return {"cache_miss_reason": None}
+    place = places.client_place(missed.place)
+    changed = next((part for part in ("tools", "system") if place.startswith(part)), "messages")
+    kind = "unavailable"
+    if missed.reason in ("prompt_changed", "other_settings"):
+        kind = f"{changed}_changed"
+    elif missed.reason == "never_seen":
+        kind = "previous_message_not_found"
+    told: dict[str, Any] = {"type": kind, "saccade_reason": missed.reason, "saccade_place": place}
+    if kind.endswith("changed"):
+        told["cache_missed_input_tokens"] = missed.tokens
+    return {"cache_miss_reason": told}
+
+
 class MessageTeller:
     """Tells an answer as Anthropic's message (see `stream.Teller`). One that may have no tokens is
     computed with one, which is not told.
@@ -127,6 +151,8 @@ class MessageTeller:
 
     def __init__(self, model: str, asked: AskedMessage, told: Told) -> None:
         self._tally = told.tally
+        self._places = asked.places
+        self._diagnoses = told.prepared[0].request.caching.diagnose
         self._room = told.prepared[0].request.sampling.max_tokens
         self._most = asked.most
         self._stream = MessageStream(f"msg_{secrets.token_hex(12)}", model, asked.shows_thinking)
@@ -150,7 +176,7 @@ class MessageTeller:
         return self._message.told()
 
     def _told(self, event: Event) -> list[StreamEvent]:
-        events = [] if self._begun else self._stream.begin(self._usage)
+        events = [] if self._begun else self._stream.begin(self._usage, self._diagnosis)
         self._begun = True
         if self._most:
             events += self._stream.feed(event.parts)
@@ -164,11 +190,18 @@ class MessageTeller:
         return events
 
     @property
+    def _diagnosis(self) -> dict[str, Any] | None:
+        return diagnosis(self._tally.missed, self._places) if self._diagnoses else None
+
+    @property
     def _usage(self) -> MessageUsage:
         usage = self._tally.usage
-        read, written = usage.prompt_tokens_details.cached_tokens, 0
+        read, kept = usage.prompt_tokens_details.cached_tokens, self._tally.written
+        written = kept.total()
+        hour = sum(tokens for seconds, tokens in kept.items() if seconds >= HOUR)
         fresh = usage.prompt_tokens - read - written
-        return MessageUsage(fresh, written, read, usage.completion_tokens if self._most else 0)
+        output = usage.completion_tokens if self._most else 0
+        return MessageUsage(fresh, written, read, output, hour)
 
 
 def _sse(event: dict[str, Any]) -> bytes:

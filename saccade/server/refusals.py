@@ -51,16 +51,18 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
     """The status, as the API of `path` has it, and the body."""
     if not speaks_anthropic(path):
         return status, msgspec.json.encode(ErrorResponse(error))
-    told = _anthropic(status, error.message, request_id)
+    told = _anthropic(status, error.message, error.code, request_id)
     return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """An error in Anthropic's shape, in an answer of its own or as the last event of a stream."""
-    return _anthropic(error.status, ErrorResponse.of(error).error.message, request_id)
+    told = ErrorResponse.of(error).error
+    return _anthropic(error.status, told.message, told.code, request_id)
 
 
-def _anthropic(status: int, message: str, request_id: str) -> dict[str, Any]:
+def _anthropic(status: int, message: str, code: str | None, request_id: str) -> dict[str, Any]:
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
-    told = {"type": kind, "message": message}
+    details = {} if code is None else {"details": {"error_code": code}}
+    told = {"type": kind, "message": message, **details}
     return {"type": "error", "error": told, "request_id": request_id or None}

@@ -327,7 +327,7 @@ class Grammar:
             {"type": "file", "file_id": self._text()},
             {"type": "base64", "media_type": "image/png", "data": self._text()},
             {"type": "text", "media_type": "text/plain", "data": self._text()},
-            {"type": "content", "content": [self._block(0)]},
+            {"type": "content", "content": [{"type": "text", "text": self._text()}]},
             self._value(2),
         ]
         text: dict[str, object] = {"type": "text", "text": self._text()}

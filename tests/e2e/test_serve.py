@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import numpy as np
 import openai
@@ -395,3 +396,63 @@ def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(
         assert server.process.wait(30) == 0
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
+
+
+# ---- Anthropic's API
+
+
+def screenshot(seed: int) -> dict[str, Any]:
+    data = png(picture(64, 64, 500 + seed)).partition(",")[2]
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": data},
+    }
+
+
+def transcript(turns: int) -> dict[str, Any]:
+    """What a coding assistant sends: a marked system list, and calls whose results are screens."""
+    mark = {"type": "ephemeral"}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Open the settings."}]
+    for turn in range(turns):
+        use = {"type": "tool_use", "id": f"t{turn}", "name": "click", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": [screenshot(turn)]}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    messages[-1]["content"][0]["cache_control"] = mark
+    system = [
+        {"type": "text", "text": "You use a computer."},
+        {"type": "text", "text": "Be careful. " * 5, "cache_control": mark},
+    ]
+    where = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tool = {"name": "click", "description": "Click there.", "input_schema": where}
+    return {"model": "tiny", "system": system, "messages": messages, "tools": [tool]}
+
+
+def test_an_agents_second_turn_costs_what_is_new(server: Server) -> None:
+    """Thirty screens: none is decoded or encoded again, and the pages of the prompt are found."""
+
+    def spent() -> tuple[float, float]:
+        names = ("saccade_images_decoded_total", "saccade_images_encoded_total")
+        return server.metric(names[0]), server.metric(names[1])
+
+    with anthropic.Anthropic(api_key="x", base_url=server.url, max_retries=0) as client:
+        create: Any = client.messages.create
+        count: Any = client.messages.count_tokens
+        before, asked = spent(), transcript(30)
+        counted = count(**asked).input_tokens
+        assert spent() == before
+        first = create(**asked, max_tokens=8)
+        decoded, encoded = spent()
+        assert (decoded - before[0], encoded - before[1]) == (30, 30)
+        assert first.usage.input_tokens + first.usage.cache_read_input_tokens == counted
+        asked["messages"] += [
+            {"role": "assistant", "content": first.content or "Done."},
+            {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
+        ]
+        with client.messages.stream(**asked, max_tokens=8) as stream:
+            second = stream.get_final_message()
+        assert spent() == (decoded, encoded)
+        recounted = count(**asked).input_tokens
+    usage = second.usage
+    assert usage.cache_read_input_tokens is not None
+    assert recounted == usage.input_tokens + usage.cache_read_input_tokens
+    assert usage.cache_read_input_tokens >= counted - 2 * 16  # but for a page that is not whole

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 import saccade.demo
 from saccade.core.arena import Arena
@@ -19,12 +21,14 @@ from saccade.core.config import MIB
 from saccade.core.errors import CheckpointError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.core.types import SamplingParams
+from saccade.core.types import Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.client import Client
 from saccade.front.content import Chat, Message, Part
 from saccade.front.intake import Ask, Intake, Prepared, load_sampling_defaults
 from saccade.media.media import ImageSource, Media
+from saccade.text.manner import SILENT, Manner
+from saccade.text.offer import NO_TOOLS, Offer, read_tools
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
@@ -40,6 +44,8 @@ def prepare(
     metrics: Metrics | None = None,
     context: int = CONTEXT,
     special: bool = False,
+    tokenizer: Tokenizer = TOKENIZER,
+    manner: Manner = SILENT,
 ) -> Prepared:
     async def run() -> Prepared:
         media = Media(
@@ -47,11 +53,12 @@ def prepare(
         )
         intake = Intake(
             SPEC,
-            TOKENIZER,
-            ChatTemplate.load(FOLDER, TOKENIZER),
+            tokenizer,
+            ChatTemplate.load(FOLDER, tokenizer),
             media,
             defaults or SamplingParams(temperature=1.0),
             special,
+            manner=manner,
         )
         media.start()
         try:
@@ -258,3 +265,24 @@ def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_sampling_defaults(tmp_path)
+
+
+def test_calls_that_may_not_come_are_banned_where_a_token_begins_them() -> None:
+    """So that the prompt is the same whether tools may be called or not."""
+    backend = Backend.from_str(TOKENIZER.backend.to_str())
+    backend.add_tokens([AddedToken("<tool_call>", special=False)])
+    tokenizer = Tokenizer(backend, TOKENIZER.named_tokens)
+    tag: Any = backend.token_to_id("<tool_call>")
+    tools = read_tools([{"type": "function", "function": {"name": "look"}}])
+
+    def made(offer: Offer, **sampling: Any) -> Request:
+        ask = Ask(Chat((user("Hi"),), offer), sampling)
+        return prepare(ask, context=4000, tokenizer=tokenizer, manner=Manner("hermes")).request
+
+    free, none = made(Offer(tools)), made(Offer(tools, "none"))
+    assert free.tokens == none.tokens and not free.sampling.logit_bias
+    assert [*none.sampling.logit_bias] == [(tag, -100)]
+    biased = made(Offer(tools, "none"), logit_bias=((7, 1.0), (tag, 5.0))).sampling
+    assert [*biased.logit_bias] == [(7, 1.0), (tag, -100)]
+    assert not made(NO_TOOLS).sampling.logit_bias
+    assert made(NO_TOOLS).tokens == prepare(Ask(Chat((user("Hi"),)))).request.tokens

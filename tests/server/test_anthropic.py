@@ -381,6 +381,10 @@ def test_an_error_has_anthropics_shape() -> None:
         )
     assert raised.value.body == {
         "type": "error",
-        "error": {"type": "rate_limit_error", "message": "too many"},
+        "error": {
+            "type": "rate_limit_error",
+            "message": "too many",
+            "details": {"error_code": "overloaded"},
+        },
         "request_id": "req_1",
     }

@@ -5,18 +5,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 from PIL import Image
 
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
-from tests.server.conftest import TOKENIZER, Served, serving
+from saccade.text.manner import Manner
+from saccade.text.prompt import ChatTemplate
+from tests.abuse import raw
+from tests.server.conftest import FOLDER, TOKENIZER, Served, serving
 from tests.server.echo import CACHED, CONTEXT
 
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "description": "Look closer.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"where": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["where"],
+    },
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "ä \\"b\\"", "n": 3}}\n</tool_call>'
 HI: Any = [{"role": "user", "content": "Hi"}]
 MOST: Any = {"model": "demo", "max_tokens": 50}
 
@@ -272,6 +287,166 @@ def test_the_async_client(served: Served) -> None:
     assert asyncio.run(ask()) == ["Hello!", "Hello!"]
 
 
+# ---- tools and reasoning
+
+
+@pytest.fixture(scope="module")
+def able() -> Iterator[Served]:
+    """A model that reasons, unless told not to, and calls."""
+    plain, calling = ChatTemplate.load(FOLDER, TOKENIZER).sources
+    off = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    sources = {"default": plain + off, "tool_use": calling + off}
+    template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)
+    with serving(manner=Manner("hermes", True), context=4096, template=template) as served:
+        yield served
+
+
+@pytest.fixture
+def claude_able(able: Served) -> Iterator[Any]:
+    able.engine.received.clear()
+    with anthropic.Anthropic(
+        api_key="any", base_url=able.address, max_retries=0, timeout=30
+    ) as client:
+        yield client
+
+
+def prompt_of(served: Served) -> str:
+    return TOKENIZER.decode(submitted(served)[-1].tokens)
+
+
+def test_calls_and_reasoning_are_blocks(claude_able: Any, able: Served) -> None:
+    says(able, f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}")
+    asked = {**MOST, "max_tokens": 400, "messages": HI, "tools": [TOOL]}
+    asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    whole = claude_able.messages.create(**asked)
+    assert whole.stop_reason == "tool_use"
+    thinking, text, one, other = whole.content
+    assert (thinking.type, thinking.thinking.strip()) == ("thinking", "Hm.")
+    assert thinking.signature and text.text.strip() == "I look."
+    assert one.name == other.name == "look" and one.id != other.id
+    assert one.input == other.input == {"where": 'ä "b"', "n": 3}
+    with claude_able.messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    skip = {"id": True, "parsed_output": True}
+    told = [block.model_dump(exclude=skip) for block in final.content]
+    assert told == [block.model_dump(exclude=skip) for block in whole.content]
+    assert {"thinking", "signature", "text", "input_json"} <= set(kinds)
+    assert final.stop_reason == "tool_use" and final.usage == whole.usage
+    hidden = claude_able.messages.create(**asked | {"thinking": HIDDEN})
+    assert (hidden.content[0].type, hidden.content[0].thinking) == ("thinking", "")
+
+
+HIDDEN = {"type": "adaptive", "display": "omitted"}
+
+
+def test_an_answer_goes_back_as_it_came(claude_able: Any, able: Served) -> None:
+    says(able, f"<think>\nHm.\n</think>\n\nI look.\n{CALL}")
+    asked = {**MOST, "max_tokens": 400, "tools": [TOOL]}
+    message = claude_able.messages.create(**asked, messages=HI)
+    (use,) = (block for block in message.content if block.type == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [shown(png())]}
+    more = [*HI, message.to_param(), {"role": "user", "content": [result]}]
+    count = claude_able.messages.count_tokens(model="demo", messages=more, tools=[TOOL])
+    claude_able.messages.create(**asked, messages=more)
+    request = submitted(able)[-1]
+    assert count.input_tokens == len(request.tokens) and len(request.spans) == 1
+    shown_again = prompt_of(able)
+    assert "I look." in shown_again and "<tool_call>" in shown_again
+    assert shown_again.index("Look closer.") < shown_again.index("<tool_call>")
+
+
+def test_thinking_may_be_switched_off(claude_able: Any, able: Served) -> None:
+    says(able, "Hello!")
+    off = claude_able.messages.create(**MOST, messages=HI, thinking={"type": "disabled"})
+    assert prompt_of(able).endswith("<think>\n\n</think>\n\n")
+    assert [block.type for block in off.content] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ({"type": "auto"}, False),
+        ({"type": "none"}, False),
+        ({"type": "any", "disable_parallel_tool_use": True}, True),
+        ({"type": "tool", "name": "look"}, True),
+    ],
+)
+def test_a_choice_may_force_a_call(
+    claude_able: Any, able: Served, choice: dict[str, Any], forced: bool
+) -> None:
+    says(able, f"<think></think>\n\n{CALL}")
+    claude_able.messages.create(
+        **{**MOST, "max_tokens": 300}, messages=HI, tools=[TOOL], tool_choice=choice
+    )
+    assert bool(submitted(able)[-1].grammar) == forced
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+        (
+            {
+                "tools": [{**TOOL, "input_schema": {"type": 3}}],
+                "tool_choice": {"type": "any"},
+            },
+            "tools[0].input_schema",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}},
+            "output_config.format.schema",
+        ),
+    ],
+)
+def test_a_tool_or_schema_that_will_not_do_is_named_as_the_client_has_it(
+    claude_able: Any, fields: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude_able.messages.create(**MOST, messages=HI, extra_body=fields)
+    assert place in refused.value.body["error"]["message"]  # type: ignore[index]
+
+
+class Sighting(pydantic.BaseModel):
+    """What an answer is to be."""
+
+    what: str
+    count: int
+
+
+def test_an_answer_is_parsed(claude_able: Any, able: Served) -> None:
+    says(able, '<think></think>\n\n{"what": "cat", "count": 2}')
+    parsed = claude_able.messages.parse(**MOST, messages=HI, output_format=Sighting)
+    assert parsed.parsed_output == Sighting(what="cat", count=2)
+    assert '"count"' in submitted(able)[-1].grammar
+
+
+def test_the_tool_runner_runs_a_tool_and_shows_its_image(claude_able: Any, able: Served) -> None:
+    seen: list[str] = []
+
+    @anthropic.beta_tool
+    def look(where: str, n: int = 1) -> Any:
+        """Look closer.
+
+        Args:
+            where: The place.
+            n: How often.
+        """
+        seen.append(where)
+        return [shown(png())]
+
+    def reply(request: Any) -> list[int]:
+        return TOKENIZER.encode(f"<think></think>\n\n{'A cat.' if request.images else CALL}")
+
+    able.engine.reply = reply
+    runner = claude_able.beta.messages.tool_runner(
+        **{**MOST, "max_tokens": 300}, messages=HI, tools=[look]
+    )
+    assert runner.until_done().content[-1].text.strip() == "A cat."
+    assert seen == ['ä "b"'] and len(submitted(able)[-1].images) == 1
+
+
 # ---- errors that are made before a handler, and after one has begun
 
 
@@ -333,3 +508,13 @@ def test_statuses_and_types_of_errors(narrow: Served) -> None:
     wrong = narrow.http.get("/v1/messages", headers=key)
     assert wrong.status_code == 405 and wrong.json()["type"] == "error"
     assert narrow.http.get("/v1/nothing", headers=key).json()["error"]["code"] == "not_found"
+
+
+def test_what_the_connection_itself_refuses_has_the_same_shape(narrow: Served) -> None:
+    headers = b"".join(b"x-%d: y\r\n" % i for i in range(200))
+    for path, shape in ((b"/v1/messages?beta=true", "type"), (b"/v1/completions", "error")):
+        answer = raw.ask(narrow.address, b"POST %b HTTP/1.1\r\n%b\r\n" % (path, headers))
+        told = json.loads(answer.body)
+        assert answer.status == 431 and next(iter(told)) == shape
+        kind = told["error"]["type"]
+        assert kind == "invalid_request_error" and "headers" in told["error"]["message"]

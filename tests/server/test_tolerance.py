@@ -135,6 +135,7 @@ def test_neutral_values_of_other_servers_fields_are_accepted(served: Served, pat
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("add_special_tokens", True),
+        ("structural_tag", {}),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(

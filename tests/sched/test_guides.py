@@ -1,0 +1,162 @@
+"""Rows with masks, as the scheduler plans them: with a worker that draws at random what it may."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLParserLimits
+
+from saccade.core import lexicon
+from saccade.core.errors import InvalidRequest
+from saccade.core.plan import Plan
+from saccade.text.grammar import Grammars, Wish
+from tests.sched.drawing import Drawing
+from tests.text.lexicons import DEMO_VOCAB, demo_lexicon
+from tests.text.schemas import SchemaMaker
+
+GRAMMARS = Grammars(demo_lexicon(), DEMO_VOCAB)
+COLOURS = GRAMMARS.compile(Wish("choice", ["red", "green", "greenish", "blue"], "x")).text
+LETTERS = GRAMMARS.compile(Wish("regex", "[a-z]{300,400}", "x")).text
+
+
+def draw_schemas(count: int, seed: int) -> list[tuple[Any, str]]:
+    """Schemas that can be kept to, and their grammars."""
+    maker, found = SchemaMaker(seed), list[tuple[Any, str]]()
+    while len(found) < count:
+        schema = maker.schema()
+        try:
+            found.append((schema, GRAMMARS.compile(Wish("json", schema, "x")).text))
+        except InvalidRequest as error:
+            assert error.param and error.param.startswith("x")
+    return found
+
+
+def rows_of(plans: list[Plan], slot: int) -> list[int]:
+    """The steps in which a slot has a row that draws."""
+    return [plan.step for plan in plans for row in plan.rows if row.slot == slot and row.sample]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("slow_seconds", [10.0, 0.0], ids=["quick", "slow"])
+def test_answers_are_whole_documents_however_masks_come(depth: int, slow_seconds: float) -> None:
+    drawing = Drawing(depth, slow_seconds=slow_seconds)
+    schemas = draw_schemas(16, seed=1)
+    for index, (_, grammar) in enumerate(schemas):
+        drawing.add(f"g{index}", grammar, seed=index)
+        drawing.add(f"p{index}", seed=index, max_tokens=20, ignore_eos=True)
+    answers = drawing.run()
+    for index, (schema, _) in enumerate(schemas):
+        answer = answers[f"g{index}"]
+        assert answer.finish == "stop", (schema, answer)
+        jsonschema.validate(json.loads(answer.text), schema)
+        assert answers[f"p{index}"].finish == "length"
+
+
+def test_two_plans_in_flight_draw_what_one_does_and_what_others_do_not_change() -> None:
+    tokens = []
+    schemas = draw_schemas(8, seed=2)
+    for depth, slow, beside in ((1, 10.0, 0), (2, 10.0, 0), (2, 0.0, 5), (2, 10.0, 5)):
+        drawing = Drawing(depth, slow_seconds=slow)
+        for index in range(beside):
+            drawing.add(f"p{index}", seed=index, max_tokens=50, ignore_eos=True)
+        for index, (_, grammar) in enumerate(schemas):
+            drawing.add(f"g{index}", grammar, seed=index)
+        answers = drawing.run()
+        tokens.append([answers[f"g{index}"].tokens for index in range(len(schemas))])
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+
+
+def test_rows_without_a_grammar_draw_in_every_step_and_so_do_quick_masks() -> None:
+    drawing = Drawing(2, slow_seconds=10.0)
+    drawing.add("plain", max_tokens=30, ignore_eos=True)
+    drawing.add("letters", LETTERS, max_tokens=20)
+    drawing.run()
+    assert rows_of(drawing.plans, 0) == list(range(30))
+    assert rows_of(drawing.plans, 1)[:20] == list(range(20))
+
+
+def test_a_row_whose_masks_are_slow_gives_up_its_look_ahead_and_no_one_elses() -> None:
+    drawing = Drawing(2, slow_seconds=0.0)
+    drawing.add("plain", max_tokens=30, ignore_eos=True)
+    drawing.add("letters", LETTERS, max_tokens=10)
+    alone = Drawing(2)
+    alone.add("plain", max_tokens=30, ignore_eos=True)
+    answers = drawing.run()
+    assert rows_of(drawing.plans, 0) == list(range(30))
+    assert answers["plain"].tokens == alone.run()["plain"].tokens
+    steps = rows_of(drawing.plans, 1)
+    assert len(steps) == len(answers["letters"].tokens) == 10, "nothing was computed in vain"
+    assert all(later - step >= 2 for step, later in pairwise(steps) if later < 30)
+
+
+def test_an_answer_that_nothing_can_follow_ends_without_an_end_token() -> None:
+    drawing = Drawing()
+    drawing.add("a", COLOURS, seed=3)
+    drawing.add("ignoring", COLOURS, seed=3, ignore_eos=True)
+    drawing.add("exact", COLOURS, seed=3, max_tokens=2)
+    answers = drawing.run()
+    for answer in answers.values():
+        assert answer.text in ("red", "green", "greenish", "blue") or answer.finish == "length"
+    assert answers["a"].finish == answers["ignoring"].finish == "stop"
+    empty = GRAMMARS.compile(Wish("choice", [""], "x")).text
+    drawing.add("nothing", empty)
+    assert (drawing.run()["nothing"].finish, answers["nothing"].text) == ("stop", "")
+
+
+def test_a_document_is_cut_by_its_length_alone_and_that_is_said() -> None:
+    drawing = Drawing()
+    for index, (_, grammar) in enumerate(schemas := draw_schemas(12, seed=4)):
+        drawing.add(f"{index}", grammar, seed=index, max_tokens=1 + index)
+    for index, answer in enumerate(drawing.run().values()):
+        if answer.finish == "stop":
+            jsonschema.validate(json.loads(answer.text), schemas[index][0])
+        else:
+            assert answer.finish == "length" and len(answer.tokens) == 1 + index
+
+
+@pytest.mark.parametrize("slow_seconds", [10.0, 0.0], ids=["quick", "slow"])
+def test_a_preempted_answer_goes_on_where_it_was(slow_seconds: float) -> None:
+    schemas = draw_schemas(16, seed=5)
+    found = []
+    for pages in (4096, 28):
+        drawing = Drawing(2, pages=pages, slow_seconds=slow_seconds)
+        for index, (_, grammar) in enumerate(schemas):
+            drawing.add(f"{index}", grammar, seed=index, prompt=range(5, 35), max_tokens=300)
+        found.append({id: answer.tokens for id, answer in drawing.run().items()})
+        assert (drawing.scheduler.counts.preemptions > 0) == (pages == 28)
+    assert found[0] == found[1]
+
+
+def test_an_abort_leaves_the_others_as_they_are() -> None:
+    drawing = Drawing()
+    for index in range(4):
+        drawing.add(f"{index}", LETTERS, seed=index)
+    for _ in range(5):
+        drawing.step()
+    for delta in drawing.scheduler.abort("1"):
+        drawing.answers[delta.id].finish = delta.finish
+    answers = drawing.run()
+    assert answers["1"].finish == "abort"
+    assert all(300 <= len(answers[id].text) <= 400 for id in ("0", "2", "3"))
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pattern = "(.*[ab].{14}c)|(.*[bd].{15}e)|(.*[ac].{16}f)"
+    heavy = GRAMMARS.compile(Wish("regex", pattern, "x")).text
+    few = LLParserLimits(max_lexer_states=500, verbose_errors=False)
+    drawing = Drawing()
+    with monkeypatch.context() as patch:
+        patch.setattr(lexicon, "_LIMITS", few)
+        drawing.add("heavy", heavy)
+    drawing.add("letters", LETTERS)
+    drawing.add("plain", max_tokens=30, ignore_eos=True)
+    answers = drawing.run()
+    assert answers["heavy"].finish == "error" and answers["heavy"].code == "grammar_too_complex"
+    assert "simplify" in (answers["heavy"].error or "")
+    assert answers["plain"].finish == "length" and answers["letters"].finish == "stop"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import saccade.demo
+from saccade.text.extent import Extent, extent
+from saccade.text.manner import Manner, ReasoningParser, ToolParser, find_manner
+from saccade.text.prompt import ChatTemplate, Tokenizer
+from tests.text.templates import QWEN2_VL, QWEN3_VL, STRICT, THINKING
+
+DEMO = Path(saccade.demo.__file__).parent / "model"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+def loaded(source: str, tmp_path: Path) -> ChatTemplate:
+    (tmp_path / "t.jinja").write_text(source)
+    return ChatTemplate.load(DEMO, Tokenizer.load(DEMO), tmp_path / "t.jinja")
+
+
+@pytest.mark.parametrize(
+    ("source", "manner"),
+    [
+        (QWEN2_VL, Manner("hermes")),  # has none of its own and gets ours
+        (QWEN3_VL, Manner("hermes")),
+        (THINKING, Manner("xml", True)),
+        (STRICT, Manner()),
+        ("{{ tools }}<|im_start|><|vision_start|>", Manner()),
+    ],
+)
+def test_a_template_shows_how_its_model_writes(source: str, manner: Manner, tmp_path: Path) -> None:
+    assert find_manner(loaded(source, tmp_path).sources, "auto", "auto") == manner
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "manner"),
+    [
+        ("xml", "none", Manner("xml", False)),
+        ("none", "think", Manner(None, True)),
+        ("hermes", "auto", Manner("hermes", True)),
+    ],
+)
+def test_the_operator_knows_better(
+    tools: ToolParser, reasoning: ReasoningParser, manner: Manner
+) -> None:
+    assert find_manner([THINKING], tools, reasoning) == manner
+    assert all(value for _, value in manner.described())
+
+
+def test_a_template_without_tools_gets_ours_for_tools_and_calls_alone(tmp_path: Path) -> None:
+    template = loaded(QWEN2_VL.replace("You are a", "You are MY"), tmp_path)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+    assert "MY" in template.render(messages)
+    assert "<tools>" in template.render(messages, [TOOL])
+    messages += [
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "x"},
+    ]
+    assert "<tool_response>\nx" in template.render(messages)
+    own = loaded(QWEN3_VL, tmp_path)
+    assert own.sources == (QWEN3_VL,)
+
+
+def test_an_extent_counts_whatever_the_nesting() -> None:
+    assert extent({"ab": ["c", 1, None, {"d": "ef"}]}) == Extent(8, 3)
+    assert extent("abc") == Extent(3, 0)
+    deep: Any = "x"
+    for _ in range(5_000):
+        deep = [deep]
+    assert extent(deep) == Extent(1, 5_000)
