@@ -220,9 +220,9 @@ class Guide:
         if self._forced:
             return
         if planned or not self._slow:
-            begin = time.perf_counter()
+            begin = time.thread_time()  # of this thread alone: the machine may be busy
             self._fill()
-            self._slow |= time.perf_counter() - begin > self._slow_seconds
+            self._slow |= time.thread_time() - begin > self._slow_seconds
         else:
             self._filling = self._threads.submit(self._fill)
             self._filling.add_done_callback(lambda _: self._wake())
