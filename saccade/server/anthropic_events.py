@@ -26,15 +26,15 @@ Ending = Literal["stop", "length", "context"]
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark.
-    `lasting`: of those that are kept, for longer than five minutes.
+    """Tokens. `fresh`: of the prompt, neither read from the cache nor kept in it by a mark. hour:
+    of those `written`, what is kept for an hour or more.
     """
 
     fresh: int
     written: int
     read: int
     output: int
-    lasting: int = 0
+    hour: int = 0
 
     def told(self) -> dict[str, Any]:
         """As `usage` has it."""
@@ -42,8 +42,8 @@ class MessageUsage:
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
             "cache_creation": {
-                "ephemeral_5m_input_tokens": self.written - self.lasting,
-                "ephemeral_1h_input_tokens": self.lasting,
+                "ephemeral_5m_input_tokens": self.written - self.hour,
+                "ephemeral_1h_input_tokens": self.hour,
             },
             "cache_read_input_tokens": self.read,
             "output_tokens": self.output,
@@ -87,15 +87,13 @@ class MessageStream:
     def end(self, finish: Ending, stop: str | None, usage: MessageUsage) -> list[StreamEvent]:
         """What comes after the last token. stop: the stop sequence that ended the answer."""
         reason = self._reason(finish, stop)
-        told = usage.told()
-        del told["cache_creation"]  # said at the beginning, and only there
         delta = {
             "stop_reason": reason,
             "stop_sequence": stop if reason == "stop_sequence" else None,
         }
         return [
             *self._close(),
-            {"type": "message_delta", "delta": delta, "usage": told},
+            {"type": "message_delta", "delta": delta, "usage": usage.told()},
             {"type": "message_stop"},
         ]
 
@@ -186,8 +184,7 @@ class WholeMessage:
                     text = delta["partial_json" if name == "input_json" else name]
                     self._pieces[event["index"]][1].append(text)
             case "message_delta":
-                usage = self._message["usage"] | event["usage"]
-                self._message |= event["delta"] | {"usage": usage}
+                self._message |= event["delta"] | {"usage": event["usage"]}
 
     def told(self) -> dict[str, Any]:
         """The body of the answer."""

@@ -39,9 +39,6 @@ from saccade.server.openai import Reply, read_chat
 from saccade.server.refusals import error_body
 from saccade.server.stream import Told
 
-MINUTES = 300
-"""Seconds of the shorter of the two times for which Anthropic's usage counts what is kept."""
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -124,6 +121,10 @@ class _Messages:
             await send_json(send, {"input_tokens": len(prompt.tokens)})
 
 
+HOUR = 3600
+"""Seconds from which tokens count as kept for an hour, and not for five minutes."""
+
+
 def diagnosis(missed: CacheMiss | None, places: Places) -> dict[str, Any]:
     """In Anthropic's words, which are fewer: what is no change of the prompt is "unavailable".
     `saccade_reason` and `saccade_place` say what was found.
@@ -194,16 +195,13 @@ class MessageTeller:
 
     @property
     def _usage(self) -> MessageUsage:
-        usage, kept = self._tally.usage, self._tally.written
-        details = usage.prompt_tokens_details
-        read, written = details.cached_tokens, details.cache_write_tokens
-        return MessageUsage(
-            usage.prompt_tokens - read - written,
-            written,
-            read,
-            usage.completion_tokens if self._most else 0,
-            sum(tokens for seconds, tokens in kept.items() if seconds > MINUTES),
-        )
+        usage = self._tally.usage
+        read, kept = usage.prompt_tokens_details.cached_tokens, self._tally.written
+        written = kept.total()
+        hour = sum(tokens for seconds, tokens in kept.items() if seconds >= HOUR)
+        fresh = usage.prompt_tokens - read - written
+        output = usage.completion_tokens if self._most else 0
+        return MessageUsage(fresh, written, read, output, hour)
 
 
 def _sse(event: dict[str, Any]) -> bytes:

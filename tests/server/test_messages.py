@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.text.manner import Manner
 from saccade.text.prompt import ChatTemplate
+from tests.abuse import raw
 from tests.server.conftest import FOLDER, TOKENIZER, Served, serving
 from tests.server.echo import CACHED, CONTEXT
 
@@ -506,3 +508,13 @@ def test_statuses_and_types_of_errors(narrow: Served) -> None:
     wrong = narrow.http.get("/v1/messages", headers=key)
     assert wrong.status_code == 405 and wrong.json()["type"] == "error"
     assert narrow.http.get("/v1/nothing", headers=key).json()["error"]["code"] == "not_found"
+
+
+def test_what_the_connection_itself_refuses_has_the_same_shape(narrow: Served) -> None:
+    headers = b"".join(b"x-%d: y\r\n" % i for i in range(200))
+    for path, shape in ((b"/v1/messages?beta=true", "type"), (b"/v1/completions", "error")):
+        answer = raw.ask(narrow.address, b"POST %b HTTP/1.1\r\n%b\r\n" % (path, headers))
+        told = json.loads(answer.body)
+        assert answer.status == 431 and next(iter(told)) == shape
+        kind = told["error"]["type"]
+        assert kind == "invalid_request_error" and "headers" in told["error"]["message"]

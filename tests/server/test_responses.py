@@ -105,15 +105,15 @@ def test_an_answer_says_all_that_it_was_made_with(served: Served) -> None:
         max_tool_calls=3,
         truncation="disabled",
         background=False,
-        reasoning={"effort": "low", "summary": "auto"},
-        text={"verbosity": "low"},
+        reasoning={"effort": "none", "summary": "auto"},
+        text={"verbosity": "medium"},
     )
     assert answer.object == "response" and answer.status == "completed"
     assert answer.output_text == "Hello!" and answer.output[0].status == "completed"
     assert (answer.instructions, answer.metadata) == ("Be brief.", {"a": "b"})
     assert (answer.max_output_tokens, answer.temperature, answer.top_p) == (7, 0.5, 0.9)
     assert (answer.user, answer.safety_identifier, answer.prompt_cache_key) == ("me", "x", "k")
-    assert answer.service_tier == "default" and answer.reasoning.effort == "low"
+    assert answer.service_tier == "default" and answer.reasoning.effort == "none"
     usage = answer.usage
     assert usage.input_tokens_details.cached_tokens == 5 and usage.output_tokens == 3
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens

@@ -170,6 +170,21 @@ def test_only_what_may_become_a_stop_is_held_back(stops: list[str], text: str) -
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    st.lists(st.text("abc", max_size=4), max_size=12),
+)
+def test_the_stop_that_ends_an_answer_is_named(stops: list[str], pieces: list[str]) -> None:
+    watcher, text = StopStrings(stops), "".join(pieces)
+    for piece in pieces:
+        if watcher.feed(piece)[1]:
+            break
+    shown, stopped = expected(stops, text)
+    named = watcher.found
+    assert (named in stops) if stopped else named is None
+    assert named is None or text.startswith(shown + named)
+
+
 def test_a_stop_split_over_tokens_is_never_shown() -> None:
     assert run_stops(["\n\nUser:"], ["Hello", "\n", "\nUs", "er", ": more"]) == ("Hello", True)
 

@@ -1,0 +1,132 @@
+"""An agent that looks at a screen: a loop around the openai SDK, with images in tool results.
+
+    saccade serve MODEL &
+    pip install openai pillow
+    python examples/agent/screen_agent.py http://127.0.0.1:8000 "Which button is red? Click it."
+
+The screen is drawn here, so that the example needs no display; for a real one, let `screenshot`
+return `PIL.ImageGrab.grab()`. `--force N` makes the first N turns call a tool, for models that are
+not trained to. Each turn sends the whole conversation again; the server finds the images of earlier
+turns in its caches, as the last column shows. Knows nothing of Saccade but the address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+from PIL import Image, ImageDraw
+
+MAX_TURNS = 8
+BUTTONS = {"red": (60, 60), "green": (220, 60), "blue": (140, 170)}
+HALF_WIDTH, HALF_HEIGHT = 50, 24
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "screenshot",
+            "description": "Take a picture of the screen, 320 x 240 pixels.",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "click",
+            "description": "Click at a point of the screen, and take a picture of it.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "x": {"type": "integer", "minimum": 0, "maximum": 319},
+                    "y": {"type": "integer", "minimum": 0, "maximum": 239},
+                },
+                "required": ["x", "y"],
+                "additionalProperties": False,
+            },
+        },
+    },
+]
+
+
+class Screen:
+    """Three buttons, and where was clicked last."""
+
+    def __init__(self) -> None:
+        self._clicked: tuple[int, int] | None = None
+
+    def screenshot(self) -> list[Any]:
+        """The screen as a message's content."""
+        image = Image.new("RGB", (320, 240), "white")
+        draw = ImageDraw.Draw(image)
+        for color, (x, y) in BUTTONS.items():
+            box = (x - HALF_WIDTH, y - HALF_HEIGHT, x + HALF_WIDTH, y + HALF_HEIGHT)
+            draw.rounded_rectangle(box, 8, fill=color)
+        if self._clicked is not None:
+            draw.circle(self._clicked, 5, fill="black")
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        return [{"type": "image_url", "image_url": {"url": url}}]
+
+    def click(self, x: int, y: int) -> list[Any]:
+        """The screen after a click."""
+        self._clicked = (x, y)
+        hit = [
+            color
+            for color, (left, top) in BUTTONS.items()
+            if abs(x - left) <= HALF_WIDTH and abs(y - top) <= HALF_HEIGHT
+        ]
+        said = f"clicked the {hit[0]} button" if hit else "clicked beside the buttons"
+        return [{"type": "text", "text": said}, *self.screenshot()]
+
+
+def run(call: Any, tools: dict[str, Callable[..., list[Any]]]) -> list[Any]:
+    """The result of a call, or what is wrong with it, for the model to read."""
+    try:
+        return tools[call.function.name](**json.loads(call.function.arguments))
+    except (KeyError, TypeError, ValueError) as error:
+        return [{"type": "text", "text": f"error: {error}"}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("task", nargs="?", default="Which button is red? Click it.")
+    parser.add_argument("--force", type=int, default=0, metavar="N")
+    options = parser.parse_args()
+    client = openai.OpenAI(base_url=f"{options.url.rstrip('/')}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    screen = Screen()
+    tools = {"screenshot": screen.screenshot, "click": screen.click}
+    messages: list[Any] = [{"role": "user", "content": options.task}]
+    for turn in range(MAX_TURNS):
+        answer = client.chat.completions.create(
+            model=model,
+            messages=messages,
+            tools=TOOLS,
+            tool_choice="required" if turn < options.force else "auto",
+            parallel_tool_calls=False,
+            max_tokens=512,
+        )
+        message, usage = answer.choices[0].message, answer.usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        known = f"{usage.prompt_tokens_details.cached_tokens} of {usage.prompt_tokens} tokens known"
+        messages.append(message)
+        for call in message.tool_calls or ():
+            print(f"{turn}  {call.function.name} {call.function.arguments}  ({known})")
+            content = run(call, tools)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+        if not message.tool_calls:
+            print(f"{turn}  {message.content}  ({known})")
+            return
+    print(f"no answer in {MAX_TURNS} turns")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Anthropic's own SDK, and Claude Code, on Saccade.
+
+    saccade serve demo &
+    pip install anthropic
+    python examples/messages.py http://127.0.0.1:8000 [PICTURE.png]
+
+The SDK needs nothing but the address. Claude Code is pointed at a server by its environment; it
+asks for models by names of its own unless it is told the server's (`GET /v1/models`):
+
+    export ANTHROPIC_BASE_URL=http://127.0.0.1:8000
+    export ANTHROPIC_AUTH_TOKEN=any           # the server's --api-key, if it has one
+    export ANTHROPIC_MODEL=demo ANTHROPIC_DEFAULT_HAIKU_MODEL=demo
+    export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
+    claude -p "What is in this folder?"
+
+Its prompt has some 20,000 tokens: serve a model that calls tools, with a context that holds them.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import anthropic
+
+
+def png(width: int = 128, height: int = 128) -> bytes:
+    """A red square."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    rows = (b"\0" + b"\xff\0\0" * width) * height
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def main(url: str, data: bytes) -> None:
+    """Ask twice about a picture; the second time most of the prompt is found in the cache."""
+    client: Any = anthropic.Anthropic(base_url=url, api_key="any")
+    model = client.models.list().data[0].id
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    picture = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
+    for question in ("What colour is the square?", "What shape is it?"):
+        content = [picture, {"type": "text", "text": question}]
+        asked = {"model": model, "messages": [{"role": "user", "content": content}]}
+        count = client.messages.count_tokens(**asked).input_tokens
+        print(f"{question} ({count} tokens)")
+        with client.messages.stream(**asked, max_tokens=64) as stream:
+            for text in stream.text_stream:
+                print(text, end="", flush=True)
+            usage = stream.get_final_message().usage
+        print(f"\n  read from the cache: {usage.cache_read_input_tokens} tokens\n")
+
+
+if __name__ == "__main__":
+    server, *path = sys.argv[1:] or ["http://127.0.0.1:8000"]
+    main(server, Path(path[0]).read_bytes() if path else png())
