@@ -25,6 +25,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
     ResponseOptions,
     ServerOptions,
 )
@@ -120,6 +121,7 @@ def serve(
     *,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
     engine: Annotated[EngineOptions, flat("Engine", lists=True)] = EngineOptions(),  # noqa: B008
+    pins: Annotated[PinOptions, flat("Engine")] = PinOptions(),  # noqa: B008
     parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
@@ -137,7 +139,7 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge, kept)
+    return serve_model(model, model_options, engine, parallel, media, server, edge, kept, pins)
 
 
 @app.command

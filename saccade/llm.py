@@ -21,7 +21,13 @@ from typing import Any, Literal, TypeVar, overload
 from rich.progress import Progress
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    PinOptions,
+)
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
@@ -71,7 +77,7 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    ParallelOptions and MediaOptions, e.g. `tp_size=2`.
+    PinOptions, ParallelOptions and MediaOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
@@ -82,6 +88,7 @@ class LLM:
             _take(EngineOptions, options),
             _take(ParallelOptions, options),
             _take(MediaOptions, options),
+            _take(PinOptions, options),
         )
         if options:
             raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
@@ -267,8 +274,9 @@ async def _start(
     engine: EngineOptions,
     parallel: ParallelOptions,
     media: MediaOptions,
+    pins: PinOptions,
 ) -> Front:
-    front = build_front(model, options, engine, parallel, media)
+    front = build_front(model, options, engine, parallel, media, pins=pins)
     try:
         await front.start()
     except BaseException:

@@ -4,6 +4,9 @@ where when room is needed.
 Owns the bookkeeping; the tensors live with the workers, who carry out the `Move`s. Knows nothing of
 tokens or sequences.
 
+What a client has asked to be kept (`pins.py`) goes from a tier when nothing else is left there that
+could.
+
     encode ──▶ device ◀──────▶ host         an embedding is on the device or on the host, not both
                   │ ▲
              save │ └── staged ◀── disk      what is saved stays on disk, wherever else it is;
@@ -16,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from saccade.cache.pins import PinBook
 from saccade.cache.popularity import Popularity
 from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
@@ -69,15 +73,18 @@ class EmbeddingCache:
         bytes_per_token: int,
         on_disk: Iterable[tuple[ImageKey, int]] = (),
         worth: Worth = saved_encoding,
+        pins: PinBook[ImageKey] | None = None,
     ) -> None:
         """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
-        first.
+        first. `pins`: an empty book, whose share is in bytes; None: nothing can be kept.
         """
         self._worth_of = worth
         self.bytes_per_token = bytes_per_token
-        self.device = Shelf(budgets.device_bytes)
-        self.host = Shelf(budgets.host_bytes)
-        self.disk = Shelf(budgets.disk_bytes)
+        self.pins = PinBook() if pins is None else pins
+        self._kept: dict[ImageKey, set[str]] = {}  # by which clients
+        self.device = Shelf(budgets.device_bytes, self._kept)
+        self.host = Shelf(budgets.host_bytes, self._kept)
+        self.disk = Shelf(budgets.disk_bytes, self._kept)
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
         self._seen = Seen()
@@ -214,8 +221,10 @@ class EmbeddingCache:
 
     def flush(self) -> list[Move]:
         """Forget every embedding that nobody holds, in every tier. Returns what must go; what is
-        held on the device, being read or staged stays, on disk too.
+        held on the device, being read or staged stays, on disk too. Nothing is kept any more.
         """
+        for client, key in self.pins.in_order():
+            self._let_go(client, key)
         keep = self.device.held | self.disk.held | self._staged
         shelves: tuple[tuple[Place, Shelf], ...] = (
             ("device", self.device),
@@ -227,6 +236,47 @@ class EmbeddingCache:
             for place, shelf in shelves
             for key in shelf.clear(keep)
         ]
+
+    # ---- what clients ask to be kept
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of embeddings that somebody has asked to be kept."""
+        return sum(map(self._bytes, self._kept))
+
+    def keep(self, key: ImageKey, client: str, seconds: int) -> None:
+        """A client wants `key` kept for so long, in whatever tier it lies.
+
+        Nothing is done where it lies nowhere, or is larger than the client's part of the share.
+        """
+        self.end_pins()
+        if self.locate(key) is None or self._bytes(key) > self.pins.room(client):
+            return
+        if self.pins.set(client, key, seconds):
+            self.pins.charge(client, self._bytes(key))
+            self._kept.setdefault(key, set()).add(client)
+        for other, beyond in self.pins.beyond():
+            self._let_go(other, beyond)
+
+    def hit(self, key: ImageKey, client: str) -> None:
+        """A client names `key` again: if it has asked for it, it is kept anew."""
+        self.end_pins()
+        self.pins.hit(client, key)
+
+    def end_pins(self) -> None:
+        """Let go of what was to be kept until now."""
+        for client, key in self.pins.due():
+            self._let_go(client, key)
+
+    def _let_go(self, client: str, key: ImageKey) -> None:
+        self.pins.drop(client, key)
+        self.pins.charge(client, -self._bytes(key))
+        self._kept[key].remove(client)
+        if not self._kept[key]:
+            del self._kept[key]
+            for shelf in (self.device, self.host, self.disk):
+                if key in shelf:
+                    shelf.unpinned(key)
 
     # ---- reading from disk, in the background
 
@@ -273,7 +323,7 @@ class EmbeddingCache:
     def _make_place(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)
         moves: list[Move] = []
-        for victim in self.device.make_room(nbytes, keep):
+        for victim in self._make_room(self.device, nbytes, keep):
             moves += self._demote(victim)
         self.device.put(key, nbytes, self._worth(key))
         return moves
@@ -296,11 +346,32 @@ class EmbeddingCache:
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
         shelf.put(key, self._bytes(key), self._worth(key))
-        return shelf.make_room(0)
+        return self._make_room(shelf, 0)
+
+    def _make_room(
+        self, shelf: Shelf, nbytes: int, keep: Collection[ImageKey] = ()
+    ) -> list[ImageKey]:
+        """`Shelf.make_room`; where that is not enough, what clients want kept goes too."""
+        self.end_pins()
+        evicted = shelf.make_room(nbytes, keep)
+        while shelf.used_bytes + nbytes > shelf.budget_bytes:
+            idle = (
+                (client, key)
+                for client, key in self.pins.in_order()
+                if key in shelf and key not in shelf.held
+            )
+            if (pin := next(idle, None)) is None:
+                break
+            self._let_go(*pin)
+            self.pins.given_way += 1
+            evicted += shelf.make_room(nbytes, keep)
+        return evicted
 
     def _forget(self, key: ImageKey) -> int:
         """Drop what is known of `key` if it lies nowhere any more. Returns its tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
+            for client in tuple(self._kept.get(key, ())):
+                self._let_go(client, key)
             del self._known[key]
         return num_tokens

@@ -8,6 +8,10 @@ the root, whose pages are the first of its own page table; what nobody holds can
 leaf, least recently used first.
 
     find -> hold -> extend ... extend -> leave
+
+A pin (`pins.py`) is set on the last page of a path; those before it stay because they have
+children. It costs the pages up to there that its client has not pinned yet. Pinned pages are
+evicted when nothing else is left that could be: a pin keeps no sequence from going on.
 """
 
 from __future__ import annotations
@@ -18,12 +22,19 @@ from itertools import count
 
 from saccade.cache.content import Content, PageKey
 from saccade.cache.pages import DUMMY_PAGE, PagePool
+from saccade.cache.pins import PinBook
+
+NO_PINS: dict[str, int] = {}
+"""Of nodes that nobody has pinned: shared, never changed."""
 
 
 class Node:
-    """One cached page, or a root (depth 0, no page). `depth` counts pages from the root."""
+    """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
 
-    __slots__ = ("children", "depth", "holders", "key", "page", "parent", "salt", "used")
+    pinned: by client, its pin that ends here, and the children that it has pinned.
+    """
+
+    __slots__ = ("children", "depth", "holders", "key", "page", "parent", "pinned", "salt", "used")
 
     def __init__(self, parent: Node | None, key: PageKey, page: int, salt: str) -> None:
         self.parent = parent
@@ -33,16 +44,20 @@ class Node:
         self.children: dict[PageKey, Node] = {}
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.used = 0
+        self.pinned = NO_PINS
         self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
 
 
 class PrefixCache:
     """Pages of finished and running sequences by content.
 
-    `evictable`: pages that `evict` could free right now.
+    `evictable`: pages that `evict` could free right now. `pinned`: pages that somebody has pinned.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, pins: PinBook[Node] | None = None) -> None:
+        """`pins`: an empty book, whose share is in pages; None: nothing can be pinned."""
+        self.pins = PinBook() if pins is None else pins
+        self.pinned = 0
         self._pool = pool
         self._roots: dict[str, Node] = {}
         self._clock = count(1)
@@ -113,11 +128,13 @@ class PrefixCache:
         self._pool.release(pages[whole:])
 
     def evict(self, n: int) -> int:
-        """Free up to `n` pages that nobody holds. Returns how many."""
+        """Free up to `n` pages that nobody holds, pinned ones last. Returns how many."""
+        self.end_pins()
         freed: list[int] = []
-        while len(freed) < n and self._leaves:
-            used, _, node = heapq.heappop(self._leaves)
-            if node.used != used or not self._is_idle_leaf(node):
+        while len(freed) < min(n, self.evictable):
+            node = self._next_leaf()
+            if node is None:
+                self._give_way()
                 continue
             assert node.parent is not None
             del node.parent.children[node.key]
@@ -129,6 +146,92 @@ class PrefixCache:
         self.evictable -= len(freed)
         self.evictions += len(freed)
         return len(freed)
+
+    def flush(self) -> None:
+        """Forget every page that nobody holds, and every pin."""
+        for client, node in self.pins.in_order():
+            self._unpin(client, node)
+        self.evict(self.evictable)
+
+    # ---- pins
+
+    def pin(self, node: Node, content: Content, pages: int, client: str, seconds: int) -> int:
+        """Keep the first `pages` pages of what the holder of `node` has computed, for so long.
+
+        Returns how many are kept: fewer where a duplicate hides the others, or where they are more
+        than the client's part of the share.
+        """
+        self.end_pins()
+        pages = min(pages, self.pins.room(client))
+        while node.parent is not None and node.depth > pages:
+            node = node.parent
+        while node.depth < pages:
+            child = node.children.get(content.page(node.depth, self._pool.page_size))
+            if child is None:
+                break
+            node = child
+        if not node.depth:
+            return 0
+        if self.pins.set(client, node, seconds):
+            self._charge(client, node)
+        for other, beyond in self.pins.beyond():
+            self._unpin(other, beyond)
+        return node.depth if self.pins.has(client, node) else 0
+
+    def hit(self, path: Sequence[Node], client: str) -> None:
+        """A sequence of this client was admitted with `path`: what it has pinned of it is kept
+        anew.
+        """
+        self.end_pins()
+        for node in path if len(self.pins) else ():
+            if client in node.pinned:
+                self.pins.hit(client, node)
+
+    def end_pins(self) -> None:
+        """Let go of pins whose time is over."""
+        for client, node in self.pins.due():
+            self._unpin(client, node)
+
+    def _give_way(self) -> None:
+        """The first pin whose page nobody holds ends early. There is one, if all other pages that
+        nobody holds have gone.
+        """
+        client, node = next(
+            (client, node)
+            for client, node in self.pins.in_order()
+            if self._pool.refs[node.page] == 1
+        )
+        self._unpin(client, node)
+        self.pins.given_way += 1
+
+    def _charge(self, client: str, node: Node) -> None:
+        while node.parent is not None:
+            if not node.pinned:
+                node.pinned = {}
+                self.pinned += 1
+            before = node.pinned.get(client, 0)
+            node.pinned[client] = before + 1
+            if before:
+                return
+            self.pins.charge(client, 1)
+            node = node.parent
+
+    def _unpin(self, client: str, node: Node) -> None:
+        self.pins.drop(client, node)
+        last = node
+        while node.parent is not None:
+            node.pinned[client] -= 1
+            if node.pinned[client]:
+                break
+            del node.pinned[client]
+            self.pins.charge(client, -1)
+            if not node.pinned:
+                node.pinned = NO_PINS
+                self.pinned -= 1
+            node = node.parent
+        self._offer(last)
+
+    # ---- the trie
 
     def owned(self) -> Iterator[int]:
         """Every page of the trie."""
@@ -156,20 +259,28 @@ class PrefixCache:
         node.holders -= 1
         self._offer(leaf)
 
-    def _is_idle_leaf(self, node: Node) -> bool:
-        return not node.children and self._pool.refs[node.page] == 1
+    def _next_leaf(self) -> Node | None:
+        """The next unpinned page to go."""
+        while self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.used == used and self._is_ripe(node):
+                return node
+        return None
+
+    def _is_ripe(self, node: Node) -> bool:
+        return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
     def _offer(self, node: Node) -> None:
         """List `node` for eviction if it is ripe; forget a root that nothing needs."""
         if node.depth == 0:
             if not node.children and not node.holders:
                 self._roots.pop(node.salt, None)
-        elif self._is_idle_leaf(node):
+        elif self._is_ripe(node):
             heapq.heappush(self._leaves, (node.used, next(self._clock), node))
             if len(self._leaves) > 2 * self.pages + 64:
                 self._leaves = [
                     (used, tie, node)
                     for used, tie, node in self._leaves
-                    if node.used == used and self._is_idle_leaf(node)
+                    if node.used == used and self._is_ripe(node)
                 ]
                 heapq.heapify(self._leaves)

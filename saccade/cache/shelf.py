@@ -9,7 +9,7 @@ recently used goes first. Knows nothing of other tiers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -26,9 +26,12 @@ class _Item:
 
 
 class Shelf:
-    """Items by key. What is held is not evicted, even if that means going over the budget."""
+    """Items by key. What is held is not evicted, even if that means going over the budget; nor is
+    what is in `pinned`, whose owner tells (`unpinned`) when something leaves it.
+    """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, pinned: Container[ImageKey] = ()) -> None:
+        self._pinned = pinned
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.held_bytes = 0
@@ -85,9 +88,13 @@ class Shelf:
             self.held_bytes -= item.nbytes
             self._refresh(key)
 
+    def unpinned(self, key: ImageKey) -> None:
+        """An item may be evicted again, as if it were used now."""
+        self._refresh(key)
+
     def make_room(self, nbytes: int, keep: Collection[ImageKey] = ()) -> list[ImageKey]:
-        """Evict until `nbytes` more fit, or nothing is left that is not held; those in `keep` only
-        if all others have gone.
+        """Evict until `nbytes` more fit, or nothing is left that is not held or pinned; those in
+        `keep` only if all others have gone.
         """
         evicted: list[ImageKey] = []
         kept: list[tuple[float, int, ImageKey]] = []
@@ -123,14 +130,16 @@ class Shelf:
 
     def _stale(self, entry: tuple[float, int, ImageKey]) -> bool:
         item = self._items.get(entry[2])
-        return item is None or item.stamp != entry[1] or item.holds > 0
+        if item is None or item.stamp != entry[1] or item.holds > 0:
+            return True
+        return entry[2] in self._pinned
 
     def _refresh(self, key: ImageKey) -> None:
         self._clock += 1
         item = self._items[key]
         item.priority, item.stamp = self._floor + item.worth, self._clock
-        if item.holds:
-            return  # `release` comes back here
+        if item.holds or key in self._pinned:
+            return  # `release` and `unpinned` come back here
         heappush(self._heap, (item.priority, item.stamp, key))
         if len(self._heap) > 64 + 4 * len(self._items):
             self._heap = [entry for entry in self._heap if not self._stale(entry)]

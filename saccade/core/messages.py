@@ -10,7 +10,7 @@ from typing import Literal
 
 from saccade.core.child import Codec
 from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig, PatchEmbedding
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
 from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 
@@ -33,6 +33,7 @@ class EngineBoot:
     parallel: ParallelOptions
     arena_fd: int
     arena_bytes: int
+    pins: PinOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,24 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     Metric(
+        "saccade_pinned",
+        "gauge",
+        "What clients asked to be kept: pages (cache kv), bytes (cache embeddings)",
+        ("cache",),
+    ),
+    Metric(
+        "saccade_pins",
+        "gauge",
+        "Places up to which prompts are kept, and embeddings that are, once per client",
+        ("cache",),
+    ),
+    Metric(
+        "saccade_pins_given_way_total",
+        "counter",
+        "Pins that ended before their time, for the share was full or nothing else could go",
+        ("cache",),
+    ),
+    Metric(
         "saccade_engine_stalled",
         "gauge",
         "1 while the engine makes no progress though it lives and work is due",

@@ -1,8 +1,9 @@
 """What the user may set: the command line's options, and the environment.
 
-Each field of `ModelOptions`, `EngineOptions`, `ParallelOptions`, `MediaOptions` and `ServerOptions`
-is one option; the string below it is its help; None means "derive it". This is the only module that
-reads the environment. It does not know how an open option is decided: that is `engine/sizing.py`.
+Each field of `ModelOptions`, `EngineOptions`, `PinOptions`, `ParallelOptions`, `MediaOptions`,
+`ServerOptions` and `ConnectionOptions` is one option; the string below it is its help; None means
+"derive it". This is the only module that reads the environment. It does not know how an open option
+is decided: that is `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -143,6 +144,22 @@ class EngineOptions:
         at_most(MOST_RUNNING, self, "max_running_requests")
         if self.embedding_cache_disk_mb and self.embedding_cache_dir is None:
             raise ConfigError("--embedding-cache-disk-mb: say where, with --embedding-cache-dir")
+
+
+@dataclass(frozen=True, slots=True)
+class PinOptions:
+    """What is kept because clients ask for it."""
+
+    pinned_share: float = 0.5
+    """Share of the KV cache, and of the device's embedding cache, that requests may keep from being
+    evicted for a time (prompt_cache_breakpoint, cache_control, prompt_cache_retention). Each client
+    has its part; beyond it, its oldest give way. Kept or not, nothing stops a request for lack of
+    room. 0: nothing is kept.
+    """
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "pinned_share")
+        at_most(1, self, "pinned_share")
 
 
 @dataclass(frozen=True, slots=True)

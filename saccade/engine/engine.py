@@ -276,7 +276,21 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)
         metrics.set("saccade_embedding_cache_bytes", shelf.used_bytes, tier=tier)
         metrics.set("saccade_embedding_evictions_total", shelf.evictions, tier=tier)
+    _measure_pins(scheduler, metrics)
     cached = scheduler.prefix.pages if scheduler.prefix else 0
     metrics.set("saccade_kv_pages", pool.free, owner="free")
     metrics.set("saccade_kv_pages", cached, owner="prefix")
     metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
+
+
+def _measure_pins(scheduler: Scheduler, metrics: Metrics) -> None:
+    prefix, embeddings = scheduler.prefix, scheduler.embeddings
+    embeddings.end_pins()
+    metrics.set("saccade_pinned", embeddings.kept_bytes, cache="embeddings")
+    metrics.set("saccade_pins", len(embeddings.pins), cache="embeddings")
+    metrics.set("saccade_pins_given_way_total", embeddings.pins.given_way, cache="embeddings")
+    if prefix is not None:
+        prefix.end_pins()
+        metrics.set("saccade_pinned", prefix.pinned, cache="kv")
+        metrics.set("saccade_pins", len(prefix.pins), cache="kv")
+        metrics.set("saccade_pins_given_way_total", prefix.pins.given_way, cache="kv")

@@ -23,7 +23,13 @@ from saccade.core.messages import (
     ToFront,
     Vocabulary,
 )
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, engine_environment
+from saccade.core.options import (
+    EngineOptions,
+    ModelOptions,
+    ParallelOptions,
+    PinOptions,
+    engine_environment,
+)
 
 MODULE = "saccade.engine.process"
 SILENT_SECONDS = 3.0
@@ -43,10 +49,11 @@ class EngineProcess:
         parallel: ParallelOptions,
         arena: Arena,
         tokenizer_json: str = "",
+        pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     ) -> None:
         """`tokenizer_json`: for grammars, as in `messages.Vocabulary`."""
         self._vocabulary = Vocabulary(tokenizer_json)
-        self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size)
+        self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size, pins)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
         self._silence = Silence()

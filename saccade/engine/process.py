@@ -17,7 +17,8 @@ import uvloop
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
-from saccade.cache.prefix import PrefixCache
+from saccade.cache.pins import PinBook
+from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
@@ -109,7 +110,8 @@ async def serve(
     hardware = share_hardware(await loading)
     config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
     saved = await workers.begin(config)
-    scheduler = build_scheduler(config, spec, saved, boot.arena_bytes)
+    share = boot.pins.pinned_share
+    scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
     engine = Engine(scheduler, workers, front, arrived, metrics, guides)
     decided = describe(config, load.parallel, spec, hardware, load.patch_embed, len(saved))
     front.send(Ready(config.kv_tokens, config.context_length, decided))
@@ -139,10 +141,11 @@ def build_scheduler(
     spec: FamilySpec,
     saved: Iterable[tuple[ImageKey, int]] = (),
     arena_bytes: int = 1 << 40,
+    pinned_share: float = 0.0,
 ) -> Scheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`: embeddings on disk (`Workers.begin`).
+    `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `PinOptions.pinned_share`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = SchedulerLimits(
@@ -156,9 +159,13 @@ def build_scheduler(
         tower_blocks=spec.encoder_blocks,
     )
     embeddings = EmbeddingCache(
-        config.embeddings, embedding_bytes_per_token(spec, config.dtype), saved
+        config.embeddings,
+        embedding_bytes_per_token(spec, config.dtype),
+        saved,
+        pins=PinBook(int(pinned_share * config.embeddings.device_bytes)),
     )
-    prefix = PrefixCache(pool) if config.prefix_cache else None
+    pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
+    prefix = PrefixCache(pool, pins) if config.prefix_cache else None
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.core.options import EngineOptions, MediaOptions, ModelOptions, ParallelOptions
+from saccade.core.options import (
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ParallelOptions,
+    PinOptions,
+)
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import resolve_model
@@ -28,6 +34,7 @@ def build_front(
     parallel: ParallelOptions,
     media: MediaOptions,
     max_requests: int = 1024,
+    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> Front:
     """A front that has yet to be started.
 
@@ -56,5 +63,5 @@ def build_front(
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
-    link = EngineProcess(folder, options, engine, parallel, arena, words)
+    link = EngineProcess(folder, options, engine, parallel, arena, words, pins)
     return Front(intake, link, metrics, max_requests)

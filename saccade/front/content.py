@@ -9,14 +9,15 @@ image, and unknown keys there are refused. Knows nothing of templates or of how 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.breakpoints import Mark, Marked, read_mark
 from saccade.front.fields import Integer, Positive, Reader
 from saccade.media.content import Budget, Detail
 from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
@@ -39,12 +40,13 @@ class Message:
     """One message.
 
     `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content.
+    reasoning_content. marks: where its client wants the prompt kept up to.
     """
 
     role: str
     content: str | tuple[Part, ...] | None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
@@ -87,11 +89,22 @@ class Chat:
     effort: str | None = None
     verbosity: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tool_marks: tuple[Mark, ...] = ()
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
         """In the order in which the template mentions them."""
         return tuple(picture for message in self.messages for picture in message.pictures)
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """In order, those of tools first."""
+        marks = (
+            replace(mark, message=index)
+            for index, message in enumerate(self.messages)
+            for mark in message.marks
+        )
+        return (*self.tool_marks, *marks)
 
     @property
     def num_characters(self) -> int:
@@ -117,10 +130,18 @@ class Pixels(Struct, kw_only=True):
     max_pixels: Positive | None = None
 
 
+class ImageWishes(Marked, kw_only=True):
+    """The same, beside an image."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+
+
 class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
     """Where an image is: a URL, or its bytes in base64.
 
-    detail: low is at most 512 x 512 pixels; auto and high are what the model takes.
+    detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
+    otherwise; auto, high and original are as many as the model takes.
     format: what the client says of the type, which the bytes themselves decide.
     """
 
@@ -141,19 +162,19 @@ class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
     format: str | None = None
 
 
-class TextPart(Struct, tag_field="type", tag="text"):
+class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
     """Text within a message."""
 
     text: str
 
 
-class InputTextPart(Struct, tag_field="type", tag="input_text"):
+class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
     """Text, by its name in the Responses API."""
 
     text: str
 
 
-class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
+class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
     """An image within a message. Its pixels may be bounded here or beside its URL.
 
     uuid: a name of the client's for it, under which alone it may come again while it is cached.
@@ -163,7 +184,7 @@ class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
     uuid: ImageName | None = None
 
 
-class InputImagePart(Pixels, tag_field="type", tag="input_image", kw_only=True):
+class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
     """An image, by its name in the Responses API. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
@@ -172,19 +193,19 @@ class InputImagePart(Pixels, tag_field="type", tag="input_image", kw_only=True):
     uuid: ImageName | None = None
 
 
-class ImageObjectPart(Pixels, tag_field="type", tag="image", kw_only=True):
+class ImageObjectPart(ImageWishes, tag_field="type", tag="image", kw_only=True):
     """An image by URL, or in Python as an object: bytes, a Pillow image, an array, a path."""
 
     image: Any
 
 
-class ImageFilePart(Pixels, tag_field="type", tag="image_file", kw_only=True):
+class ImageFilePart(ImageWishes, tag_field="type", tag="image_file", kw_only=True):
     """An uploaded image within a message."""
 
     image_file: UploadedFile
 
 
-class FilePart(Pixels, tag_field="type", tag="file", kw_only=True):
+class FilePart(ImageWishes, tag_field="type", tag="file", kw_only=True):
     """An uploaded or inline image within a message, by the name that other APIs have for it."""
 
     file: UploadedFile
@@ -220,7 +241,7 @@ class ToolCall(Struct):
     index: Integer | None = None
 
 
-class ChatMessage(Struct):
+class ChatMessage(Marked, kw_only=True):
     """A message of any role. reasoning: `reasoning_content` by another name, where it is a text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -326,12 +347,23 @@ def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
     }
     # Chat templates know the role by its older name.
     role = "system" if message.role == "developer" else message.role
+    marks = tuple(_marks(message, place))
     if not isinstance(message.content, list):
-        return Message(role, message.content, fields)
+        return Message(role, message.content, fields, marks)
     parts = enumerate(message.content)
-    return Message(
-        role, tuple(_part(part, f"{place}.content[{i}]", limits) for i, part in parts), fields
-    )
+    content = tuple(_part(part, f"{place}.content[{i}]", limits) for i, part in parts)
+    return Message(role, content, fields, marks)
+
+
+def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
+    """Those of the parts, then the message's own."""
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if not isinstance(part, str):
+            mark = read_mark(part, f"{place}.content[{number}]", number)
+            if mark is not None:
+                yield mark
+    if (own := read_mark(message, place)) is not None:
+        yield own
 
 
 def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
@@ -386,7 +418,7 @@ def _url(given: str) -> str:
 
 
 def _budget(
-    inside: ImageURL | UploadedFile | None, beside: Pixels, place: str, limits: ImageLimits
+    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, limits: ImageLimits
 ) -> Budget:
     """A part's wishes for its size, which may stand in two places, but not differ; else the
     request's.

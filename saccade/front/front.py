@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -55,7 +56,7 @@ from saccade.core.types import (
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
-from saccade.text.answer import AnswerEvent, ReadAs
+from saccade.text.answer import AnswerEvent
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
 from saccade.text.tool_calls import CallEnded
 
@@ -143,14 +144,14 @@ class _Answer:
     def __init__(
         self,
         request: Request,
-        places: tuple[str, ...],
+        prepared: Prepared,
         choice: int,
-        reading: ReadAs,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
         self.request = request
-        self.places = places
+        self.places = prepared.places
+        self.landmarks = prepared.landmarks
         self.choice = choice
         self.events = events
         self.error: RequestError | None = None
@@ -158,8 +159,8 @@ class _Answer:
         self.last_news: float | None = None
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
-        self._reader = reading.reader()
-        self._single = reading.single
+        self._reader = prepared.reading.reader()
+        self._single = prepared.reading.single
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -357,7 +358,7 @@ class Front:
         group = prepared[0].request.id
         requests = [(request, each) for each in prepared for request in _requests(each, group)]
         answers = [
-            _Answer(request, each.places, choice, each.reading, self.vocabulary, events)
+            _Answer(request, each, choice, self.vocabulary, events)
             for choice, (request, each) in enumerate(requests)
         ]
         pictures = [picture for each in prepared for picture in each.pictures]
@@ -472,7 +473,7 @@ class Front:
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
-            caching=delta.caching,
+            caching=_placed(delta.caching, answer.landmarks),
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
@@ -530,6 +531,15 @@ class Front:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:
+    """With what the client calls the part in which the first missed token stands."""
+    if report is None or report.missed is None:
+        return report
+    after = bisect_right(landmarks, report.missed.token, key=lambda landmark: landmark[0])
+    place = landmarks[after][1] if after < len(landmarks) else ""
+    return replace(report, missed=replace(report.missed, place=place))
 
 
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:

@@ -11,10 +11,12 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,16 +24,18 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import MAX_BIAS, Request, SamplingParams, Span
+from saccade.core.types import MAX_BIAS, Caching, Request, SamplingParams, Span
+from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
 from saccade.media.media import Media, Picture
 from saccade.media.turns import BOUNDLESS, Asker, Room
-from saccade.text import reasoning, tool_calls
+from saccade.text import landmarks, reasoning, tool_calls
 from saccade.text.answer import PLAIN, ReadAs
 from saccade.text.grammar import Wish
-from saccade.text.literal import Literals
+from saccade.text.landmarks import TOOLS, Landmark
+from saccade.text.literal import Literals, Rendered
 from saccade.text.manner import SILENT, Manner
 from saccade.text.offer import NO_TOOLS, Offer
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -65,7 +69,8 @@ class Ask:
     to chats. `sampling` holds the fields of `SamplingParams` that the client set; the rest get
     their defaults in `prepare`. Raises as that does: a field out of bounds is refused before an
     image is fetched. `wish`: what the answers must look like; None: any text.
-    `separate_reasoning`: reasoning is told apart from text, where the model reasons.
+    `separate_reasoning`: reasoning is told apart from text, where the model reasons. `cache`: what
+    is asked of the caches, beside the marks in a chat.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -75,6 +80,7 @@ class Ask:
     add_special_tokens: bool | None = None
     wish: Wish | MakeWish | None = None
     separate_reasoning: bool = True
+    cache: CacheWish = NO_WISH
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
@@ -84,6 +90,9 @@ class Ask:
 class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the pictures by their places. `reasoning`: where it leaves a model that reasons.
+
+    breakpoints: as in `Caching`. landmarks: (tokens, place) of where parts of a chat end, in order;
+    only for requests that ask why the cache missed something.
     """
 
     tokens: tuple[int, ...]
@@ -91,6 +100,19 @@ class Prompt:
     pictures: tuple[Picture, ...]
     places: tuple[str, ...]
     reasoning: Where | None = None
+    breakpoints: tuple[tuple[int, int], ...] = ()
+    landmarks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A chat as tokens, images one token each. landmarks: as in `Prompt`, with their places in the
+    chat.
+    """
+
+    tokens: list[int]
+    reasoning: Where | None = None
+    landmarks: tuple[tuple[int, Landmark], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +121,8 @@ class Prepared:
     from the first).
 
     `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
-    "messages[2].content[0]". `reading`: how the answers are to be read.
+    "messages[2].content[0]". `reading`: how the answers are to be read. `landmarks`: as in
+    `Prompt`.
     """
 
     request: Request
@@ -107,6 +130,7 @@ class Prepared:
     places: tuple[str, ...] = ()
     n: int = 1
     reading: ReadAs = PLAIN
+    landmarks: tuple[tuple[int, str], ...] = ()
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
@@ -187,6 +211,9 @@ class Intake:
             arrival,
             client.share(ask.cache_salt),
             grammar="" if grammar is None else grammar.text,
+            caching=Caching(
+                prompt.breakpoints, ask.cache.diagnose, ask.cache.family, client.salt("")
+            ),
         )
         reading = ReadAs(
             prompt.reasoning if ask.separate_reasoning else None,
@@ -195,7 +222,7 @@ class Intake:
             certain=offer.open and grammar is not None,
             single=not offer.parallel,
         )
-        return Prepared(request, prompt.pictures, prompt.places, ask.n, reading)
+        return Prepared(request, prompt.pictures, prompt.places, ask.n, reading, prompt.landmarks)
 
     def _wish(self, ask: Ask) -> Wish | MakeWish | None:
         """What the answers must be, calls included. Raises InvalidRequest for tools that the model
@@ -231,22 +258,40 @@ class Intake:
         is tokenised.
         """
         sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
+        marks = choose(ask.prompt.marks if isinstance(ask.prompt, Chat) else (), ask.cache)
         asker = Asker(client.share(ask.cache_salt), client.name, room)
         pictures = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
-        where: Where | None = None
         if isinstance(prompt := ask.prompt, tuple):
-            tokens = self._check_tokens(prompt)
+            encoded = _Encoded(self._check_tokens(prompt))
         elif isinstance(prompt, Chat):
-            render = partial(self._encode_chat, prompt, context_length, ask.add_special_tokens)
+            locate = bool(prompt.marks) or ask.cache.diagnose
+            render = partial(
+                self._encode_chat, prompt, context_length, ask.add_special_tokens, locate
+            )
             many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
-            tokens, where = await self.in_thread(render) if many else render()
+            encoded = await self.in_thread(render) if many else render()
         else:
             special = ask.add_special_tokens is not False
             encode = partial(self._encode, prompt, "prompt", context_length, special)
-            tokens = await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
-        expanded, spans = self.spec.expand_prompt(tokens, [picture.image for picture in pictures])
-        places = tuple(source.param for source in sources)
-        return Prompt(expanded, spans, pictures, places, where)
+            encoded = _Encoded(
+                await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
+            )
+        images = [picture.image for picture in pictures]
+        expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
+        found = [(_widened(at, spans), mark) for at, mark in encoded.landmarks]
+        return Prompt(
+            expanded,
+            spans,
+            pictures,
+            tuple(source.param for source in sources),
+            encoded.reasoning,
+            _breakpoints(marks, ask, found, len(expanded)),
+            tuple(
+                (at, mark.place)
+                for at, mark in found
+                if ask.cache.diagnose and (mark.message != TOOLS or _offer(ask).tools)
+            ),
+        )
 
     def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
         if outside := [token for token in tokens if token >= self.spec.vocab_size]:
@@ -262,8 +307,9 @@ class Intake:
         return self.tokenizer.encode(text, special)
 
     def _encode_chat(
-        self, chat: Chat, context_length: int, special: bool | None
-    ) -> tuple[list[int], Where | None]:
+        self, chat: Chat, context_length: int, special: bool | None, locate: bool
+    ) -> _Encoded:
+        """`locate`: find where its parts end."""
         if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
             raise too_long("messages", f"{chat.num_characters} characters", context_length)
         given: Any = {
@@ -275,15 +321,37 @@ class Intake:
         }
         if self.manner.calls is None:
             given["tools"] = None
-        if self._literals is None:
-            text = self.template.render(**given)
-            tokens = self._encode(text, "messages", context_length, bool(special))
-        else:
-            rendered = self._literals.render(self.template, **given)
-            text = rendered.text
-            self._check_length(text, "messages", context_length)
-            tokens = self._literals.encode(rendered, bool(special))
-        return tokens, self._reasoning_at(chat, text) if self.manner.reasons else None
+        rendered = self._render(given)
+        self._check_length(rendered.text, "messages", context_length)
+        tokens = (
+            self.tokenizer.encode(rendered.text, bool(special))
+            if self._literals is None
+            else self._literals.encode(rendered, bool(special))
+        )
+        where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
+        if not locate:
+            return _Encoded(tokens, where)
+        messages, places = landmarks.flagged(given["messages"])
+        try:
+            flagged = self._render({**given, "messages": messages}).text
+        except InvalidRequest:  # of a template that knows some texts by heart
+            flagged = ""
+        found = landmarks.find(rendered.text, flagged, places)
+        ends = (
+            self.tokenizer.ends(rendered.text, bool(special))
+            if self._literals is None
+            else self._literals.ends(rendered, bool(special))
+        )
+        ends = list(accumulate(ends, max))
+        return _Encoded(
+            tokens, where, tuple((bisect_right(ends, each.end), each) for each in found)
+        )
+
+    def _render(self, given: Any) -> Rendered:
+        if self._literals is not None:
+            return self._literals.render(self.template, **given)
+        text = self.template.render(**given)
+        return Rendered(text, text)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
         """The template's variables, among them what it makes of effort and verbosity."""
@@ -384,6 +452,34 @@ class Intake:
                     name,
                 )
         return sampling
+
+
+def _widened(at: int, spans: Sequence[Span]) -> int:
+    """Where token `at` of a prompt stands once each placeholder before it is a span."""
+    for span in spans:
+        if span.start >= at:
+            break
+        at += span.length - 1
+    return at
+
+
+def _breakpoints(
+    marks: Sequence[Mark], ask: Ask, found: Sequence[tuple[int, Landmark]], length: int
+) -> tuple[tuple[int, int], ...]:
+    """Tokens and seconds of marks, by tokens; of several at one place, the longest."""
+    ends = {(each.message, each.part): at for at, each in found}
+    points: dict[int, int] = {}
+    for mark in marks:
+        message = TOOLS if mark.message is None else mark.message
+        if mark.place == ask.cache.place:
+            at = length
+        elif mark.part is not None or mark.message is None:
+            at = ends.get((message, mark.part), 0)
+        else:  # after all of it that the template shows
+            at = max((at for at, each in found if each.message <= message), default=0)
+        if at:
+            points[at] = max(points.get(at, 0), mark.seconds or ask.cache.default)
+    return tuple(sorted(points.items()))
 
 
 def _offer(ask: Ask) -> Offer:

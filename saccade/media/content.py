@@ -21,10 +21,12 @@ from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec, ImageRules
 from saccade.core.types import Image, ImageKey
 
-Detail = Literal["auto", "low", "high"]
+Detail = Literal["auto", "low", "high", "original"]
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""OpenAI's `detail: "low"` looks at a picture at 512 x 512."""
+"""OpenAI's `detail: "low"` looks at a picture at 512 x 512. The others mean the model's own
+bounds.
+"""
 
 RAW_HEADER = struct.Struct("<8sII")
 RAW_MAGIC = b"\x93SACRAW\n"

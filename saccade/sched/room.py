@@ -12,6 +12,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Place
 from saccade.core.types import ImageOutcome, Span
+from saccade.sched.keeping import Keeping
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
@@ -20,7 +21,10 @@ from saccade.sched.sharing import has_twin, image_outcome
 class PageRoom:
     """The page pool and the prefix cache (None: off) as the scheduler sees them."""
 
-    def __init__(self, pool: PagePool, prefix: PrefixCache | None, token_limit: int) -> None:
+    def __init__(
+        self, pool: PagePool, prefix: PrefixCache | None, keeping: Keeping, token_limit: int
+    ) -> None:
+        self.keeping = keeping
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
@@ -99,12 +103,21 @@ class PageRoom:
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """KV of a running sequence is valid up to `computed`: make its whole pages findable."""
+        """KV of a running sequence is valid up to `computed`: make its whole pages findable, and
+        keep what is to be kept.
+        """
         whole = computed // self._pool.page_size
-        crossed = whole > run.computed // self._pool.page_size
-        run.computed = computed
+        before, run.computed = run.computed, computed
+        crossed = whole > before // self._pool.page_size
         if crossed and self._prefix and run.node is not None:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
+        self.keeping.advanced(sequence, run, before)
+
+    def flush(self) -> None:
+        """Forget cached pages that no running sequence holds, and what clients asked to be kept."""
+        if self._prefix:
+            self._prefix.flush()
+        self.keeping.flushed()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
         """End a run's hold. Its whole computed pages stay findable; the others are returned, to be

@@ -8,13 +8,23 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
-from saccade.core.types import Image, ImageKey, ImageOutcome, Missed, Request
+from saccade.core.types import (
+    CacheMiss,
+    CacheReport,
+    Caching,
+    Image,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    Request,
+)
 from saccade.sched.masks import Guide
 
 
@@ -32,7 +42,10 @@ class Run:
 
     node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
     computed: tokens `[0, computed)` have valid KV, as results have told. planned: as far as the
-    plans in flight go. drawing: tokens that they draw. pins: embeddings kept for this sequence.
+    plans in flight go. drawing: tokens that they draw and that are not known; skips: rows of theirs
+    that draw a token that is known. opened: tokens that the worker was told when the slot was
+    opened; drawn: the place of the last token that a row draws. pins: embeddings kept for this
+    sequence. marks: breakpoints that lie before `computed`.
     """
 
     slot: int
@@ -41,8 +54,34 @@ class Run:
     announced: int
     computed: int
     planned: int
+    opened: int
     drawing: int = 0
+    skips: int = 0
+    drawn: int = -1
     pins: set[ImageKey] = field(default_factory=set)
+    marks: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """What the prefix cache had of a prompt, and what it keeps.
+
+    cached: prompt tokens found at the first admission; None before. kept: tokens up to which
+    breakpoints keep it. written: of these, tokens that were computed, by the seconds they are kept.
+    missed: why less was found than might have been, if that was asked. told: the front has heard.
+    """
+
+    cached: int | None = None
+    kept: int = 0
+    written: Counter[int] = field(default_factory=Counter)
+    missed: CacheMiss | None = None
+    told: bool = False
+
+    def report(self, caching: Caching) -> CacheReport | None:
+        """What the front hears; None where nothing was asked."""
+        if not (caching.breakpoints or caching.diagnose):
+            return None
+        return CacheReport(tuple(sorted(self.written.items())), self.missed)
 
 
 class Sequence:
@@ -56,13 +95,13 @@ class Sequence:
     encoded: images encoded on behalf of this sequence: why they were missing, and whether their
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
-    cached: prompt tokens found in the prefix cache at the first admission; None before.
-    guide: what the answer may be; None: any text.
+    guide: what the answer may be; None: any text. unsaid: how many of its newest tokens no delta
+    has told.
     """
 
     __slots__ = (
+        "account",
         "blocked",
-        "cached",
         "content",
         "cramped",
         "encoded",
@@ -72,10 +111,10 @@ class Sequence:
         "last_use",
         "matched",
         "order",
-        "reported",
         "request",
         "run",
         "state",
+        "unsaid",
     )
 
     def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
@@ -94,8 +133,8 @@ class Sequence:
         self.cramped = False
         self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
         self.found: dict[int, ImageOutcome] = {}
-        self.cached: int | None = None
-        self.reported = False
+        self.account = Account()
+        self.unsaid = 0
 
     @property
     def client(self) -> str:
@@ -105,6 +144,11 @@ class Sequence:
     def group(self) -> str:
         """Answers of one HTTP request; a request without a group is one of its own."""
         return self.request.group or self.request.id
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens found in the prefix cache at the first admission; None before."""
+        return self.account.cached
 
     @property
     def tokens(self) -> list[int]:
@@ -135,9 +179,14 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """The next row is one answer token."""
+        """The next row is one answer token, which a row before has drawn."""
         run = self.run
-        return run is not None and self.prompt_length <= run.planned == self.length - 1
+        return run is not None and run.drawn == run.planned == self.length - 1
+
+    def append(self, token: int) -> None:
+        """The answer has grown."""
+        self.tokens.append(token)
+        self.unsaid += 1
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for
@@ -180,10 +229,10 @@ class Sequence:
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
-        self.run = Run(slot, node, pages, len(pages), computed, computed)
+        self.run = Run(slot, node, pages, len(pages), computed, computed, len(self.tokens))
         self.blocked, self.cramped = None, False
-        if self.cached is None:
-            self.cached = min(computed, self.prompt_length)
+        if self.account.cached is None:
+            self.account.cached = min(computed, self.prompt_length)
         last = {span.image: span.end for span in self.request.spans}
         for image, end in last.items():
             if end <= computed and image not in self.found:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.core.errors import RequestError
-from saccade.core.types import CacheMiss, TokenLogprobs
+from saccade.core.types import CacheMiss, CacheMissReason, TokenLogprobs
 from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.answer import AnswerEvent, Reasoned, gather
@@ -165,11 +165,37 @@ class TextChoice(Struct):
     logprobs: CompletionLogprobs | None = None
 
 
+class MissReason(Struct):
+    """Why less of a prompt was found in the cache than might have been (`type`:
+    `core/types.CacheMissReason` says what each means), the part where it began, and how many of the
+    prompt's tokens stand from there on.
+    """
+
+    type: CacheMissReason
+    place: str
+    cache_missed_tokens: int
+
+
+class CacheDiagnostics(Struct):
+    """cache_miss_reason: null where nothing was missed: what is new of the prompt was in no earlier
+    one.
+    """
+
+    cache_miss_reason: MissReason | None
+
+    @classmethod
+    def of(cls, missed: CacheMiss | None) -> CacheDiagnostics:
+        if missed is None:
+            return cls(None)
+        return cls(MissReason(missed.reason, missed.place, missed.tokens))
+
+
 class Completion(Struct):
     """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
     then it is null in all but the last.
 
-    `saccade` stands in answers and last chunks whose client asked for the trace.
+    `saccade` stands in answers and last chunks whose client asked for the trace, `diagnostics`
+    where it asked about the cache.
     """
 
     id: str
@@ -179,6 +205,7 @@ class Completion(Struct):
     choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
     saccade: Trace | UnsetType = UNSET
+    diagnostics: CacheDiagnostics | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -491,19 +518,22 @@ class Writer:
         self._model = model
 
     def whole(
-        self, answers: Sequence[ChoiceReply], usage: Usage, trace: Trace | UnsetType
+        self,
+        answers: Sequence[ChoiceReply],
+        usage: Usage,
+        trace: Trace | UnsetType,
+        diagnostics: CacheDiagnostics | UnsetType = UNSET,
     ) -> Completion:
         choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
-        return Completion(
-            self._id, self.shape.object, self._created, self._model, choices, usage, trace
-        )
+        head = self._id, self.shape.object, self._created, self._model
+        return Completion(*head, choices, usage, trace, diagnostics)
 
     def chunk(
         self,
         choices: Sequence[ChunkChoice | TextChoice],
         usage: Usage | UnsetType | None,
         trace: Trace | UnsetType = UNSET,
+        diagnostics: CacheDiagnostics | UnsetType = UNSET,
     ) -> Completion:
-        return Completion(
-            self._id, self.shape.chunk_object, self._created, self._model, choices, usage, trace
-        )
+        head = self._id, self.shape.chunk_object, self._created, self._model
+        return Completion(*head, choices, usage, trace, diagnostics)

@@ -12,24 +12,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from saccade.front.breakpoints import CacheControl
 from saccade.front.fields import Positive
 from saccade.server.form import Form
 
 
-class CacheControl(Struct):
-    """A mark: what stands up to here will be asked about again within `ttl`."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "30m", "1h", "12h"] = "5m"
-
-
-class Marked(Struct, kw_only=True):
+class MarkedBlock(Struct, kw_only=True):
     """A block that may carry a mark."""
 
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Marked, tag_field="type", tag="text", kw_only=True):
+class TextBlock(MarkedBlock, tag_field="type", tag="text", kw_only=True):
     """Text."""
 
     text: str
@@ -60,7 +54,7 @@ class Transformations(Struct, forbid_unknown_fields=True):
     oversized_image: Literal["downsize"] | None = None
 
 
-class ImageBlock(Marked, tag_field="type", tag="image", kw_only=True):
+class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
     """An image."""
 
     source: Base64Source | URLSource | FileSource
@@ -86,7 +80,7 @@ class Citations(Struct):
     enabled: Literal[False] | None = None
 
 
-class DocumentBlock(Marked, tag_field="type", tag="document", kw_only=True):
+class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
     """A document that is text, or texts and images; no other is read."""
 
     source: PlainSource | PartsSource
@@ -108,7 +102,7 @@ class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
-class ToolUseBlock(Marked, tag_field="type", tag="tool_use", kw_only=True):
+class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
     """A call of an earlier answer."""
 
     id: str
@@ -116,7 +110,7 @@ class ToolUseBlock(Marked, tag_field="type", tag="tool_use", kw_only=True):
     input: dict[str, Any]
 
 
-class ToolResultBlock(Marked, tag_field="type", tag="tool_result", kw_only=True):
+class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
     """What a tool answered: text, images, or both."""
 
     tool_use_id: str
@@ -135,7 +129,7 @@ class InputMessage(Struct):
     content: str | list[Block]
 
 
-class ToolDefinition(Marked, forbid_unknown_fields=True, kw_only=True):
+class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
     """A tool that the client runs. eager_input_streaming: its input may be shown before it is known
     to be whole. input_examples: a hint.
     """

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.breakpoints import CacheControl
 from saccade.front.fields import Reader
 from saccade.front.intake import too_long
 from saccade.server.anthropic_body import (
     Base64Source,
     Block,
-    CacheControl,
     CountTokensRequest,
     DocumentBlock,
     FileSource,
@@ -131,6 +131,8 @@ def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) 
         body["add_generation_prompt"] = False
     if isinstance(request, MessagesRequest):
         body |= _sampling_fields(request)
+        if request.sender.diagnostics is not None:
+            body["prompt_cache_diagnostics"] = True
     eager = frozenset(tool.name for tool in tools if tool.eager_input_streaming)
     return ChatBody(body, Places({**_FIELDS, **writer.places}), eager)
 
@@ -335,7 +337,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _told(control: CacheControl) -> dict[str, Any]:
-    return {"type": control.type, "ttl": control.ttl}
+    return {"type": control.type} | ({} if control.ttl is None else {"ttl": control.ttl})
 
 
 def _mark(control: CacheControl | None) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
+from saccade.front.breakpoints import (
+    CacheControl,
+    CacheWish,
+    PromptCacheOptions,
+    read_cache_wish,
+    read_tool_marks,
+)
 from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
@@ -29,6 +36,9 @@ MAX_CHOICES = 128
 
 LONGEST_SALT = 256
 """Characters of a `cache_salt`."""
+
+LONGEST_CACHE_KEY = 1024
+"""Characters of a `prompt_cache_key`."""
 
 
 _BYTES_PER_TOKEN = 256
@@ -110,6 +120,38 @@ class Reply(Struct, kw_only=True):
         return self.saccade is not None and self.saccade.trace
 
 
+class PromptCaching(Struct, kw_only=True):
+    """What is asked of the caches for the prompt as a whole; marks on parts, messages and tools are
+    `front/breakpoints.py`'s.
+
+    prompt_cache_key: a name for prompts that share a beginning. On one server there is nothing to
+    route: it decides nothing about what is shared (`cache_salt` and the key do), and only says with
+    which earlier prompts diagnostics compare.
+    cache_control, prompt_cache_options (mode implicit), prompt_cache_retention (in_memory: 5
+    minutes; 24h): the whole prompt is kept.
+    prompt_cache_diagnostics: the answer says in `diagnostics` why less of the prompt was found in
+    the cache than might have been.
+    """
+
+    prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def wish(self) -> CacheWish:
+        """Raises InvalidRequest for a lifetime that is none."""
+        diagnose = self.prompt_cache_diagnostics
+        return read_cache_wish(
+            self.cache_control,
+            self.prompt_cache_options,
+            self.prompt_cache_retention,
+            diagnose is not None and diagnose is not False,
+            self.prompt_cache_key or "",
+        )
+
+
 class Conversation(Struct, kw_only=True):
     """What a chat is about. A message is a `ChatMessage`.
 
@@ -187,6 +229,7 @@ class ChatCompletionRequest:
     conversation: Conversation
     sampling: Sampling
     ending: Ending
+    caching: PromptCaching
     reply: Reply
     answer: ChatAnswer
     tool_use: ToolUse
@@ -200,6 +243,7 @@ class CompletionRequest:
     text: TextPrompt
     sampling: Sampling
     ending: Ending
+    caching: PromptCaching
     reply: Reply
     structure: Structure
 
@@ -270,7 +314,6 @@ _IGNORED = frozenset(
         "guided_decoding_backend",
         "metadata",
         "prediction",
-        "prompt_cache_key",
         "request_id",
         "rid",
         "safety_identifier",
@@ -363,6 +406,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
         effort=conversation.reasoning_effort,
+        tool_marks=read_tool_marks(request.tool_use.tools),
         offer=Offer(
             read_tools(request.tool_use.tools),
             request.tool_use.tool_choice,
@@ -377,6 +421,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         separate_reasoning=answer.separate_reasoning is not False,
+        cache=request.caching.wish,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
 
@@ -395,7 +440,14 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
         read_wish(msgspec.structs.asdict(request.structure)),
     )
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=salt, wish=wish)
+        Ask(
+            prompt=prompt,
+            sampling=sampling,
+            n=n,
+            cache_salt=salt,
+            cache=request.caching.wish,
+            wish=wish,
+        )
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
 

@@ -58,7 +58,7 @@ def describe() -> dict[str, Any]:
     """The document, OpenAPI 3.1."""
     forms = [form for _, form, _ in _BODIES.values() if form is not None]
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
-    told = [answers.ChatChoice, answers.TextChoice, answers.Usage]
+    told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
     lists = [answers.ModelList, answers.ErrorResponse]
     below = [ChatMessage, anthropic_body.InputMessage, anthropic_body.ToolDefinition]
@@ -205,6 +205,7 @@ def _completion(choice: str) -> dict[str, Any]:
             "created": {"type": "integer"},
             "choices": {"type": "array", "items": {"$ref": _REF.format(name=choice)}},
             "usage": {"$ref": _REF.format(name="Usage")},
+            "diagnostics": {"$ref": _REF.format(name="CacheDiagnostics")},
         },
         "required": ["id", "object", "created", "model", "choices"],
     }

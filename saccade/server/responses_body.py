@@ -130,6 +130,8 @@ class ResponseDelivery(Struct, kw_only=True):
     user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     saccade: SaccadeOptions | None = None
 
     @property
@@ -156,7 +158,7 @@ _NEUTRAL: Neutral = {
     "service_tier": SERVICE_TIERS,
     "truncation": ("disabled",),
 }
-_IGNORED = frozenset({"prompt_cache_retention", "request_id"})
+_IGNORED = frozenset({"request_id"})
 
 RESPONSES: Form[ResponsesRequest] = Form(ResponsesRequest, _NEUTRAL, _IGNORED)
 
@@ -272,6 +274,9 @@ def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[I
         "chat_template_kwargs": asked.chat_template_kwargs,
         "mm_processor_kwargs": _plain(asked.mm_processor_kwargs),
         "cache_salt": asked.cache_salt,
+        "prompt_cache_key": delivery.prompt_cache_key,
+        "prompt_cache_retention": delivery.prompt_cache_retention,
+        "prompt_cache_options": delivery.prompt_cache_options,
         **msgspec.structs.asdict(request.sampling),
         **msgspec.structs.asdict(request.ending),
         **_form_fields(form),

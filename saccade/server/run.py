@@ -30,6 +30,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
     ResponseOptions,
     ServerOptions,
 )
@@ -181,6 +182,7 @@ def serve(
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
     kept: ResponseOptions = KEPT,
+    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -199,7 +201,8 @@ def serve(
         print(f"serving at {address}/v1", flush=True)
 
     async def run() -> int:
-        front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
+        most = server.max_queued_requests
+        front = build_front(model, options, engine, parallel, media, most, pins)
         told = partial(announce, manner=front.intake.manner)
         await Server(front, names, server, edge, kept).run_until_told(told)
         return int(front.state == "failed")

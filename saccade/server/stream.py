@@ -19,7 +19,15 @@ from starlette.types import Send
 from saccade.core.errors import InternalError, RequestError
 from saccade.front.front import Event
 from saccade.front.intake import Prepared
-from saccade.server.answers import ChoiceReply, Completion, ErrorResponse, Tally, Usage, Writer
+from saccade.server.answers import (
+    CacheDiagnostics,
+    ChoiceReply,
+    Completion,
+    ErrorResponse,
+    Tally,
+    Usage,
+    Writer,
+)
 from saccade.server.trace import Trace, Tracer
 
 log = logging.getLogger("saccade")
@@ -105,6 +113,7 @@ class Choices:
         self._writer = writer
         self._tally = told.tally
         self._tracer = told.tracer
+        self._diagnoses = told.prepared[0].request.caching.diagnose
         self._usage: UsageWanted = usage
         self._opened = set[int]()
         count = sum(each.n for each in told.prepared)
@@ -130,9 +139,9 @@ class Choices:
 
     def ending(self) -> bytes:
         body = b""
-        if self._usage or self._tracer.wanted:
+        if self._usage or self._tracer.wanted or self._diagnoses:
             usage = self._tally.usage if self._usage else UNSET
-            body = _sse(self._writer.chunk([], usage, self._trace))
+            body = _sse(self._writer.chunk([], usage, self._trace, self._diagnostics))
         return body + b"data: [DONE]\n\n"
 
     def failure(self, error: RequestError) -> bytes:
@@ -142,7 +151,12 @@ class Choices:
         self._answers[event.choice].add(event)
 
     def whole(self) -> Completion:
-        return self._writer.whole(self._answers, self._tally.usage, self._trace)
+        usage = self._tally.usage
+        return self._writer.whole(self._answers, usage, self._trace, self._diagnostics)
+
+    @property
+    def _diagnostics(self) -> CacheDiagnostics | UnsetType:
+        return CacheDiagnostics.of(self._tally.missed) if self._diagnoses else UNSET
 
     @property
     def _trace(self) -> Trace | UnsetType:

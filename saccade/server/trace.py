@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from saccade.core.types import Missed, Tier
+from saccade.core.types import CacheMiss, CacheReport, Missed, Tier
 from saccade.front.front import Event, FoundImage, Level
 from saccade.front.intake import Prepared
 from saccade.media.media import Picture
@@ -116,11 +116,22 @@ class RequestTimes(Struct):
     total: float
 
 
+class CacheTrace(Struct, omit_defaults=True):
+    """What became of a request's prompt: tokens that were found, those that were computed and are
+    now kept, by the time they are ("300s"), and why more were not found, where that was asked.
+    """
+
+    cached_tokens: int
+    kept: dict[str, int] = {}
+    missed: CacheMiss | None = None
+
+
 class Trace(Struct):
     """What became of a request's pictures. `images` are in the order of the messages."""
 
     images: Sequence[ImageTrace]
     ms: RequestTimes
+    prompt: CacheTrace
 
 
 class Tracer:
@@ -133,10 +144,14 @@ class Tracer:
         self._ready = time.monotonic()
         self._first: float | None = None
         self._found: tuple[FoundImage, ...] = ()
+        self._prompt = CacheTrace(0)
 
     def add(self, event: Event) -> None:
         if self._first is None:
             self._first = time.monotonic()
+            report = event.caching or CacheReport()
+            kept = {f"{seconds}s": tokens for seconds, tokens in report.written}
+            self._prompt = CacheTrace(event.cached_tokens, kept, report.missed)
         # Only chats have pictures, and a chat has one prompt: its first answer tells of them.
         if event.found and event.choice == 0:
             self._found = event.found
@@ -157,5 +172,7 @@ class Tracer:
         now = time.monotonic()
         moments = (self._ready, now if self._first is None else self._first, now)
         return Trace(
-            images, RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments))
+            images,
+            RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),
+            self._prompt,
         )

@@ -104,6 +104,20 @@ class Literals:
         before, after = self._around() if special else ([], [])
         return [*before, *tokens, *after]
 
+    def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
+        """Of each token of `encode`, the character after it; 0 for what is put around a text."""
+        text, marked = rendered.text, rendered.marked
+        if marked == text or self._specials(text) == (written := self._specials(marked)):
+            return self._tokenizer.ends(text, special)
+        ends, at = [], 0
+        for start, end, _ in [*written, (len(text), len(text), None)]:
+            plain = self._plain.encode_batch([text[at:start]], add_special_tokens=False)[0]
+            ends += [at + offset for _, offset in plain.offsets]
+            ends.append(end)
+            at = end
+        before, after = self._around() if special else ([], [])
+        return [0] * len(before) + ends[:-1] + [0] * len(after)
+
     def _around(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and after a bare text."""
         bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)

@@ -107,6 +107,11 @@ class Tokenizer:
         """
         return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
 
+    def ends(self, text: str, special: bool = False) -> list[int]:
+        """Of each token of `encode`, the character after it; 0 for what is put around a text."""
+        offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
+        return [end for _, end in offsets]
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included; ids that no token has are left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)

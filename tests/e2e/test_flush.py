@@ -86,3 +86,37 @@ def test_a_flush_needs_the_key_and_is_a_post(server: Server, path: str) -> None:
     assert httpx.get(server.url + path, headers=KEY).status_code == 405
     document = httpx.get(f"{server.url}/openapi.json", headers=KEY).json()
     assert list(document["paths"][path]) == ["post"]
+
+
+def question(last: str, mark: bool = True, **fields: Any) -> dict[str, Any]:
+    """An image and text, kept for an hour, then a few words."""
+    kept = {"cache_control": {"type": "ephemeral", "ttl": "1h"}} if mark else {}
+    parts = (image_part(picture(90, 120, seed=31)), {**text_part("what is there? " * 8), **kept})
+    settings = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "cache_salt": "kept"}
+    return {"messages": [user(*parts, text_part(last))], **settings, **fields}
+
+
+def test_a_breakpoint_is_kept_told_and_ended_by_a_flush(server: Server) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        url = f"{server.url}/v1/chat/completions"
+        body = {**body, "prompt_cache_diagnostics": True, "saccade": {"trace": True}}
+        return httpx.post(url, json=body, headers=KEY, timeout=60).raise_for_status().json()
+
+    first, again = answer(question("Now?")), answer(question("Or later?"))
+    wrote = first["usage"]["prompt_tokens_details"]
+    assert 0 < wrote["cache_write_tokens"] <= first["usage"]["prompt_tokens"]
+    assert wrote["image_tokens"] == first["saccade"]["images"][0]["tokens"]
+    assert first["saccade"]["prompt"]["kept"] == {"3600s": wrote["cache_write_tokens"]}
+    assert first["diagnostics"]["cache_miss_reason"]["type"] == "never_seen"
+    details = again["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] >= wrote["cache_write_tokens"]
+    assert details["cache_write_tokens"] == 0
+    reason = again["diagnostics"]["cache_miss_reason"]
+    assert (reason["type"], reason["place"]) == ("prompt_changed", "messages[0].content[2]")
+    assert server.metric("saccade_pinned", cache="kv") > 0
+    assert server.metric("saccade_pinned", cache="embeddings") > 0
+    flush(server, "/flush_cache")
+    assert server.metric("saccade_pinned", cache="kv") == 0
+    assert server.metric("saccade_pinned", cache="embeddings") == 0
+    late = answer(question("Now?"))["diagnostics"]["cache_miss_reason"]
+    assert (late["type"], late["place"]) == ("flushed", "messages[0].content[0]")

@@ -26,7 +26,7 @@ from saccade.engine.guides import Guides
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
-from saccade.sched.masks import SLOW_SECONDS, Guide, Matchers
+from saccade.sched.masks import Guide, Matchers
 
 THREADS = ThreadPoolExecutor(1)
 CONFIG = EngineConfig(
@@ -87,14 +87,14 @@ class Harness:
             crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         )
         saved = self.worker.saved if isinstance(self.worker, Worker) else ()
-        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size)
+        self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size, 0.5)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []
         self.decoded: list[ImageKey] = []
         self.preemptions = 0
         self.steps = 0
         self.matchers: Matchers | None = None
-        self.slow_seconds = SLOW_SECONDS
+        self.slow_seconds = float("inf")  # `run` waits for no thread
 
     def close(self) -> None:
         """Finish what is being written to disk."""

@@ -18,6 +18,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
     ServerOptions,
 )
 from saccade.tools import cli
@@ -196,7 +197,14 @@ def help_of(flag: str) -> str:
 def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> None:
     every = {
         f"--{field.name.replace('_', '-')}"
-        for options in (ModelOptions, EngineOptions, ParallelOptions, MediaOptions, ServerOptions)
+        for options in (
+            ModelOptions,
+            EngineOptions,
+            PinOptions,
+            ParallelOptions,
+            MediaOptions,
+            ServerOptions,
+        )
         for field in dataclasses.fields(options)
     }
     brief, advanced = help_of("--help"), help_of("--help-advanced")

@@ -1,0 +1,136 @@
+"""Whose word keeps what, and for how long: the book of one cache's pins.
+
+Owns pins by client and item, their times, and what each client's pins cost in the cache's own unit
+(pages, bytes). Knows nothing of what an item is: the cache charges for it, and lets it go when the
+book says so.
+
+All pins together cost at most `share`. A client that asks for more than its part (one of as many as
+there are clients with pins, and what others leave of theirs) loses its own oldest pins; what is
+over the share is taken from the client with the most. So a flood of one client's pins takes nothing
+from another that keeps within its part. Of one client's pins the least recently set, or hit, goes
+first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+Clock = Callable[[], float]
+"""Seconds."""
+
+
+@dataclass(slots=True)
+class _Pin:
+    seconds: int
+    until: float
+    stamp: int
+
+
+class PinBook(Generic[K]):
+    """Pins of items. Whoever `set`s one charges for it, and whoever `drop`s one gives that back.
+
+    given_way: pins that ended before their time, for others' sake.
+    """
+
+    def __init__(self, share: int = 0, clock: Clock = time.monotonic) -> None:
+        self.share = share
+        self.clock = clock
+        self.charged: Counter[str] = Counter()
+        self.given_way = 0
+        self._pins: dict[str, dict[K, _Pin]] = {}  # of a client: the least recently used first
+        self._ends: list[
+            tuple[float, int, str, K]
+        ] = []  # heap of (until, stamp, client, item); stale where the stamp has moved on
+        self._stamps = count(1)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def has(self, client: str, item: K) -> bool:
+        return item in self._pins.get(client, ())
+
+    def room(self, client: str) -> int:
+        """What all pins of a client may cost: its part of the share, or what others leave of it."""
+        others = self.charged.total() - self.charged[client]
+        clients = len(self._pins.keys() | {client})
+        return max(self.share // clients, self.share - others)
+
+    def set(self, client: str, item: K, seconds: int) -> bool:
+        """Pin an item from now on; whether that is new. It is not let go of earlier than it was to
+        be.
+        """
+        pins = self._pins.setdefault(client, {})
+        before = pins.get(item)
+        until = self.clock() + seconds
+        pins[item] = _Pin(seconds, max(until, before.until if before else until), 0)
+        self._length += before is None
+        self._touch(client, item)
+        return before is None
+
+    def hit(self, client: str, item: K) -> None:
+        """What a client has pinned was of use: its time begins anew. Nothing if it has not."""
+        pin = self._pins.get(client, {}).get(item)
+        if pin is not None:
+            pin.until = max(pin.until, self.clock() + pin.seconds)
+            self._touch(client, item)
+
+    def drop(self, client: str, item: K) -> None:
+        """The pin has ended."""
+        pins = self._pins[client]
+        del pins[item]
+        self._length -= 1
+        if not pins:
+            del self._pins[client]
+
+    def charge(self, client: str, cost: int) -> None:
+        """The pins of a client cost so much more, or less."""
+        self.charged[client] += cost
+        if not self.charged[client]:
+            del self.charged[client]
+
+    def due(self) -> Iterator[tuple[str, K]]:
+        """Pins whose time is over; each is to be dropped before the next is asked for."""
+        while self._ends and self._ends[0][0] <= self.clock():
+            _, stamp, client, item = heappop(self._ends)
+            pin = self._pins.get(client, {}).get(item)
+            if pin is not None and pin.stamp == stamp:
+                yield client, item
+
+    def beyond(self) -> Iterator[tuple[str, K]]:
+        """Pins that give way until the share is kept, which are to be dropped one by one."""
+        while self.charged.total() > self.share:
+            client = max(self._pins, key=lambda name: (self.charged[name], -self._oldest(name)))
+            self.given_way += 1
+            yield client, next(iter(self._pins[client]))
+
+    def in_order(self) -> Iterator[tuple[str, K]]:
+        """All pins as they would give way: those of the client with the most first, of each the
+        least recently used first.
+        """
+        for client in sorted(self._pins, key=lambda name: -self.charged[name]):
+            yield from ((client, item) for item in tuple(self._pins.get(client, ())))
+
+    def _oldest(self, client: str) -> int:
+        return next(iter(self._pins[client].values())).stamp
+
+    def _touch(self, client: str, item: K) -> None:
+        pins = self._pins[client]
+        pin = pins.pop(item)
+        pin.stamp = next(self._stamps)
+        pins[item] = pin
+        heappush(self._ends, (pin.until, pin.stamp, client, item))
+        if len(self._ends) > 2 * self._length + 64:
+            self._ends = [
+                (pin.until, pin.stamp, name, each)
+                for name, own in self._pins.items()
+                for each, pin in own.items()
+            ]
+            heapify(self._ends)

@@ -1,0 +1,178 @@
+"""Where a client wants its prompt kept in the caches, and for how long, in the words of both APIs.
+
+Owns the schemas of marks and what they come to. Knows nothing of tokens: a mark is a place between
+parts until the prompt is rendered (`text/landmarks.py`).
+
+    {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
+    {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
+
+Both may stand on a part, on a message (after its last part) and on a tool (after all tools and the
+system's messages), with any ttl from a second to a day. A hit begins the time anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
+from saccade.front.fields import Reader
+
+Lifetime = Annotated[str, Meta(pattern="^[0-9]{1,5}[smh]$")]
+"""So many seconds, minutes or hours: "30s", "5m", "12h"."""
+_UNIT = {"s": 1, "m": 60, "h": 3600}
+_EPHEMERAL, _EXPLICIT = 300, 1800
+"""Seconds of marks that say nothing, in Anthropic's and in OpenAI's words."""
+
+
+class CacheControl(Struct):
+    """What stands up to here is to be kept: Anthropic's mark."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Lifetime | None = None
+
+
+class PromptCacheBreakpoint(Struct):
+    """What stands up to here is to be kept: OpenAI's mark. ttl: else that of
+    `prompt_cache_options`, else 30m.
+    """
+
+    mode: Literal["explicit"] = "explicit"
+    ttl: Lifetime | None = None
+
+
+class PromptCacheOptions(Struct, forbid_unknown_fields=True):
+    """mode: implicit keeps the whole prompt; explicit what stands before breakpoints. ttl: of
+    breakpoints that have none. comparison_response_id: asks for diagnostics, which compare with the
+    likest of this client's prompts, whichever it names.
+    """
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Lifetime | None = None
+    comparison_response_id: str | None = None
+
+
+class Marked(Struct, kw_only=True):
+    """What may carry a mark."""
+
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+_NAMES = {"cache_control", "prompt_cache_breakpoint"}
+_MARKED: Reader[Marked] = Reader(Marked)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """seconds: None: as `prompt_cache_options` has it, or 30 minutes. message, part: after which
+    part; no part: after the message; no message: after the tools.
+    """
+
+    place: str
+    seconds: int | None
+    strict: bool
+    message: int | None = None
+    part: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWish:
+    """What a request asks of the caches beside its marks. seconds: for how long the whole prompt is
+    to be kept; 0: not. default: of marks that do not say. place: what the client calls the wish.
+    diagnose: say why less of the prompt was found than might be. family: `prompt_cache_key`.
+    """
+
+    seconds: int = 0
+    default: int = _EXPLICIT
+    place: str = ""
+    strict: bool = False
+    diagnose: bool = False
+    family: str = ""
+
+
+NO_WISH = CacheWish()
+
+
+def seconds_of(ttl: str, place: str) -> int:
+    """Raises InvalidRequest for what is no time, or too long."""
+    number, unit = ttl[:-1], ttl[-1:]
+    seconds = int(number) * _UNIT[unit] if number.isdecimal() and unit in _UNIT else 0
+    if not 1 <= seconds <= LONGEST_TTL:
+        raise InvalidRequest(
+            f'{place}.ttl: expected a time from "1s" to "24h", such as "5m" or "1h", got '
+            f"{ttl[:20]!r}",
+            f"{place}.ttl",
+        )
+    return seconds
+
+
+def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | None:
+    """The mark that something carries. Raises InvalidRequest as `seconds_of`."""
+    control, point = marked.cache_control, marked.prompt_cache_breakpoint
+    if control is not None:
+        where = f"{place}.cache_control"
+        seconds = seconds_of(control.ttl, where) if control.ttl else _EPHEMERAL
+        return Mark(where, seconds, True, None, part)
+    if point is not None:
+        where = f"{place}.prompt_cache_breakpoint"
+        own = seconds_of(point.ttl, where) if point.ttl else None
+        return Mark(where, own, False, None, part)
+    return None
+
+
+def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
+    """Those of a request's tools. Raises InvalidRequest for a mark that is not well-formed."""
+    given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
+    marks = (
+        read_mark(_MARKED.value({name: tool[name] for name in _NAMES & tool.keys()}, place), place)
+        for place, tool in given
+        if isinstance(tool, Mapping) and _NAMES & tool.keys()
+    )
+    return tuple(mark for mark in marks if mark is not None)
+
+
+def read_cache_wish(
+    control: CacheControl | None,
+    options: PromptCacheOptions | None,
+    retention: str | None,
+    diagnose: bool,
+    family: str,
+) -> CacheWish:
+    """The fields of a request. Raises InvalidRequest as `seconds_of`."""
+    default, seconds, place = _EXPLICIT, 0, ""
+    if retention is not None:
+        seconds = LONGEST_TTL if retention == "24h" else _EPHEMERAL
+        place = "prompt_cache_retention"
+    if options is not None:
+        place = "prompt_cache_options"
+        default = seconds_of(options.ttl, place) if options.ttl else _EXPLICIT
+        seconds = default if options.mode == "implicit" else 0
+        diagnose = diagnose or options.comparison_response_id is not None
+    if control is not None:
+        place = "cache_control"
+        seconds = seconds_of(control.ttl, place) if control.ttl else _EPHEMERAL
+    return CacheWish(seconds, default, place, control is not None, diagnose, family)
+
+
+def choose(marks: Iterable[Mark], wish: CacheWish) -> Sequence[Mark]:
+    """The marks that count, in order: with the wish for the whole prompt, the last four.
+
+    Raises InvalidRequest where Anthropic's are more than four, as its own API does; OpenAI's stay
+    in a conversation, and the last ones count.
+    """
+    every = list(marks)
+    if wish.seconds and not any(mark.place == wish.place for mark in every):
+        every.append(Mark(wish.place, wish.seconds, wish.strict))
+    strict = [mark for mark in every if mark.strict]
+    if len(strict) > MAX_BREAKPOINTS:
+        raise InvalidRequest(
+            f"{strict[MAX_BREAKPOINTS].place}: a request has at most {MAX_BREAKPOINTS} of "
+            f"cache_control, got {len(strict)}",
+            strict[MAX_BREAKPOINTS].place,
+        )
+    return every[-MAX_BREAKPOINTS:]

@@ -1,0 +1,108 @@
+"""Where the parts of a chat end in the text that the template makes of it.
+
+Owns how that is found. The chat is rendered once more, with a private character of its own after
+the last visible character of each text, and as a text of its own after each image. Without these,
+both renderings are the same text, or the template looks at the ends of texts: from the first
+difference on, nothing is known. A place that is not known counts as lying there. Knows nothing of
+tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from saccade.text.prompt import TemplateMessage
+
+_FIRST, _MOST = 0xF0000, 0xFFFE
+TOOLS = -1
+"""The message that stands for everything before the talk: tools, which the template may show before
+or after the system's messages.
+"""
+_FLAGS = re.compile("[\U000f0000-\U000ffffd]")
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """A part, or a message of one text: `message`, `part` as in the chat, and where it ends."""
+
+    message: int
+    part: int | None
+    end: int
+
+    @property
+    def place(self) -> str:
+        """What the client calls it."""
+        if self.message == TOOLS:
+            return "tools"
+        content = f"messages[{self.message}].content"
+        return content if self.part is None else f"{content}[{self.part}]"
+
+
+def flagged(
+    messages: Sequence[TemplateMessage],
+) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
+    """The messages with flags, and (message, part) of each flag. The first message that is not the
+    system's also begins with one.
+    """
+    places: list[tuple[int, int | None]] = []
+
+    def flag(message: int, part: int | None) -> str:
+        places.append((message, part))
+        return chr(_FIRST + len(places) - 1) if len(places) <= _MOST else ""
+
+    talk = next((i for i, each in enumerate(messages) if each["role"] != "system"), None)
+    marked: list[TemplateMessage] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        begin = flag(TOOLS, None) if index == talk and content else ""
+        if isinstance(content, str):
+            content = _after(_before(content, begin), flag(index, None))
+        elif isinstance(content, list):
+            content = [{"type": "text", "text": begin}] if begin else []
+            for number, part in enumerate(message["content"]):
+                mark = flag(index, number)
+                if part.get("type") == "text":
+                    content.append({**part, "text": _after(part["text"], mark)})
+                else:
+                    content += [part, {"type": "text", "text": mark}]
+        marked.append(message if content is None else {**message, "content": content})
+    return marked, places[:_MOST]
+
+
+def _before(text: str, mark: str) -> str:
+    hidden = len(text) - len(text.lstrip())
+    return text[:hidden] + mark + text[hidden:]
+
+
+def _after(text: str, mark: str) -> str:
+    """After the last visible character, so that a template that trims trims the same."""
+    visible = len(text.rstrip())
+    return text[:visible] + mark + text[visible:]
+
+
+def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
+    """Where the parts end in `text`, of which `marked` is the rendering with flags; in the order in
+    which they stand there.
+    """
+    found: list[Landmark] = []
+    for number, match in enumerate(_FLAGS.finditer(marked)):
+        place = ord(match.group()) - _FIRST
+        if place < len(places):
+            found.append(Landmark(*places[place], match.start() - number))
+    bare = _FLAGS.sub("", marked)
+    known = len(text) if bare == text else _agreement(bare, text)
+    return [Landmark(each.message, each.part, min(each.end, known)) for each in found]
+
+
+def _agreement(one: str, other: str) -> int:
+    """How far two texts are the same."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,68 @@
+"""Where the parts of a chat end in what a template makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saccade.text.landmarks import TOOLS, Landmark, find, flagged
+from saccade.text.prompt import ChatTemplate
+
+TURN = "{% for m in messages %}[{{ m.role }}]"
+PARTS = """{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}
+{%- if p.type == 'image' %}<img>{% else %}{{ p.text | trim }}{% endif %}{% endfor %}{% endif %}"""
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "  Be brief. "},
+    {"role": "user", "content": [{"type": "text", "text": "One \n"}, {"type": "image"}]},
+    {"role": "assistant", "tool_calls": []},
+    {"role": "user", "content": "Two."},
+]
+
+
+def located(source: str, chat: list[dict[str, Any]]) -> tuple[str, dict[str, str]]:
+    """The prompt, and the text up to each place."""
+    template = ChatTemplate({"default": source}, {})
+    text = template.render(chat)
+    marked, places = flagged(chat)
+    found = find(text, template.render(marked), places)
+    return text, {each.place: text[: each.end] for each in found}
+
+
+def test_parts_end_where_a_template_that_trims_leaves_them() -> None:
+    text, ends = located(TURN + PARTS + "{% endfor %}", CHAT)
+    assert text == "[system]Be brief.[user]One<img>[assistant][user]Two."
+    assert ends == {
+        "messages[0].content": "[system]Be brief.",
+        "tools": "[system]Be brief.[user]",
+        "messages[1].content[0]": "[system]Be brief.[user]One",
+        "messages[1].content[1]": "[system]Be brief.[user]One<img>",
+        "messages[3].content": text,
+    }
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "{% if m.content is string and m.content.endswith('.') %}!{% endif %}",
+        "{{ m.content | length }}",
+    ],
+)
+def test_nothing_is_said_of_what_a_template_renders_otherwise_with_flags(odd: str) -> None:
+    chat = [{"role": "user", "content": "ab"}, {"role": "user", "content": "Two."}]
+    text, ends = located(TURN + odd + "{{ m.content }}{% endfor %}", chat)
+    for place, prefix in ends.items():
+        assert text.startswith(prefix), place
+    assert len(ends["messages[1].content"]) < len(text)
+
+
+def test_what_a_template_leaves_out_has_no_place() -> None:
+    _, ends = located("{{ messages[-1].content }}", CHAT)
+    assert ends == {"messages[3].content": "Two."}
+
+
+def test_a_flag_that_a_client_writes_moves_no_place_beyond_it() -> None:
+    chat = [{"role": "user", "content": "\U000f0003 one"}, {"role": "user", "content": "two"}]
+    text, ends = located("{% for m in messages %}{{ m.content }};{% endfor %}", chat)
+    assert all(prefix == "" for prefix in ends.values()) and text.startswith("\U000f0003")
+    assert Landmark(TOOLS, None, 0).place == "tools"
