@@ -39,25 +39,24 @@ class Message:
     """One message.
 
     `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content.
+    reasoning_content. `num_characters`: of its text and of its fields.
     """
 
     role: str
     content: str | tuple[Part, ...] | None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        texts = (self.content,) if isinstance(self.content, str) else self.content or ()
+        size = sum(len(part) for part in texts if isinstance(part, str))
+        fields = extent(self.fields).characters if self.fields else 0
+        object.__setattr__(self, "num_characters", size + fields)
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
         parts = self.content if isinstance(self.content, tuple) else ()
         return tuple(part for part in parts if isinstance(part, ImageSource))
-
-    @property
-    def num_characters(self) -> int:
-        """Of its text and of its fields."""
-        fields = extent(self.fields).characters if self.fields else 0
-        if isinstance(self.content, str):
-            return len(self.content) + fields
-        return sum(len(part) for part in self.content or () if isinstance(part, str)) + fields
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it; what is None is left out, as they expect."""
@@ -77,7 +76,8 @@ class Chat:
     """A conversation to be rendered by the chat template.
 
     `variables` are the client's own for the template. effort: `reasoning_effort`, which means what
-    the template makes of it.
+    the template makes of it. `num_characters`: of all that the template is given; it takes a while
+    to count, so a large chat is built beside the event loop.
     """
 
     messages: tuple[Message, ...]
@@ -86,21 +86,18 @@ class Chat:
     continue_final_message: bool = False
     effort: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        messages = sum(message.num_characters for message in self.messages)
+        tools = sum(tool.num_characters for tool in self.offer.tools)
+        variables = extent(self.variables).characters
+        object.__setattr__(self, "num_characters", messages + tools + variables)
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
         """In the order in which the template mentions them."""
         return tuple(picture for message in self.messages for picture in message.pictures)
-
-    @property
-    def num_characters(self) -> int:
-        """Of all messages' text, and of what else the template is given."""
-        messages = sum(message.num_characters for message in self.messages)
-        tools = sum(
-            extent(tool.parameters).characters + len(tool.name) + len(tool.description or "")
-            for tool in self.offer.tools
-        )
-        return messages + tools + extent(self.variables).characters
 
 
 # ---- schemas
