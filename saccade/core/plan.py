@@ -53,7 +53,7 @@ class Row:
     """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
     table. `sample`: draw the next token. `masked`: which tokens may be drawn follows in `Masks`,
     once the step before has told its tokens; the worker waits for it before it draws, not before it
-    computes.
+    computes. `tokens`: those of the row, its last ones, that neither `Open` told nor a step drew.
     """
 
     slot: int
@@ -62,6 +62,7 @@ class Row:
     pages: tuple[int, ...]
     sample: bool
     masked: bool = False
+    tokens: tuple[int, ...] = ()
 
 
 Place = Literal["device", "host", "staged", "disk"]

@@ -241,17 +241,19 @@ class Batcher:
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             start, end = row.start, row.start + row.length
-            if start >= len(slot.tokens):
+            if start >= len(slot.tokens) and not row.tokens:
                 assert row.length == 1 and decoding == index, "rows that decode come first"
                 decoding += 1
                 positions.append(start + slot.shift)
                 places.append(lists[row.slot][start // size] * size + start % size)
                 continue
-            assert end <= len(slot.tokens), "a row lies in the tokens of an open, or after them"
             part = into[:, q_starts[index] : q_starts[index + 1]]
-            place = np.arange(start, end)
-            part[0] = slot.tokens[start:end]
-            part[1:4] = slot.positions[:, start:end]
+            place, opened = np.arange(start, end), max(0, len(slot.tokens) - start)
+            assert row.length == min(row.length, opened) + len(row.tokens), "tokens nobody told"
+            part[0, :opened] = slot.tokens[start:end]
+            part[0, opened:] = row.tokens
+            part[1:4, :opened] = slot.positions[:, start:end]
+            part[1:4, opened:] = place[opened:] + slot.shift
             part[4] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
         if decoding:
             into[1:4, :decoding] = positions

@@ -1,8 +1,9 @@
-"""How an answer ends, and what the front hears of it. Owns nothing."""
+"""How an answer goes on and ends, and what the front hears of it. Owns nothing."""
 
 from __future__ import annotations
 
-from saccade.core.types import Delta, FinishReason, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, SamplingParams, TokenLogprobs
+from saccade.sched.masks import Guide
 from saccade.sched.sequence import Sequence
 
 
@@ -22,15 +23,71 @@ def end_reason(
     return None
 
 
+def follow(
+    sequence: Sequence,
+    guide: Guide,
+    reason: FinishReason | None,
+    eos: frozenset[int],
+    token_limit: int,
+) -> FinishReason | None:
+    """Go on in the grammar after the newest token, which ends the answer for `reason` unless that
+    is None; tokens that must follow join the sequence, unsaid, where nothing but the tokens is
+    asked for. Why the answer ends with them, if it does.
+
+    Raises InvalidRequest when the grammar has become too complex to follow.
+    """
+    run = sequence.run
+    drawing = run.drawing if run else 0
+    if guide.must_end:
+        return "stop"
+    if reason is not None:
+        return reason
+    if not jumps(sequence.request.sampling):
+        guide.step()
+    else:
+        reason = _jump(sequence, guide, drawing, eos, token_limit)
+        drawing = run.drawing if run else 0
+    if reason is None:
+        guide.go_on(planned=drawing > 0)
+    return reason
+
+
+def _jump(
+    sequence: Sequence, guide: Guide, drawing: int, eos: frozenset[int], token_limit: int
+) -> FinishReason | None:
+    """Take the tokens that must follow; why the answer ends within them, or after."""
+    forced = guide.jump(planned=drawing > 0)
+    for token in forced[:-1]:
+        sequence.append(token)
+        if (reason := end_reason(sequence, token, eos, token_limit)) is not None:
+            return reason
+    if not forced:
+        return None
+    sequence.append(forced[-1])
+    if sequence.run is not None:  # a plan in flight draws the first of them
+        sequence.run.skips += drawing
+        sequence.run.drawing -= drawing
+    return "stop" if guide.must_end else end_reason(sequence, forced[-1], eos, token_limit)
+
+
+def jumps(sampling: SamplingParams) -> bool:
+    """Whether tokens may be taken without a row that draws them."""
+    penalties = sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.logprobs is None and sampling.repetition_penalty == 1.0 and not any(penalties)
+
+
 def report(
     sequence: Sequence,
     reason: FinishReason | None,
     error: str | None = None,
-    tokens: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprobs, ...] = (),
     code: str | None = None,
 ) -> Delta:
-    """News of a sequence. Its first tells what was found where."""
+    """News of a sequence: the tokens that have not been told. The first tells what was found
+    where.
+    """
+    tokens = tuple(sequence.tokens[len(sequence.tokens) - sequence.unsaid :])
+    sequence.unsaid = 0
     cached, images = (0, ()) if sequence.reported else (sequence.cached or 0, sequence.outcomes())
     sequence.reported = True
     return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, code)

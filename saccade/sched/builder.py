@@ -120,10 +120,14 @@ class PlanBuilder:
 def _row(sequence: Sequence, run: Run, end: int) -> Row:
     """The row that computes `[run.planned, end)`, which then counts as planned."""
     start, sample = run.planned, end == sequence.length
+    decoding = run.drawn == start == end - 1
+    unknown = () if decoding else tuple(sequence.tokens[max(start, run.opened) : end])
     pages = tuple(run.pages[run.announced :])
     run.planned, run.announced = end, len(run.pages)
-    run.drawing += sample
-    return Row(run.slot, start, end - start, pages, sample, sample and sequence.guide is not None)
+    if sample:
+        run.drawing, run.drawn = run.drawing + 1, end
+    masked = sample and sequence.guide is not None
+    return Row(run.slot, start, end - start, pages, sample, masked, unknown)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:

@@ -8,7 +8,7 @@ the front has checked), of tensors, or of when a mask is applied.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
@@ -144,7 +144,9 @@ class Guide:
     """A sequence's matcher, and the mask of its next token, which is made as soon as the token
     before is known: at once, or, where masks are slow, by another thread while others go on.
 
-    A sequence is planned ahead of its token only while its masks are quick.
+    A sequence is planned ahead of its token only while its masks are quick. Where the grammar
+    forces tokens, they are taken as the tokenizer would cut them: at once (`jump`), or one by one
+    (`step`), drawn under masks that allow nothing else; an answer is the same either way.
     """
 
     def __init__(
@@ -155,8 +157,8 @@ class Guide:
         wake: Callable[[], object],
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
-        """The first mask is made here. `words`: of one row of a mask. `wake`: called by another
-        thread when a slow mask is there.
+        """The first mask is made here, so that the grammar's own cost is paid. `words`: of one row
+        of a mask. `wake`: called by another thread when a slow mask is there.
         """
         self._matcher = matcher
         self._row = np.zeros(words, np.uint32)
@@ -166,6 +168,8 @@ class Guide:
         self._slow = slow_seconds <= 0
         self._fault: InvalidRequest | None = None
         self._filling: Future[None] | None = None
+        self._forced: deque[int] = deque()  # to be drawn one by one
+        self._only: int | None = None  # what the mask asked for next allows, before `_row`
         self._fill()
 
     @property
@@ -191,13 +195,34 @@ class Guide:
     def accept(self, token: int) -> None:
         """The next token was drawn under the mask. Raises as `Matcher.accept`."""
         self._matcher.accept((token,))
+        if self._forced:
+            self._forced.popleft()
+
+    def jump(self, planned: bool) -> tuple[int, ...]:
+        """Take the tokens that must follow, and return them. `planned`: a plan in flight draws the
+        first. Raises as `Matcher.accept`.
+        """
+        tokens = self._matcher.forced()
+        if tokens:
+            self._matcher.accept(tokens)
+            self._only = tokens[0] if planned else None
+        return tokens
+
+    def step(self) -> None:
+        """Have the tokens that must follow drawn one by one."""
+        if not self._forced:
+            self._forced.extend(self._matcher.forced())
 
     def go_on(self, planned: bool) -> None:
-        """Make the mask of the next token. `planned`: a plan in flight needs it."""
+        """Make the mask of the next token, where one is to be drawn. `planned`: a plan in flight
+        needs it.
+        """
+        if self._forced:
+            return
         if planned or not self._slow:
-            begin = time.perf_counter()
+            begin = time.thread_time()  # of this thread alone: the machine may be busy
             self._fill()
-            self._slow |= time.perf_counter() - begin > self._slow_seconds
+            self._slow |= time.thread_time() - begin > self._slow_seconds
         else:
             self._filling = self._threads.submit(self._fill)
             self._filling.add_done_callback(lambda _: self._wake())
@@ -210,6 +235,12 @@ class Guide:
         if self._filling is not None:
             self._filling.result()
             self._filling = None
+        only = self._forced[0] if self._forced else self._only
+        self._only = None
+        if only is not None:
+            row = np.zeros_like(self._row)
+            row[only // 32] = np.uint32(1 << only % 32)
+            return row.tobytes()
         if self._fault is not None:
             raise self._fault
         return self._row.tobytes()

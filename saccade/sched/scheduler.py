@@ -26,7 +26,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InvalidRequest
 from saccade.core.plan import Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
-from saccade.sched.answers import end_reason, report
+from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.gallery import Gallery
@@ -94,10 +94,15 @@ class Scheduler:
         fits = all(self.gallery.slots.fits(image) for image in request.images)
         if (error := refusal(request, self.limits, self.token_limit, fits)) is not None:
             return [Delta(request.id, finish="error", error=error)]
-        if guide is not None and guide.must_end:
-            return [Delta(request.id, finish="stop")]
         sequence = Sequence(request, self.counts.requests, guide)
         self.counts.requests += 1
+        if guide is not None:
+            try:
+                reason = follow(sequence, guide, None, self._eos, self.token_limit)
+            except InvalidRequest as fault:
+                return [self._tell(sequence, "error", fault.message, code=fault.code)]
+            if reason is not None:
+                return [self._tell(sequence, reason)]
         self._ids[request.id] = sequence
         self.waiting.add(sequence)
         self.gallery.join(sequence)
@@ -384,8 +389,11 @@ class Scheduler:
         for row, (sequence, run) in zip(flight.plan.rows, flight.rows, strict=True):
             token, logprobs = next(drawn) if row.sample else (-1, None)
             if sequence.run is run:
+                known = row.sample and run.skips > 0
+                run.skips -= known
+                run.drawing -= row.sample and not known
                 self._advance(sequence, run, row)
-                if row.sample:
+                if row.sample and not known:
                     deltas.append(self._append(sequence, token, logprobs))
         self.pool.release(flight.pages)
         return deltas
@@ -395,44 +403,29 @@ class Scheduler:
         with.
         """
         self._room.publish(sequence, run, row.start + row.length)
-        run.drawing -= row.sample
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
-        sequence.tokens.append(token)
-        self.counts.generated_tokens += 1
+        sequence.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
         if (guide := sequence.guide) is not None:
             try:
-                reason = self._follow(sequence, guide, token, reason)
+                guide.accept(token)
+                reason = follow(sequence, guide, reason, self._eos, self.token_limit)
             except InvalidRequest as error:
                 return self._finish(sequence, "error", error.message, code=error.code)
         if reason is not None:
-            return self._finish(sequence, reason, None, (token,), given)
-        return report(sequence, None, None, (token,), given)
-
-    def _follow(
-        self, sequence: Sequence, guide: Guide, token: int, reason: FinishReason | None
-    ) -> FinishReason | None:
-        """Go on in the grammar, where the answer goes on for all else; why it ends, if it does."""
-        run = sequence.run
-        assert run is not None
-        guide.accept(token)
-        if guide.must_end:
-            return "stop"
-        if reason is None:
-            guide.go_on(planned=run.drawing > 0)
-        return reason
+            return self._finish(sequence, reason, None, given)
+        return self._tell(sequence, None, None, given)
 
     def _finish(
         self,
         sequence: Sequence,
         reason: FinishReason,
         error: str | None = None,
-        tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
@@ -447,7 +440,18 @@ class Scheduler:
         self.gallery.leave(sequence)
         if self._room.refused is sequence:
             self._room.forget_refusal()
-        return report(sequence, reason, error, tokens, logprobs, code)
+        return self._tell(sequence, reason, error, logprobs, code)
+
+    def _tell(
+        self,
+        sequence: Sequence,
+        reason: FinishReason | None,
+        error: str | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        code: str | None = None,
+    ) -> Delta:
+        self.counts.generated_tokens += sequence.unsaid
+        return report(sequence, reason, error, logprobs, code)
 
     # ---- for tests
 

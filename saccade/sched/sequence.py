@@ -32,7 +32,10 @@ class Run:
 
     node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
     computed: tokens `[0, computed)` have valid KV, as results have told. planned: as far as the
-    plans in flight go. drawing: tokens that they draw. pins: embeddings kept for this sequence.
+    plans in flight go. drawing: tokens that they draw and that are not known; skips: rows of theirs
+    that draw a token that is known. opened: tokens that the worker was told when the slot was
+    opened; drawn: the place of the last token that a row draws. pins: embeddings kept for this
+    sequence.
     """
 
     slot: int
@@ -41,7 +44,10 @@ class Run:
     announced: int
     computed: int
     planned: int
+    opened: int
     drawing: int = 0
+    skips: int = 0
+    drawn: int = -1
     pins: set[ImageKey] = field(default_factory=set)
 
 
@@ -57,7 +63,8 @@ class Sequence:
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
-    guide: what the answer may be; None: any text.
+    guide: what the answer may be; None: any text. unsaid: how many of its newest tokens no delta
+    has told.
     """
 
     __slots__ = (
@@ -76,6 +83,7 @@ class Sequence:
         "request",
         "run",
         "state",
+        "unsaid",
     )
 
     def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
@@ -96,6 +104,7 @@ class Sequence:
         self.found: dict[int, ImageOutcome] = {}
         self.cached: int | None = None
         self.reported = False
+        self.unsaid = 0
 
     @property
     def client(self) -> str:
@@ -135,9 +144,14 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """The next row is one answer token."""
+        """The next row is one answer token, which a row before has drawn."""
         run = self.run
-        return run is not None and self.prompt_length <= run.planned == self.length - 1
+        return run is not None and run.drawn == run.planned == self.length - 1
+
+    def append(self, token: int) -> None:
+        """The answer has grown."""
+        self.tokens.append(token)
+        self.unsaid += 1
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for
@@ -180,7 +194,7 @@ class Sequence:
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
-        self.run = Run(slot, node, pages, len(pages), computed, computed)
+        self.run = Run(slot, node, pages, len(pages), computed, computed, len(self.tokens))
         self.blocked, self.cramped = None, False
         if self.cached is None:
             self.cached = min(computed, self.prompt_length)

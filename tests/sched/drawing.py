@@ -131,6 +131,10 @@ class Drawing:
         drawn = []
         for row in plan.rows:
             tokens, end = self._slots[row.slot], row.start + row.length
+            if row.tokens:  # the first of which may have been drawn
+                start = end - len(row.tokens)
+                assert tokens[start:] == list(row.tokens[: len(tokens) - start])
+                tokens[start:] = row.tokens
             assert end <= len(tokens), "a row of tokens that the worker does not know"
             if not row.sample:
                 continue

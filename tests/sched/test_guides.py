@@ -160,3 +160,50 @@ def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
     assert answers["heavy"].finish == "error" and answers["heavy"].code == "grammar_too_complex"
     assert "simplify" in (answers["heavy"].error or "")
     assert answers["plain"].finish == "length" and answers["letters"].finish == "stop"
+
+
+def test_forced_tokens_are_computed_together_and_never_drawn() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a_long_name_of_a_property": {"enum": [True, False]},
+            "another_name_which_is_long": {"enum": [1, 2]},
+        },
+        "required": ["a_long_name_of_a_property", "another_name_which_is_long"],
+        "additionalProperties": False,
+    }
+    grammar = GRAMMARS.compile(Wish("json", schema, "x")).text
+    for depth in (1, 2):
+        drawing = Drawing(depth)
+        drawing.add("a", grammar, seed=1)
+        answer = drawing.run()["a"]
+        jsonschema.validate(json.loads(answer.text), schema)
+        drawn = sum(row.sample for plan in drawing.plans for row in plan.rows)
+        assert drawn < 8 < 20 < len(answer.tokens)
+        assert drawing.scheduler.counts.generated_tokens == len(answer.tokens)
+        first = drawing.plans[0].open[0]
+        assert demo_lexicon().decode_str(list(first.tokens[3:])).startswith('{"a_long_name')
+
+
+def test_an_answer_is_the_same_where_forced_tokens_are_drawn_one_by_one() -> None:
+    schemas = draw_schemas(6, seed=6)
+    found = []
+    for sampling in ({}, {"logprobs": 0}, {"frequency_penalty": 0.1}):
+        drawing = Drawing()
+        for index, (_, grammar) in enumerate(schemas):
+            drawing.add(f"{index}", grammar, seed=index, max_tokens=120, **sampling)
+        found.append({id: answer.tokens for id, answer in drawing.run().items()})
+    drawn = sum(row.sample for plan in drawing.plans for row in plan.rows)
+    assert drawn >= drawing.scheduler.counts.generated_tokens
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_answer_that_is_forced_whole_takes_no_step_and_may_be_cut() -> None:
+    drawing = Drawing()
+    whole = GRAMMARS.compile(Wish("choice", ["nothing else"], "x")).text
+    drawing.add("whole", whole)
+    drawing.add("cut", whole, max_tokens=2)
+    answers = drawing.answers
+    assert (answers["whole"].finish, answers["whole"].text) == ("stop", "nothing else")
+    assert (answers["cut"].finish, len(answers["cut"].tokens)) == ("length", 2)
+    assert not drawing.plans and drawing.scheduler.idle
