@@ -398,8 +398,8 @@ def test_forced_calls_through_the_sdks_stream_with_images_in_results(server: Ser
             deltas = [e for e in stream if e.type == "tool_calls.function.arguments.delta"]
             answer = stream.get_final_completion()
         message = answer.choices[0].message
-        (call,) = message.tool_calls or [None]
-        assert call is not None
+        assert message.tool_calls is not None and len(message.tool_calls) == 1
+        call = message.tool_calls[0]
         assert answer.choices[0].finish_reason == "tool_calls" and message.content is None
         assert call.function.parsed_arguments["where"] in ("left", "right")  # type: ignore[index]
         assert "".join(each.arguments_delta for each in deltas) == call.function.arguments
