@@ -40,26 +40,26 @@ class Message:
     """One message.
 
     `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content. marks: where its client wants the prompt kept up to.
+    reasoning_content. marks: where its client wants the prompt kept up to. `num_characters`: of its
+    text and of its fields.
     """
 
     role: str
     content: str | tuple[Part, ...] | None
     fields: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        texts = (self.content,) if isinstance(self.content, str) else self.content or ()
+        size = sum(len(part) for part in texts if isinstance(part, str))
+        fields = extent(self.fields).characters if self.fields else 0
+        object.__setattr__(self, "num_characters", size + fields)
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
         parts = self.content if isinstance(self.content, tuple) else ()
         return tuple(part for part in parts if isinstance(part, ImageSource))
-
-    @property
-    def num_characters(self) -> int:
-        """Of its text and of its fields."""
-        fields = extent(self.fields).characters if self.fields else 0
-        if isinstance(self.content, str):
-            return len(self.content) + fields
-        return sum(len(part) for part in self.content or () if isinstance(part, str)) + fields
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it; what is None is left out, as they expect."""
@@ -79,7 +79,8 @@ class Chat:
     """A conversation to be rendered by the chat template.
 
     `variables` are the client's own for the template. effort, verbosity: `reasoning_effort` and
-    `verbosity`, which mean what the template makes of them.
+    `verbosity`, which mean what the template makes of them. `num_characters`: of all that the
+    template is given; it takes a while to count, so a large chat is built beside the event loop.
     """
 
     messages: tuple[Message, ...]
@@ -90,6 +91,13 @@ class Chat:
     verbosity: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        messages = sum(message.num_characters for message in self.messages)
+        tools = sum(tool.num_characters for tool in self.offer.tools)
+        variables = extent(self.variables).characters
+        object.__setattr__(self, "num_characters", messages + tools + variables)
 
     @property
     def pictures(self) -> tuple[ImageSource, ...]:
@@ -105,16 +113,6 @@ class Chat:
             for mark in message.marks
         )
         return (*self.tool_marks, *marks)
-
-    @property
-    def num_characters(self) -> int:
-        """Of all messages' text, and of what else the template is given."""
-        messages = sum(message.num_characters for message in self.messages)
-        tools = sum(
-            extent(tool.parameters).characters + len(tool.name) + len(tool.description or "")
-            for tool in self.offer.tools
-        )
-        return messages + tools + extent(self.variables).characters
 
 
 # ---- schemas

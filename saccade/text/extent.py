@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """characters: of all strings, keys included, and one for any other value. depth: lists and
-    objects within each other; 0 for a value that is neither.
+    """characters: of all strings, keys included, two for each pair of brackets, and one for any
+    other value. depth: lists and objects within each other; 0 for a value that is neither.
     """
 
     characters: int
@@ -32,9 +32,11 @@ def extent(value: Any) -> Extent:
         elif isinstance(each, Mapping):
             characters += sum(len(key) if isinstance(key, str) else 1 for key in each)
             left += [(inner, level + 1) for inner in each.values()]
+            characters += 2
             depth = max(depth, level + 1)
         elif isinstance(each, list | tuple):
             left += [(inner, level + 1) for inner in each]
+            characters += 2
             depth = max(depth, level + 1)
         else:
             characters += 1

@@ -17,6 +17,8 @@ from saccade.text.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 16_384
+MAX_TOOLS_CHARACTERS = 524_288
+"""Of all tools of a request: names, descriptions and schemas."""
 _MAX_DEPTH = 2 * MAX_SCHEMA_DEPTH
 """Lists and objects within each other in a schema: each level of it takes two, e.g. `properties`
 and the property.
@@ -27,13 +29,16 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that a request offers. `param`: where its parameters' schema stands in the request."""
+    """A tool that a request offers. `param`: where its parameters' schema stands in the request;
+    `num_characters`: of name, description and schema.
+    """
 
     name: str
     parameters: Any
     strict: bool
     param: str
-    description: str | None = None
+    description: str | None
+    num_characters: int
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it; what is for the server alone is left out."""
@@ -90,6 +95,12 @@ def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
             where = f"{where}.function.name"
             raise InvalidRequest(f"{where}: a second tool named {one.name!r}", where)
         read[one.name] = one
+    if (size := sum(tool.num_characters for tool in read.values())) > MAX_TOOLS_CHARACTERS:
+        raise InvalidRequest(
+            f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: offer fewer, "
+            "or shorten their descriptions",
+            "tools",
+        )
     return tuple(read.values())
 
 
@@ -110,12 +121,15 @@ def _read_function(function: Mapping[str, Any], where: str) -> Tool:
         raise InvalidRequest(f"{where}.strict: expected true or false", f"{where}.strict")
     parameters = function.get("parameters")
     parameters = _NO_PARAMETERS if parameters is None else parameters
-    _check_parameters(parameters, f"{where}.parameters")
-    return Tool(name, parameters, strict is True, f"{where}.parameters", description)
+    where = f"{where}.parameters"
+    size = _check_parameters(parameters, where) + len(name) + len(description or "")
+    return Tool(name, parameters, strict is True, where, description, size)
 
 
-def _check_parameters(schema: Any, where: str) -> None:
-    """What every use of a schema needs; a grammar asks for more (`schema.prepare_schema`)."""
+def _check_parameters(schema: Any, where: str) -> int:
+    """What every use of a schema needs; a grammar asks for more (`schema.prepare_schema`). Its
+    characters.
+    """
     size = extent(schema)
     for has, most, what in (
         (size.characters, MAX_SCHEMA_BYTES, "characters"),
@@ -135,3 +149,4 @@ def _check_parameters(schema: Any, where: str) -> None:
         raise InvalidRequest(
             f"{where}.properties: expected an object of schemas", f"{where}.properties"
         )
+    return size.characters

@@ -16,12 +16,19 @@ from llguidance import LLTokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.lexicon import tag_term
 from saccade.text.call_xml import allowed_types
+from saccade.text.extent import extent
 from saccade.text.grammar import Part, Wish, lark_part, schema_part
 from saccade.text.offer import Tool
 from saccade.text.schema import as_root, place_name, prepare_schema
 from saccade.text.tool_calls import CLOSE, OPEN, Form
 
 _MAY_BE_ANY = {"type": "object"}
+
+_REFERENCE = '"$ref"'
+_MAX_CHARACTERS = 524_288
+"""Of the schemas within one grammar, which takes about a second to compile then. In the XML form
+each value that refers to others has them all in a schema of its own.
+"""
 
 Need = Literal["may", "must"]
 
@@ -37,6 +44,27 @@ class Style:
     @classmethod
     def of(cls, form: Form, lexicon: LLTokenizer) -> Style:
         return cls(form, tag_term(lexicon, OPEN), tag_term(lexicon, CLOSE))
+
+
+class _Parts:
+    """Grammars of values, within bounds. param: the field that asks for them."""
+
+    def __init__(self, param: str) -> None:
+        self.made: list[Part] = []
+        self._param = param
+        self._characters = 0
+
+    def add(self, part: Part) -> None:
+        """Raises InvalidRequest when all are too large together."""
+        self._characters += extent(part).characters
+        if self._characters > _MAX_CHARACTERS:
+            raise InvalidRequest(
+                f"{self._param}: the schemas of these tools are too large for a grammar: "
+                f"{self._characters} characters and more, with what each refers to; the limit is "
+                f"{_MAX_CHARACTERS}: offer fewer tools, or none that is strict",
+                self._param,
+            )
+        self.made.append(part)
 
 
 def read_tool_choice(
@@ -121,13 +149,13 @@ def calls_wish(
     `answer`. may: text, in which every <tool_call> begins a call. Raises InvalidRequest that names
     the place within a tool's schema.
     """
-    parts: list[Part] = []
+    parts = _Parts(param)
     rules = []
     for index, tool in enumerate(tools):
         schema = prepare_schema(tool.parameters, tool.param)
         if style.form == "hermes":
             head = _quoted('{"name": ' + json.dumps(tool.name) + ', "arguments": ')
-            parts.append(schema_part(f"arguments_{index}", _as_object(schema)))
+            parts.add(schema_part(f"arguments_{index}", _as_object(schema)))
             rules.append(f'tool_{index}: {head} @arguments_{index} "}}\\n"')
         else:
             rules += _xml_rules(index, tool, schema, parts)
@@ -145,12 +173,12 @@ def calls_wish(
             _begun(style),
         ]
     if answer is not None:
-        parts.append(_answer_part(answer))
+        parts.add(_answer_part(answer))
     lark = "\n".join([*start, f"called: {any_tool}", *rules]) + "\n"
     schemas = [Wish("json", tool.parameters, tool.param) for tool in tools]
     if answer is not None:
         schemas.append(answer)
-    return Wish("parts", [lark_part("calls", lark), *parts], param, inner=tuple(schemas))
+    return Wish("parts", [lark_part("calls", lark), *parts.made], param, inner=tuple(schemas))
 
 
 def _answer_part(answer: Wish) -> Part:
@@ -171,7 +199,7 @@ def _begun(style: Style) -> str:
     return f'begun: AFTER {style.opening} "\\n"'
 
 
-def _xml_rules(index: int, tool: Tool, schema: Any, parts: list[Part]) -> list[str]:
+def _xml_rules(index: int, tool: Tool, schema: Any, parts: _Parts) -> list[str]:
     """Rules of one tool: its parameters in their order, those that are not required left out or
     not. A string stands as it is, up to its closing tag; its further bounds are not held.
     """
@@ -192,8 +220,9 @@ def _xml_rules(index: int, tool: Tool, schema: Any, parts: list[Part]) -> list[s
             rules.append(f"{rule}: {head} {rule}_text")
             rules.append(f'{rule}_text[suffix="\\n</parameter>\\n"]: /(?s:.*)/')
         else:
-            alone = as_root(schema, ("properties", name))
-            parts.append(schema_part(f"value_{index}_{number}", alone))
+            refers = _REFERENCE in json.dumps(inner)
+            alone = as_root(schema, ("properties", name)) if refers else inner
+            parts.add(schema_part(f"value_{index}_{number}", alone))
             rules.append(f'{rule}: {head} @value_{index}_{number} "\\n</parameter>\\n"')
         body.append(rule if name in object_.get("required", ()) else f"{rule}?")
     head = _quoted(f"<function={tool.name}>\n")

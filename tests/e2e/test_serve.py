@@ -398,6 +398,48 @@ def test_a_stop_signal_lets_running_requests_finish_and_leaves_no_process(
         assert not alive
 
 
+def test_forced_calls_through_the_sdks_stream_with_images_in_results(server: Server) -> None:
+    """A random model calls as it must; each call goes back with an image as its result."""
+    look: Any = {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"where": {"enum": ["left", "right"]}},
+                "required": ["where"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages: list[Any] = [user(image_part(picture(64, 96)), text_part("what?"))]
+    encoded = server.metric("saccade_images_encoded_total")
+    for turn in range(3):
+        with client.chat.completions.stream(
+            model=client.models.list().data[0].id,
+            messages=messages,
+            tools=[look],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=1.0,
+            seed=turn,
+        ) as stream:
+            deltas = [e for e in stream if e.type == "tool_calls.function.arguments.delta"]
+            answer = stream.get_final_completion()
+        message = answer.choices[0].message
+        assert message.tool_calls is not None and len(message.tool_calls) == 1
+        call = message.tool_calls[0]
+        assert answer.choices[0].finish_reason == "tool_calls" and message.content is None
+        assert call.function.parsed_arguments["where"] in ("left", "right")  # type: ignore[index]
+        assert "".join(each.arguments_delta for each in deltas) == call.function.arguments
+        result = [image_part(picture(64, 96, seed=50 + turn))]
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    # Three prompts with one, two and three images: each was encoded once.
+    assert server.metric("saccade_images_encoded_total") - encoded <= 3
+
+
 # ---- Anthropic's API
 
 

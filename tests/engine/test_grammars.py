@@ -91,7 +91,7 @@ def test_a_preempted_answer_goes_on_after_its_forced_tokens(
     net: FamilyNet, words: tuple[Matchers, str]
 ) -> None:
     calm, expected = run(net, words, 6)
-    tight, found = run(net, words, 6, pages=14)
+    tight, found = run(net, words, 6, pages=8)
     assert calm.scheduler.counts.preemptions == 0 < tight.scheduler.counts.preemptions
     assert found == expected
 

@@ -65,9 +65,9 @@ def test_a_template_without_tools_gets_ours_for_tools_and_calls_alone(tmp_path: 
 
 
 def test_an_extent_counts_whatever_the_nesting() -> None:
-    assert extent({"ab": ["c", 1, None, {"d": "ef"}]}) == Extent(8, 3)
+    assert extent({"ab": ["c", 1, None, {"d": "ef"}]}) == Extent(14, 3)
     assert extent("abc") == Extent(3, 0)
     deep: Any = "x"
     for _ in range(5_000):
         deep = [deep]
-    assert extent(deep) == Extent(1, 5_000)
+    assert extent(deep) == Extent(10_001, 5_000)

@@ -218,3 +218,39 @@ def test_what_cannot_be_held_is_refused_by_field(
         assert made is not None
         grammars.compile(made)
     assert refused.value.param == param
+
+
+def test_values_that_refer_to_others_do_not_make_a_grammar_of_any_size() -> None:
+    """In the XML form each has all that it refers to in a schema of its own."""
+    shared = {"$ref": "#/$defs/a"}
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": shared for i in range(900)},
+        "$defs": {"a": {"type": "integer", "description": "y" * 60_000}},
+    }
+    tools = read_tools(offered(made=schema))
+    with pytest.raises(InvalidRequest, match="too large for a grammar") as caught:
+        read_tool_choice("required", tools, Style("xml", '"<a>"', '"</a>"'))
+    assert caught.value.param == "tool_choice"
+    assert read_tool_choice("required", tools, STYLE) is not None
+
+
+@pytest.mark.parametrize("form", ["hermes", "xml"])
+def test_an_answer_is_a_call_or_what_else_is_asked_for(
+    grammars: Grammars, matchers: Matchers, form: Form
+) -> None:
+    answer = Wish("json", {"type": "object", "required": ["sum"]}, "response_format")
+    style = Style.of(form, demo_lexicon())
+    made = read_tool_choice("auto", TOOLS, style, True, answer)
+    assert made is not None
+    grammar = grammars.compile(made).text
+    call = HERMES_LOOK if form == "hermes" else XML_LOOK
+    assert takes(matchers, grammar, '{"sum": 3}') and takes(matchers, grammar, call)
+    assert not takes(matchers, grammar, "Well") and not takes(matchers, grammar, "{}")
+    assert read_tool_choice("none", TOOLS, style, True, answer) is answer
+    forced = read_tool_choice("required", TOOLS, style, True, answer)
+    assert forced is not None
+    assert not takes(matchers, grammars.compile(forced).text, '{"sum": 3}')
+    regex = Wish("regex", "a", "structured_outputs.regex")
+    with pytest.raises(InvalidRequest, match="only JSON can be asked for"):
+        read_tool_choice("auto", TOOLS, style, True, regex)
