@@ -209,3 +209,14 @@ def test_the_command_line_answers_about_a_file(
     assert refused.stderr.startswith(f"error: {text}: the picture is text"), (
         "before the model is looked for"
     )
+
+
+def test_an_answer_may_be_held_to_a_form(llm: LLM) -> None:
+    hot = SamplingParams(max_tokens=50, temperature=1.0, seed=1)
+    colours = {"choice": ["red", "blue"]}
+    answers = llm.chat([ask("a"), ask("b")], hot, structured_outputs=colours, progress=False)
+    assert all(answer.text in colours["choice"] for answer in answers)
+    whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1, 2]]}}}
+    assert llm.chat(ask("a"), hot, response_format=whole).text == "[1, 2]"
+    with pytest.raises(InvalidRequest, match="structured_outputs.json.not"):
+        llm.chat(ask("a"), hot, structured_outputs={"json": {"not": {}}})
