@@ -218,5 +218,5 @@ def test_an_answer_may_be_held_to_a_form(llm: LLM) -> None:
     assert all(answer.text in colours["choice"] for answer in answers)
     whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1, 2]]}}}
     assert llm.chat(ask("a"), hot, response_format=whole).text == "[1, 2]"
-    with pytest.raises(InvalidRequest, match="structured_outputs.json.not"):
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.json\.not"):
         llm.chat(ask("a"), hot, structured_outputs={"json": {"not": {}}})
