@@ -63,8 +63,8 @@ class Sequence:
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
-    guide: what the answer may be; None: any text. unsaid: how many of its newest tokens no delta
-    has told.
+    guide: what the answer may be; None: any text. told: tokens of the answer that deltas have told;
+    None before the first delta.
     """
 
     __slots__ = (
@@ -79,11 +79,10 @@ class Sequence:
         "last_use",
         "matched",
         "order",
-        "reported",
         "request",
         "run",
         "state",
-        "unsaid",
+        "told",
     )
 
     def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
@@ -103,8 +102,7 @@ class Sequence:
         self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
         self.found: dict[int, ImageOutcome] = {}
         self.cached: int | None = None
-        self.reported = False
-        self.unsaid = 0
+        self.told: int | None = None
 
     @property
     def client(self) -> str:
@@ -148,10 +146,10 @@ class Sequence:
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
-    def append(self, token: int) -> None:
-        """The answer has grown."""
-        self.tokens.append(token)
-        self.unsaid += 1
+    @property
+    def untold(self) -> tuple[int, ...]:
+        """Tokens of the answer that no delta has told."""
+        return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for
