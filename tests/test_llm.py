@@ -274,3 +274,14 @@ def test_tools_are_refused_in_python_as_over_http(llm: LLM) -> None:
         assert caught.value.param == param
     free = llm.chat(ask("what?"), GREEDY, tools=[LOOK])
     assert (free.finish_reason, free.tool_calls, free.completion_tokens) == ("length", (), 8)
+
+
+def test_an_answer_may_be_held_to_a_form(llm: LLM) -> None:
+    hot = SamplingParams(max_tokens=50, temperature=1.0, seed=1)
+    colours = {"choice": ["red", "blue"]}
+    answers = llm.chat([ask("a"), ask("b")], hot, structured_outputs=colours, progress=False)
+    assert all(answer.text in colours["choice"] for answer in answers)
+    whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1, 2]]}}}
+    assert llm.chat(ask("a"), hot, response_format=whole).text == "[1, 2]"
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.json\.not"):
+        llm.chat(ask("a"), hot, structured_outputs={"json": {"not": {}}})

@@ -52,7 +52,7 @@ class WorkerBoot:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenizerText:
     """The first message: the tokenizer, as `tokenizers.Tokenizer.to_str` writes it, for grammars.
     Empty: no request will have one.
     """
@@ -231,7 +231,7 @@ class Begun:
     saved: tuple[tuple[ImageKey, int], ...]
 
 
-ToEngine = Vocabulary | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
+ToEngine = TokenizerText | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
 ToFront = Ready | Failed | Output | Figures | Alive
 ToWorker = Load | Begin | Plan | Masks | Finish
 FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed

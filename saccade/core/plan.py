@@ -1,9 +1,10 @@
-"""The only message from the scheduler to the workers: one immutable `Plan` per step.
+"""The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks`
+of its rows that follow a grammar.
 
 Ranks never decide: everything a rank does in a step stands here. A worker keeps, per slot, what
-`Open` told it and the tokens that were drawn there since, so a plan names positions, never token
-values. Two plans may be in flight: step n+1 is planned and sent while step n is computed, and a
-`StepResult` answers each, in order.
+`Open` told it and the tokens that were drawn there since, so a plan names positions, and of token
+values only those that a grammar forced. Two plans may be in flight: step n+1 is planned and sent
+while step n is computed, and a `StepResult` answers each, in order.
 """
 
 from __future__ import annotations

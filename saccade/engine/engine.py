@@ -26,7 +26,7 @@ from saccade.core.messages import (
     Submit,
     ToEngine,
     ToFront,
-    Vocabulary,
+    TokenizerText,
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, StepResult
@@ -194,7 +194,7 @@ class Engine:
                 self._front.send(Figures(self._metrics.changed()))
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
-            case Vocabulary():
+            case TokenizerText():
                 raise AssertionError("the vocabulary comes before the loop")
 
     def _add(self, request: Request, guide: Guide | InvalidRequest) -> None:

@@ -21,7 +21,7 @@ from saccade.core.messages import (
     Stop,
     ToEngine,
     ToFront,
-    Vocabulary,
+    TokenizerText,
 )
 from saccade.core.options import (
     EngineOptions,
@@ -51,8 +51,8 @@ class EngineProcess:
         tokenizer_json: str = "",
         pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     ) -> None:
-        """`tokenizer_json`: for grammars, as in `messages.Vocabulary`."""
-        self._vocabulary = Vocabulary(tokenizer_json)
+        """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
+        self._vocabulary = TokenizerText(tokenizer_json)
         self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size, pins)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None

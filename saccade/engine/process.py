@@ -31,7 +31,7 @@ from saccade.core.messages import (
     Ready,
     ToEngine,
     ToFront,
-    Vocabulary,
+    TokenizerText,
 )
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
@@ -100,7 +100,7 @@ async def serve(
     """
     spec = load_spec(Path(boot.folder))
     words = await front.receive()
-    assert isinstance(words, Vocabulary)
+    assert isinstance(words, TokenizerText)
     guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)

@@ -31,7 +31,7 @@ def follow(
     token_limit: int,
 ) -> FinishReason | None:
     """Go on in the grammar after the newest token, which ends the answer for `reason` unless that
-    is None; tokens that must follow join the sequence, unsaid, where nothing but the tokens is
+    is None; tokens that must follow join the sequence, untold, where nothing but the tokens is
     asked for. Why the answer ends with them, if it does.
 
     Raises InvalidRequest when the grammar has become too complex to follow.
@@ -58,12 +58,12 @@ def _jump(
     """Take the tokens that must follow; why the answer ends within them, or after."""
     forced = guide.jump(planned=drawing > 0)
     for token in forced[:-1]:
-        sequence.append(token)
+        sequence.tokens.append(token)
         if (reason := end_reason(sequence, token, eos, token_limit)) is not None:
             return reason
     if not forced:
         return None
-    sequence.append(forced[-1])
+    sequence.tokens.append(forced[-1])
     if sequence.run is not None:  # a plan in flight draws the first of them
         sequence.run.skips += drawing
         sequence.run.drawing -= drawing
@@ -86,12 +86,10 @@ def report(
     """News of a sequence: the tokens that have not been told. The first tells what was found
     where.
     """
-    id = sequence.request.id
-    tokens = tuple(sequence.tokens[len(sequence.tokens) - sequence.unsaid :])
-    sequence.unsaid = 0
-    if sequence.account.told:
+    id, tokens = sequence.request.id, sequence.untold
+    first, sequence.told = sequence.told is None, sequence.output_length
+    if not first:
         return Delta(id, tokens, logprobs, reason, error, code=code)
-    sequence.account.told = True
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
     return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching)

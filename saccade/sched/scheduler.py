@@ -406,7 +406,7 @@ class Scheduler:
             self.embeddings.unpin(key)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
-        sequence.append(token)
+        sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
         if (guide := sequence.guide) is not None:
@@ -448,7 +448,7 @@ class Scheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
-        self.counts.generated_tokens += sequence.unsaid
+        self.counts.generated_tokens += len(sequence.untold)
         return report(sequence, reason, error, logprobs, code)
 
     # ---- for tests

@@ -68,14 +68,13 @@ class Account:
 
     cached: prompt tokens found at the first admission; None before. kept: tokens up to which
     breakpoints keep it. written: of these, tokens that were computed, by the seconds they are kept.
-    missed: why less was found than might have been, if that was asked. told: the front has heard.
+    missed: why less was found than might have been, if that was asked.
     """
 
     cached: int | None = None
     kept: int = 0
     written: Counter[int] = field(default_factory=Counter)
     missed: CacheMiss | None = None
-    told: bool = False
 
     def report(self, caching: Caching) -> CacheReport | None:
         """What the front hears; None where nothing was asked."""
@@ -95,8 +94,8 @@ class Sequence:
     encoded: images encoded on behalf of this sequence: why they were missing, and whether their
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
-    guide: what the answer may be; None: any text. unsaid: how many of its newest tokens no delta
-    has told.
+    guide: what the answer may be; None: any text. told: tokens of the answer that deltas have told;
+    None before the first delta.
     """
 
     __slots__ = (
@@ -114,7 +113,7 @@ class Sequence:
         "request",
         "run",
         "state",
-        "unsaid",
+        "told",
     )
 
     def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
@@ -134,7 +133,7 @@ class Sequence:
         self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
         self.found: dict[int, ImageOutcome] = {}
         self.account = Account()
-        self.unsaid = 0
+        self.told: int | None = None
 
     @property
     def client(self) -> str:
@@ -183,10 +182,10 @@ class Sequence:
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
-    def append(self, token: int) -> None:
-        """The answer has grown."""
-        self.tokens.append(token)
-        self.unsaid += 1
+    @property
+    def untold(self) -> tuple[int, ...]:
+        """Tokens of the answer that no delta has told."""
+        return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for

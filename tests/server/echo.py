@@ -43,13 +43,14 @@ Reply = Callable[[Request], Iterable[int]]
 
 class EchoEngine:
     """Answers each request with `reply(request)`, one token per message, then the end token 2;
-    `paused` holds it after two tokens.
+    `paused` holds it after two tokens; `fault` (words, code) ends it after one.
     """
 
     def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
         self.reply = reply
         self._context = context
         self.paused = False
+        self.fault: tuple[str, str] | None = None
         self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
@@ -138,6 +139,11 @@ class EchoEngine:
                 )
             )
             if finish:
+                self._tasks.pop(request.id)
+                return
+            if self.fault is not None:
+                error, code = self.fault
+                self._say(Delta(request.id, finish="error", error=error, code=code))
                 self._tasks.pop(request.id)
                 return
             await asyncio.sleep(0)

@@ -626,3 +626,23 @@ def test_the_server_speaks_plain_http(served: Served) -> None:
         ).json()["choices"][0]["text"]
         == "Hello!"
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_becomes_too_complex_is_the_requests_own_fault(
+    served: Served, stream: bool
+) -> None:
+    served.engine.fault = ("the grammar cannot be followed", "grammar_too_complex")
+    body = {"messages": HI, "guided_regex": "[a-z]+", "stream": stream}
+    answer = served.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == (200 if stream else 400)
+    assert '"grammar_too_complex"' in answer.text and '"invalid_request_error"' in answer.text
+
+
+def test_a_request_carries_its_grammar_to_the_engine(served: Served) -> None:
+    for prompt in ("a", "b"):
+        body = {"prompt": prompt, "structured_outputs": {"choice": ["x", "y"]}, "n": 2}
+        assert served.http.post("/v1/completions", json=body).status_code == 200
+    requests = [m.request for m in served.engine.received if isinstance(m, Submit)]
+    assert len(requests) == 4 and len({request.grammar for request in requests}) == 1
+    assert '"x" | "y"' in json.loads(requests[0].grammar)["grammars"][0]["lark_grammar"]

@@ -1,0 +1,85 @@
+"""How a worker's process takes plans and masks from its socket, where steps take their time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.core.child import Channel
+from saccade.core.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Masks, Plan, Row, StepResult
+from saccade.runtime.process import carry_out
+from saccade.runtime.worker import MaskSource
+
+MASKED = Row(0, 0, 1, (), sample=True, masked=True)
+
+
+@dataclass
+class Launched:
+    """A step on a device that is never seen to be ready: whoever wants its result waits."""
+
+    step: int
+
+    def ready(self) -> bool:
+        return False
+
+    def result(self) -> StepResult:
+        return StepResult(self.step)
+
+
+@dataclass
+class Device:
+    """What a `Worker` on a GPU does with time, without a GPU."""
+
+    log: list[Any] = field(default_factory=list)
+
+    def begin(self, plan: Plan, masks: MaskSource) -> Launched:
+        self.log.append(plan.step)
+        if plan.rows:
+            words = masks()
+            self.log.append(None if words is None else words.tolist())
+        return Launched(plan.step)
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[Device, Channel[ToWorker, FromWorker], threading.Thread]]:
+    ours, theirs = socket.socketpair()
+    device, end = Device(), Channel[FromWorker, ToWorker](theirs, WORKER_END)
+    run: Any = carry_out
+    thread = threading.Thread(target=run, args=(device, end, Metrics()))
+    thread.start()
+    engine = Channel[ToWorker, FromWorker](ours, WORKERS_END)
+    yield device, engine, thread
+    thread.join(10)
+    engine.close()
+    end.close()
+    assert not thread.is_alive()
+
+
+def test_masks_come_after_the_step_before_was_answered(running: Any) -> None:
+    device, engine, _ = running
+    engine.send(Plan(0))
+    engine.send(Plan(1, rows=(MASKED, MASKED)))
+    assert engine.receive() == StepResult(0), "its tokens decide the masks"
+    words = np.array([[1, 2], [3, -1]], np.int32)
+    engine.send(Masks(1, words.tobytes()))
+    engine.send(Plan(2))
+    assert engine.receive() == StepResult(1)
+    engine.send(Finish())
+    running[2].join(10)
+    assert device.log == [0, 1, words.tolist(), 2]
+
+
+def test_an_end_instead_of_masks_is_an_end(running: Any) -> None:
+    device, engine, thread = running
+    engine.send(Plan(0, rows=(MASKED,)))
+    engine.send(Finish())
+    thread.join(10)
+    assert device.log == [0, None]
