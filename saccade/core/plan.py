@@ -12,7 +12,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.types import Grid, Image, ImageKey, SamplingParams, Span, TokenLogprobs
+from saccade.core.types import (
+    Grid,
+    Image,
+    ImageKey,
+    PromptScores,
+    SamplingParams,
+    Span,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class Open:
 class Row:
     """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
     table. `sample`: draw the next token. `masked`: the mask of allowed tokens follows in a message
-    of its own; the worker waits for it before it draws, not before it computes.
+    of its own; the worker waits for it before it draws, not before it computes. `scored`: prompt
+    tokens [first, end) to score, each of which follows one of the row's.
     """
 
     slot: int
@@ -61,6 +70,7 @@ class Row:
     pages: tuple[int, ...]
     sample: bool
     masked: bool = False
+    scored: tuple[int, int] | None = None
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -158,7 +168,8 @@ not read: it counts as gone; it is there again once it has been encoded and save
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None where none were asked for.
+    `logprobs[i]` is None where none were asked for. `scores`: one per row with `scored`, in row
+    order.
 
     `encoded`: images whose encoding has ended since the last step, the ms that it took (their
     pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
@@ -172,3 +183,4 @@ class StepResult:
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
     disk: tuple[DiskEvent, ...] = ()
     unfinished: bool = False
+    scores: tuple[PromptScores, ...] = ()

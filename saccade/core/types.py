@@ -6,9 +6,12 @@ afterwards. Knows nothing of bytes, pixels, tensors, pages or HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal
+
+import numpy as np
 
 from saccade.core.errors import InvalidRequest
 
@@ -88,6 +91,7 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "frequency_penalty": (NUMBER, -2, 2),
     "seed": (int, -(2**63), LARGEST),
     "logprobs": (int | None, 0, MAX_LOGPROBS),
+    "prompt_logprobs": (int | None, 0, MAX_LOGPROBS),
 }
 """Field: what it is, the least and the most it may be."""
 
@@ -103,7 +107,9 @@ class SamplingParams:
     HTTP or from Python, passes here.
 
     temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives
-    to report beside the chosen token, None for no log-probabilities at all. `stop` strings are
+    to report beside the chosen token, None for no log-probabilities at all; `prompt_logprobs` is
+    the same for the tokens of the prompt, which is then computed without the prefix cache. `stop`
+    strings are
     watched by the front (the engine knows no text); the other fields by the engine. `seed` alone
     decides the random draws: the n-th token of a request depends on (seed, n) and its logits, on
     nothing else in the batch.
@@ -124,6 +130,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, least, most) in SAMPLING_BOUNDS.items():
@@ -202,6 +209,32 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What the model made of C prompt tokens, from place `start` (1 or more: nothing stands before
+    the first) on, given the tokens before each. Packed, for a prompt may be long.
+
+    ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best,
+    best first. ranks: int32 [C], 1 where no token is likelier.
+    """
+
+    start: int
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks) // 4
+
+    def read(self) -> Iterator[tuple[list[int], list[float], int]]:
+        """(ids, logprobs, rank) of each token, in order."""
+        shape = (self.count, -1)
+        ids = np.frombuffer(self.ids, np.int32).reshape(shape).tolist()
+        logprobs = np.frombuffer(self.logprobs, np.float32).reshape(shape).tolist()
+        return zip(ids, logprobs, np.frombuffer(self.ranks, np.int32).tolist())
+
+
 Missed = Literal[
     "never seen",
     "evicted",
@@ -220,6 +253,7 @@ no full page: the page with its last tokens is not cached, for it was not full, 
 differently.
 other prompt: something else stood before it. From the first eviction on nobody can tell: it may
 have gone since.
+prefix cache off: for all, or for a request whose prompt is scored.
 """
 
 
@@ -250,7 +284,8 @@ class Delta:
     last.
 
     `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first
-    delta with a token or a finish. `error` is set if and only if `finish == "error"`.
+    delta with a token or a finish. `error` is set if and only if `finish == "error"`. `scores` go
+    on where the last ones ended, and come before any token.
     """
 
     id: str
@@ -260,3 +295,4 @@ class Delta:
     error: str | None = None
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
+    scores: PromptScores | None = None

@@ -121,7 +121,8 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
     pages = tuple(run.pages[run.announced :])
     run.planned, run.announced = end, len(run.pages)
     run.drawing += sample
-    return Row(run.slot, start, end - start, pages, sample)
+    scored = sequence.to_score(start, end)
+    return Row(run.slot, start, end - start, pages, sample, scored=scored)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:

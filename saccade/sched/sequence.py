@@ -56,6 +56,8 @@ class Sequence:
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
     cached: prompt tokens found in the prefix cache at the first admission; None before.
+    scored: the first prompt token that is still to be scored, as results have told; all of them
+    count as scored where nobody asked.
     """
 
     __slots__ = (
@@ -72,6 +74,7 @@ class Sequence:
         "reported",
         "request",
         "run",
+        "scored",
         "state",
     )
 
@@ -92,6 +95,9 @@ class Sequence:
         self.found: dict[int, ImageOutcome] = {}
         self.cached: int | None = None
         self.reported = False
+        self.scored = len(request.tokens)
+        if request.sampling.prompt_logprobs is not None:
+            self.scored = 1  # nothing stands before the first
 
     @property
     def client(self) -> str:
@@ -134,6 +140,17 @@ class Sequence:
         """The next row is one answer token."""
         run = self.run
         return run is not None and self.prompt_length <= run.planned == self.length - 1
+
+    @property
+    def shareable(self) -> int:
+        """Tokens that may come from the prefix cache: no score comes from there."""
+        done = self.scored >= self.prompt_length
+        return len(self.content.tokens) if done else self.scored - 1
+
+    def to_score(self, start: int, end: int) -> tuple[int, int] | None:
+        """The prompt tokens [first, end) that a row of tokens [start, end) is to score, if any."""
+        first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
+        return (first, last) if first < last else None
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether the answer may have a token more than plans in flight draw."""

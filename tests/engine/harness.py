@@ -49,6 +49,7 @@ class Outcome:
     levels: list[str] = field(default_factory=list)
     tiers: list[str | None] = field(default_factory=list)
     error: str | None = None
+    scores: list[tuple[list[int], list[float], int]] = field(default_factory=list)
 
 
 class Workers(Protocol):
@@ -146,7 +147,11 @@ class Harness:
                 raise AssertionError(delta)
 
     def _note(self, outcome: Outcome, delta: Delta) -> None:
-        if not outcome.tokens:
+        if delta.scores:
+            assert delta.scores.start == 1 + len(outcome.scores), "each score comes once, in order"
+            assert not outcome.tokens
+            outcome.scores += delta.scores.read()
+        elif not outcome.tokens:
             outcome.cached_tokens = delta.cached_tokens
             outcome.levels = [picture.level for picture in delta.images]
             outcome.tiers = [picture.tier for picture in delta.images]

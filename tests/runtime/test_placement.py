@@ -187,7 +187,8 @@ def test_a_language_model_stays_on_its_device(
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
     attention = attention_for([(cache, cache)] * layout.layers, 16)
     attention.plan(batch)
-    logits = net.forward(batch, attention)
+    states = net.forward(batch, attention)
+    logits = net.logits(states.index_select(0, batch.sample_rows))
     assert logits.device == CUDA and logits.dtype == torch.float32 and logits.shape[0] == 2
 
 
