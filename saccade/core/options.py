@@ -310,6 +310,25 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseOptions:
+    """What POST /v1/responses keeps, for previous_response_id and to be asked for again. Where
+    there are several keys, each sees its own responses, and has at most half of the room.
+    """
+
+    responses_mb: int = 256
+    """MiB of memory for responses and their conversations; those used least lately go first. 0
+    keeps none.
+    """
+    max_responses: int = 10_000
+    """Responses that are kept at a time."""
+    responses_ttl: float = 86_400.0
+    """Seconds that a response is kept after its last use."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "responses_mb", "max_responses", "responses_ttl")
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How many connections the HTTP server keeps, and how slow they may be."""
 

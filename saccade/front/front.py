@@ -44,6 +44,7 @@ from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, T
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
+from saccade.text.answer import AnswerEvent, Reading
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
 
 log = logging.getLogger("saccade")
@@ -104,6 +105,8 @@ class Event:
     """News of answer `choice` (0 to n - 1): text and tokens since its last event. The one with
     `finish` is its last.
 
+    `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
+    `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
     `num_tokens` counts all tokens that were generated, also those that show no text.
     """
 
@@ -114,16 +117,18 @@ class Event:
     finish: Finish | None = None
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
+    parts: tuple[AnswerEvent, ...] = ()
 
 
 class _Answer:
-    """One engine request: its text so far, and where its events go."""
+    """One engine request: its text so far, how that is read, and where its events go."""
 
     def __init__(
         self,
         request: Request,
         places: tuple[str, ...],
         choice: int,
+        reading: Reading,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
@@ -136,6 +141,7 @@ class _Answer:
         self.last_news: float | None = None
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
+        self._reader = reading.reader()
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -162,8 +168,17 @@ class _Answer:
             text += rest if stopped else rest + self._stops.end()
         if stopped:
             finish = "stop"
+        parts = self._reader.feed(text) if text else []
+        if finish:
+            parts += self._reader.end()
         return Event(
-            self.choice, text, len(delta.tokens), delta.logprobs, finish, delta.cached_tokens
+            self.choice,
+            text,
+            len(delta.tokens),
+            delta.logprobs,
+            finish,
+            delta.cached_tokens,
+            parts=tuple(parts),
         )
 
 
@@ -319,12 +334,10 @@ class Front:
         _ = self.ready
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
         group = prepared[0].request.id
-        requests = [
-            (request, each.places) for each in prepared for request in _requests(each, group)
-        ]
+        requests = [(request, each) for each in prepared for request in _requests(each, group)]
         answers = [
-            _Answer(request, places, choice, self.vocabulary, events)
-            for choice, (request, places) in enumerate(requests)
+            _Answer(request, each.places, choice, each.reading, self.vocabulary, events)
+            for choice, (request, each) in enumerate(requests)
         ]
         pictures = [picture for each in prepared for picture in each.pictures]
         media = self.intake.media

@@ -25,6 +25,7 @@ from saccade.front.client import ANYBODY, Client
 from saccade.front.content import Chat
 from saccade.media.media import Media, Picture
 from saccade.media.turns import BOUNDLESS, Asker, Room
+from saccade.text.answer import PLAIN, Reading
 from saccade.text.literal import Literals
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
@@ -84,13 +85,14 @@ class Prepared:
     from the first).
 
     `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
-    "messages[2].content[0]".
+    "messages[2].content[0]". `reading`: how the answers are to be read.
     """
 
     request: Request
     pictures: tuple[Picture, ...] = ()
     places: tuple[str, ...] = ()
     n: int = 1
+    reading: Reading = PLAIN
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:

@@ -1,7 +1,7 @@
 """GET /openapi.json: the API as its own schemas describe it.
 
 Owns the document alone: the fields are `openai.py`'s and `front/content.py`'s, the answers
-`responses.py`'s. Knows nothing of requests.
+`answers.py`'s. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from saccade import __version__
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.front.content import ChatMessage
-from saccade.server import openai, responses
+from saccade.server import answers, openai
 from saccade.server.form import Form
 
 _REF = "#/components/schemas/{name}"
@@ -45,10 +45,10 @@ def describe() -> dict[str, Any]:
     """The document, OpenAPI 3.1."""
     forms = [form for _, form, _ in _BODIES.values() if form is not None]
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
-    answers = [responses.ChatChoice, responses.TextChoice, responses.Usage]
-    counts = [responses.TokenCount, responses.TokenText]
-    lists = [responses.ModelList, responses.ErrorResponse]
-    types = [*sorted(groups, key=str), *answers, *counts, *lists, ChatMessage]
+    told = [answers.ChatChoice, answers.TextChoice, answers.Usage]
+    counts = [answers.TokenCount, answers.TokenText]
+    lists = [answers.ModelList, answers.ErrorResponse]
+    types = [*sorted(groups, key=str), *told, *counts, *lists, ChatMessage]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     _describe_messages(components)
     components["ChatCompletion"] = _completion("ChatChoice")

@@ -27,8 +27,8 @@ from saccade.core.errors import (
     TooSlow,
 )
 from saccade.core.options import ConnectionOptions
+from saccade.server.answers import ErrorResponse
 from saccade.server.crowd import Crowd
-from saccade.server.responses import ErrorResponse
 
 HEAD_BYTES = 32 * 1024
 """Largest request line with its headers; also the most that chunked framing may add in one go."""

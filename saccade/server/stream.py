@@ -2,14 +2,15 @@
 
 Owns the wire format of a stream and what becomes of an error in the middle of one. The response
 starts with the first event, so that whatever goes wrong before it is still an HTTP status of its
-own.
+own. Each API has a `Teller`; `Choices` is that of OpenAI's chat and text completions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from typing import Literal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,8 +18,9 @@ from starlette.types import Send
 
 from saccade.core.errors import InternalError, RequestError
 from saccade.front.front import Event
-from saccade.server.responses import ErrorResponse, Tally, Usage, Writer
-from saccade.server.trace import Tracer
+from saccade.front.intake import Prepared
+from saccade.server.answers import ChoiceReply, Completion, ErrorResponse, Tally, Usage, Writer
+from saccade.server.trace import Trace, Tracer
 
 log = logging.getLogger("saccade")
 
@@ -32,59 +34,124 @@ _HEADERS = [
 _encode = msgspec.json.Encoder().encode
 
 
-async def stream(
-    send: Send,
-    events: AsyncIterator[Event],
-    writer: Writer,
-    tally: Tally,
-    tracer: Tracer,
-    usage: UsageWanted,
-) -> None:
-    """Send `events` as chunks. `usage`: whether the last chunk says it, or every one.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a request's answer while it is told."""
+
+    prepared: Sequence[Prepared]
+    tally: Tally
+    tracer: Tracer
+
+    async def counted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        """`events`, each of which is counted before it is told."""
+        async for event in events:
+            self.tally.add(event)
+            self.tracer.add(event)
+            yield event
+
+
+class Teller(Protocol):
+    """How an API tells one request's answer, event by event or at once. Either `shown` is called
+    for every event, or `keep`.
+    """
+
+    def shown(self, event: Event) -> bytes:
+        """What a stream says of an event; empty for nothing."""
+        ...
+
+    def ending(self) -> bytes:
+        """What a stream says after the last event."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream says when the answer fails on its way."""
+        ...
+
+    def keep(self, event: Event) -> None:
+        """An event of an answer that is told at once."""
+        ...
+
+    def whole(self) -> object:
+        """The body that tells of all events that were kept."""
+        ...
+
+
+async def stream(send: Send, events: AsyncIterator[Event], teller: Teller) -> None:
+    """Send `events` as they come.
 
     Raises the RequestError that comes before the first event; a later one is sent as an error
     event.
     """
-    first = await anext(events)
+    event: Event | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     try:
-        opened = set[int]()
-        event: Event | None = first
         while event is not None:
-            tally.add(event)
-            tracer.add(event)
-            used = tally.usage if usage == "always" else None if usage == "last" else UNSET
-            if body := _chunks(event, writer, opened, used):
+            if body := teller.shown(event):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             event = await anext(events, None)
-        if usage or tracer.wanted:
-            end = writer.chunk(
-                [],
-                tally.usage if usage else UNSET,
-                tracer.trace if tracer.wanted else UNSET,
-            )
-            await send({"type": "http.response.body", "body": _sse(end), "more_body": True})
-        last = b"data: [DONE]\n\n"
+        last = teller.ending()
     except RequestError as error:
-        last = _sse(ErrorResponse.of(error))
+        last = teller.failure(error)
     except Exception:
         log.exception("an answer failed while it was being streamed")
-        last = _sse(ErrorResponse.of(InternalError()))
+        last = teller.failure(InternalError())
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _chunks(
-    event: Event, writer: Writer, opened: set[int], usage: Usage | UnsetType | None
-) -> bytes:
-    """What a stream shows of an event: before a choice's first, its opening."""
-    body = b""
-    if event.choice not in opened:
-        opened.add(event.choice)
-        opening = writer.shape.opening(event.choice)
-        body = _sse(writer.chunk([opening], usage)) if opening else b""
-    if event.text or event.logprobs or event.finish:
-        body += _sse(writer.chunk([writer.shape.chunk(event)], usage))
-    return body
+class Choices:
+    """Completions and their chunks. `tally` and `tracer` have seen an event before it is told.
+
+    `usage`: whether the last chunk says it, or every one. `count`: choices of the request.
+    """
+
+    def __init__(
+        self, writer: Writer, tally: Tally, tracer: Tracer, usage: UsageWanted, count: int
+    ) -> None:
+        self._writer = writer
+        self._tally = tally
+        self._tracer = tracer
+        self._usage: UsageWanted = usage
+        self._opened = set[int]()
+        self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
+
+    def shown(self, event: Event) -> bytes:
+        """A chunk; before a choice's first, its opening."""
+        writer = self._writer
+        used: Usage | UnsetType | None = (
+            self._tally.usage
+            if self._usage == "always"
+            else None
+            if self._usage == "last"
+            else UNSET
+        )
+        body = b""
+        if event.choice not in self._opened:
+            self._opened.add(event.choice)
+            opening = writer.shape.opening(event.choice)
+            body = _sse(writer.chunk([opening], used)) if opening else b""
+        if event.text or event.logprobs or event.finish:
+            body += _sse(writer.chunk([writer.shape.chunk(event)], used))
+        return body
+
+    def ending(self) -> bytes:
+        body = b""
+        if self._usage or self._tracer.wanted:
+            usage = self._tally.usage if self._usage else UNSET
+            body = _sse(self._writer.chunk([], usage, self._trace))
+        return body + b"data: [DONE]\n\n"
+
+    def failure(self, error: RequestError) -> bytes:
+        return _sse(ErrorResponse.of(error))
+
+    def keep(self, event: Event) -> None:
+        self._answers[event.choice].add(event)
+
+    def whole(self) -> Completion:
+        return self._writer.whole(self._answers, self._tally.usage, self._trace)
+
+    @property
+    def _trace(self) -> Trace | UnsetType:
+        return self._tracer.trace if self._tracer.wanted else UNSET
 
 
 def _sse(message: object) -> bytes:

@@ -7,7 +7,7 @@ or of HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.text.reasoning import Piece, Reasoning, Where
@@ -31,6 +31,29 @@ class Reasoned:
 
 
 AnswerEvent = Event | Reasoned
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an answer is to be read, known before it comes.
+
+    where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how the
+    model writes calls; None: calls are text. tools: the schema of each tool's parameters, by name.
+    certain: a grammar holds the model to its calls, so that they are told as they come.
+    """
+
+    where: Where | None = None
+    form: Form | None = None
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    certain: bool = False
+
+    def reader(self) -> AnswerReader:
+        """A reader for one answer."""
+        return AnswerReader(self.where, self.form, self.tools, eager=self.certain)
+
+
+PLAIN = Reading()
+"""All of an answer is text."""
 
 
 @dataclass(frozen=True, slots=True)
