@@ -39,7 +39,9 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and what it took."""
+    """One answer, and what it took. `prompt_logprobs`: one per token of the prompt where they were
+    asked for, None for the first.
+    """
 
     text: str
     finish_reason: Finish
@@ -47,6 +49,7 @@ class Answer:
     completion_tokens: int
     cached_tokens: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class LLM:
@@ -145,15 +148,19 @@ class LLM:
         prepared = await self._front.prepare(Ask(chat, set_fields))
         text, finish, tokens, cached = "", None, 0, 0
         logprobs: list[TokenLogprobs] = []
+        scored: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
                 text += event.text
                 tokens += event.num_tokens
                 cached = cached or event.cached_tokens
                 logprobs += event.logprobs
+                if event.scores is not None:
+                    scored += map(_of_prompt, event.scores.read())
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
-        return Answer(text, finish, len(prepared.request.tokens), tokens, cached, tuple(logprobs))
+        prompt_tokens = len(prepared.request.tokens)
+        return Answer(text, finish, prompt_tokens, tokens, cached, tuple(logprobs), tuple(scored))
 
     def metrics(self) -> dict[str, float]:
         """The counters and gauges that a server would show under /metrics, those without labels by
@@ -224,6 +231,11 @@ def check_picture(path: Path) -> None:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:
         raise ImageError(f"{path}: {error}") from None
+
+
+def _of_prompt(score: tuple[list[int], list[float], int]) -> TokenLogprobs:
+    ids, logprobs, _ = score
+    return TokenLogprobs(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:])))
 
 
 def _take(kind: type[T], options: dict[str, Any]) -> T:

@@ -227,12 +227,14 @@ class PromptScores:
     def count(self) -> int:
         return len(self.ranks) // 4
 
-    def read(self) -> Iterator[tuple[list[int], list[float], int]]:
-        """(ids, logprobs, rank) of each token, in order."""
-        shape = (self.count, -1)
-        ids = np.frombuffer(self.ids, np.int32).reshape(shape).tolist()
-        logprobs = np.frombuffer(self.logprobs, np.float32).reshape(shape).tolist()
-        return zip(ids, logprobs, np.frombuffer(self.ranks, np.int32).tolist())
+    def read(
+        self, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[list[int], list[float], int]]:
+        """(ids, logprobs, rank) of each token, or of those [first, last), in order."""
+        part, shape = slice(first, last), (self.count, -1)
+        ids = np.frombuffer(self.ids, np.int32).reshape(shape)[part].tolist()
+        logprobs = np.frombuffer(self.logprobs, np.float32).reshape(shape)[part].tolist()
+        return zip(ids, logprobs, np.frombuffer(self.ranks, np.int32)[part].tolist())
 
 
 Missed = Literal[

@@ -40,7 +40,16 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Missed, Request, Tier, TokenLogprobs
+from saccade.core.types import (
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    Missed,
+    PromptScores,
+    Request,
+    Tier,
+    TokenLogprobs,
+)
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
@@ -107,7 +116,8 @@ class Event:
 
     `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `scores`: of
+    the prompt, in the first of its answers alone, before any token.
     """
 
     choice: int
@@ -118,6 +128,7 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    scores: PromptScores | None = None
 
 
 class _Answer:
@@ -353,7 +364,7 @@ class Front:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
-                yield event
+                yield _silenced(event) if prepared[0].silent else event
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
@@ -434,6 +445,9 @@ class Front:
                 ),
             )
             return
+        if delta.scores is not None:
+            answer.events.put_nowait(Event(answer.choice, scores=delta.scores))
+            return
         self._time(answer, len(delta.tokens))
         event = replace(
             answer.advance(delta),
@@ -497,9 +511,17 @@ class Front:
         task.add_done_callback(self._tasks.discard)
 
 
+def _silenced(event: Event) -> Event:
+    """What is told of an answer of which nothing is wanted."""
+    finish: Finish | None = "length" if event.finish else None
+    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish)
+
+
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
+        if choice:  # the first tells of the prompt
+            sampling = replace(sampling, prompt_logprobs=None)
         yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)

@@ -52,9 +52,9 @@ class Ask:
     """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
 
     `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
-    to chats. `sampling` holds the fields of `SamplingParams` that the client set; the rest get
-    their defaults in `prepare`. Raises as that does: a field out of bounds is refused before an
-    image is fetched.
+    to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
+    `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
+    does: a field out of bounds is refused before an image is fetched.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -62,6 +62,7 @@ class Ask:
     n: int = 1
     cache_salt: str = ""
     add_special_tokens: bool | None = None
+    silent: bool = False
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
@@ -85,7 +86,7 @@ class Prepared:
     from the first).
 
     `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
-    "messages[2].content[0]". `reading`: how the answers are to be read.
+    "messages[2].content[0]". `reading`: how the answers are to be read. `silent`: as in `Ask`.
     """
 
     request: Request
@@ -93,6 +94,7 @@ class Prepared:
     places: tuple[str, ...] = ()
     n: int = 1
     reading: Reading = PLAIN
+    silent: bool = False
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
@@ -159,7 +161,7 @@ class Intake:
             arrival,
             client.share(ask.cache_salt),
         )
-        return Prepared(request, prompt.pictures, prompt.places, ask.n)
+        return Prepared(request, prompt.pictures, prompt.places, ask.n, silent=ask.silent)
 
     async def read(
         self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS

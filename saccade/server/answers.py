@@ -62,11 +62,25 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class PromptLogprob(Struct):
+    """What the model made of a token of the prompt, in vLLM's words; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""One per token of the prompt: itself and the likeliest by id; null for the first."""
+
+
 class CompletionLogprobs(Struct):
-    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already."""
+    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. Those
+    of an echoed prompt come first, of which the first is null.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     top_logprobs: list[Raw]
     text_offset: list[int]
 
@@ -114,13 +128,15 @@ class TextChoice(Struct):
     text: str
     finish_reason: Finish | None = None
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct):
     """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
     then it is null in all but the last.
 
-    `saccade` stands in answers and last chunks whose client asked for the trace.
+    `saccade` stands in answers and last chunks whose client asked for the trace, `prompt_logprobs`
+    in a chat's answer whose client asked for them.
     """
 
     id: str
@@ -130,6 +146,7 @@ class Completion(Struct):
     choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
     saccade: Trace | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Model(Struct):

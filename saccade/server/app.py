@@ -30,6 +30,7 @@ from saccade.core.errors import (
     Unauthorized,
 )
 from saccade.core.options import ServerOptions
+from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.server import metrics
 from saccade.server.answers import (
@@ -56,6 +57,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
+from saccade.server.prompts import PromptTeller, View
 from saccade.server.stream import Choices, Told, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost
@@ -133,14 +135,22 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            tell = self._choices(ChatShape(self.front.vocabulary, bool(answer.logprobs)), reply)
+            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
+            tell = self._choices(shape, reply, View(top=answer.prompt_logprobs))
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            tell = self._choices(shape, reply)
+            decode = self.front.intake.tokenizer.decode
+            texts = [
+                ask.prompt if isinstance(ask.prompt, str) else decode(ask.prompt)
+                for ask in asks
+                if prompt.echo and not isinstance(ask.prompt, Chat)
+            ]
+            echoed = prompt.logprobs if prompt.echo else None
+            tell = self._choices(shape, reply, View(texts, echoed, prompt.prompt_logprobs))
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,16 +182,21 @@ class _Api:
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 
-    def _choices(self, shape: Shape, reply: Reply) -> Callable[[Told], Choices]:
+    def _choices(
+        self, shape: Shape, reply: Reply, view: View
+    ) -> Callable[[Told], Choices | PromptTeller]:
         """Tells in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
 
-        def tell(told: Told) -> Choices:
+        def tell(told: Told) -> Choices | PromptTeller:
             writer = Writer(shape, self.door.name_of(reply.model))
             count = sum(each.n for each in told.prepared)
-            return Choices(writer, told.tally, told.tracer, usage, count)
+            choices = Choices(writer, told.tally, told.tracer, usage, count)
+            if view == View():
+                return choices
+            return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
 
         return tell
 

@@ -120,16 +120,19 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Integer | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
 class TextPrompt(Struct, kw_only=True):
-    """Prompts, one or several, as text or as token ids."""
+    """Prompts, one or several, as text or as token ids, and what is shown of them."""
 
     prompt: str | list[str | Natural | list[Natural]]
     logprobs: Integer | None = None
+    prompt_logprobs: Integer | None = None
+    echo: bool | None = None
 
 
 class Counting(Struct, kw_only=True):
@@ -288,6 +291,9 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
+    if answer.prompt_logprobs is not None:
+        sampling["prompt_logprobs"] = answer.prompt_logprobs
+    silent = _show_prompt(sampling, request.reply, False)
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
@@ -312,7 +318,13 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         variables=conversation.chat_template_kwargs or {},
     )
     reply = request.reply
-    return Ask(prompt=chat, sampling=sampling, n=reply.n or 1, cache_salt=reply.cache_salt or "")
+    return Ask(
+        prompt=chat,
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        silent=silent,
+    )
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
@@ -323,11 +335,36 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
+    text, echo = request.text, bool(request.text.echo)
+    tops = [text.prompt_logprobs, text.logprobs if echo else None]
+    if given := [top for top in tops if top is not None]:
+        sampling["prompt_logprobs"] = max(given)
+    silent = _show_prompt(sampling, reply, echo)
     n = reply.n or 1
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "")
+        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "", silent=silent)
         for prompt in _prompts(request.text.prompt, n, context_length)
     ]
+
+
+def _show_prompt(sampling: dict[str, Any], reply: Reply, echo: bool) -> bool:
+    """Whether nothing of the answer is wanted: `max_tokens: 0` where the prompt is shown. The
+    engine draws a token all the same.
+
+    Raises InvalidRequest where no chunk of a stream has a place for what is to be shown.
+    """
+    scored = "prompt_logprobs" in sampling
+    if scored and reply.stream:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs: a stream has no place for log-probabilities of "
+            "a prompt; leave out stream",
+            "echo" if echo else "prompt_logprobs",
+            "unsupported_parameter",
+        )
+    silent = (scored or echo) and sampling.get("max_tokens") == 0
+    if silent:
+        sampling["max_tokens"] = 1
+    return silent
 
 
 def _prompts(

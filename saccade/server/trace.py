@@ -135,7 +135,7 @@ class Tracer:
         self._found: tuple[FoundImage, ...] = ()
 
     def add(self, event: Event) -> None:
-        if self._first is None:
+        if self._first is None and event.scores is None:
             self._first = time.monotonic()
         # Only chats have pictures, and a chat has one prompt: its first answer tells of them.
         if event.found and event.choice == 0:
