@@ -356,8 +356,8 @@ def _show_prompt(sampling: dict[str, Any], reply: Reply, echo: bool) -> bool:
     scored = "prompt_logprobs" in sampling
     if scored and reply.stream:
         raise InvalidRequest(
-            "prompt_logprobs, or echo with logprobs: a stream has no place for log-probabilities of "
-            "a prompt; leave out stream",
+            "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "
+            "prompt's tokens; leave out stream",
             "echo" if echo else "prompt_logprobs",
             "unsupported_parameter",
         )
