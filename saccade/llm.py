@@ -27,6 +27,7 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
+from saccade.text.grammar import Wish, read_wish
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -34,6 +35,8 @@ Conversation = Sequence[Mapping[str, Any]]
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
+Form = Mapping[str, Any]
+"""What answers must look like, as a request's JSON would say it."""
 MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and pictures}'
 
 
@@ -85,6 +88,8 @@ class LLM:
         messages: Conversation,
         sampling: SamplingParams | None = None,
         *,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -94,6 +99,8 @@ class LLM:
         messages: Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -102,28 +109,41 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        response_format: Form | None = None,
+        structured_outputs: Form | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
         given).
 
+        response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
+        "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
+        (Lark). The answers are then of that form, unless they end for their length.
+
         Raises a RequestError that names the field when a conversation cannot be served; the others
         of the batch are then given up.
         """
         params = sampling or SamplingParams()
+        fields = {"response_format": response_format, "structured_outputs": structured_outputs}
+        wish = read_wish(fields)
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
-            return self._wait(self._answer(messages, params))  # type: ignore[arg-type]
-        return self._wait(self._answer_all(messages, params, progress))  # type: ignore[arg-type]
+            return self._wait(self._answer(messages, params, wish))  # type: ignore[arg-type]
+        work = self._answer_all(messages, params, wish, progress)  # type: ignore[arg-type]
+        return self._wait(work)
 
     async def _answer_all(
-        self, conversations: Sequence[Conversation], params: SamplingParams, progress: bool
+        self,
+        conversations: Sequence[Conversation],
+        params: SamplingParams,
+        wish: Wish | None,
+        progress: bool,
     ) -> list[Answer]:
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("answers", total=len(conversations))
 
             async def one(conversation: Conversation) -> Answer:
-                answer = await self._answer(conversation, params)
+                answer = await self._answer(conversation, params, wish)
                 bar.advance(task)
                 return answer
 
@@ -134,7 +154,9 @@ class LLM:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
-    async def _answer(self, conversation: Conversation, params: SamplingParams) -> Answer:
+    async def _answer(
+        self, conversation: Conversation, params: SamplingParams, wish: Wish | None
+    ) -> Answer:
         _check_list(conversation)
         if not conversation:
             raise InvalidRequest("messages: a conversation has at least one message", "messages")
@@ -145,7 +167,7 @@ class LLM:
             )
         )
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields))
+        prepared = await self._front.prepare(Ask(chat, set_fields, wish=wish))
         text, finish, tokens, cached = "", None, 0, 0
         logprobs: list[TokenLogprobs] = []
         scored: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]

@@ -11,7 +11,7 @@ from typing import Literal
 from saccade.core.child import Codec
 from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig, PatchEmbedding
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
-from saccade.core.plan import PixelSlot, Plan, StepResult
+from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 
 Values = tuple[tuple[str, tuple[str, ...], float], ...]
@@ -48,6 +48,15 @@ class WorkerBoot:
 
 
 # ---- front -> engine
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The first message: the tokenizer, as `tokenizers.Tokenizer.to_str` writes it, for grammars.
+    Empty: no request will have one.
+    """
+
+    tokenizer_json: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +230,9 @@ class Begun:
     saved: tuple[tuple[ImageKey, int], ...]
 
 
-ToEngine = Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
+ToEngine = Vocabulary | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
 ToFront = Ready | Failed | Output | Figures | Alive
-ToWorker = Load | Begin | Plan | Finish
+ToWorker = Load | Begin | Plan | Masks | Finish
 FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed
 
 FRONT_END: Codec[ToEngine, ToFront] = Codec(ToEngine, ToFront)

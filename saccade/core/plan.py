@@ -59,9 +59,9 @@ class Open:
 @dataclass(frozen=True, slots=True)
 class Row:
     """Compute tokens `[start, start + length)` of `slot`, after appending `pages` to its page
-    table. `sample`: draw the next token. `masked`: the mask of allowed tokens follows in a message
-    of its own; the worker waits for it before it draws, not before it computes. `scored`: prompt
-    tokens [first, end) to score, each of which follows one of the row's.
+    table. `sample`: draw the next token. `masked`: which tokens may be drawn follows in `Masks`,
+    once the step before has told its tokens; the worker waits for it before it draws, not before it
+    computes. `scored`: prompt tokens [first, end) to score, each of which follows one of the row's.
     """
 
     slot: int
@@ -156,6 +156,19 @@ class Plan:
         """Whether the step does nothing. A plan that only goes on with the tower is not empty."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         return not (work or self.tower or self.save or self.wait or self.adapt)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What the masked rows of a plan may draw, once the tokens of the step before are known; only
+    for the rank that draws.
+
+    words: int32 [M, ceil(V / 32)] as bytes, one line per row with `masked`, in row order; token t
+    is bit t % 32 of word t // 32.
+    """
+
+    step: int
+    words: bytes
 
 
 DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]

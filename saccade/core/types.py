@@ -185,6 +185,7 @@ class Request:
     `spans` are ordered by `start` and do not overlap; several may name one image. `arrival` is
     `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
     an address). `group`: the answers of one HTTP request share it; "": a group of its own.
+    `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
     """
 
     id: str
@@ -196,6 +197,7 @@ class Request:
     arrival: float = 0.0
     client: str = ""
     group: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +288,9 @@ class Delta:
     last.
 
     `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first
-    delta with a token or a finish. `error` is set if and only if `finish == "error"`. `scores` go
-    on where the last ones ended, and come before any token.
+    delta with a token or a finish. `error` is set if and only if `finish == "error"`; `code` with
+    it where the request itself is at fault. `scores` go on where the last ones ended, and come
+    before any token.
     """
 
     id: str
@@ -297,4 +300,5 @@ class Delta:
     error: str | None = None
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
+    code: str | None = None
     scores: PromptScores | None = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from saccade.core.child import HEARTBEAT_SECONDS
+from saccade.core.errors import InvalidRequest
 from saccade.core.messages import (
     Abort,
     Alive,
@@ -26,11 +27,14 @@ from saccade.core.messages import (
     Submit,
     ToEngine,
     ToFront,
+    Vocabulary,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, StepResult
-from saccade.core.types import Delta, ImageKey
+from saccade.core.plan import Masks, Plan, StepResult
+from saccade.core.types import Delta, ImageKey, Request
+from saccade.engine.guides import Guides
 from saccade.engine.workers import WorkersLost
+from saccade.sched.masks import Guide
 from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
 
 
@@ -68,6 +72,10 @@ class Ranks(Protocol):
         """Have a plan carried out after those before it. Never waits."""
         ...
 
+    def send_masks(self, masks: Masks) -> None:
+        """Those of the oldest plan in flight. Never waits."""
+        ...
+
     def take(self) -> Sequence[StepResult]:
         """Answers to the oldest plans in flight, in order."""
         ...
@@ -84,8 +92,8 @@ class Ranks(Protocol):
 class Engine:
     """Runs until it is told to stop.
 
-    `arrived` is set by front and workers when there is something to take. `depth`: plans that may
-    be in flight.
+    `arrived` is set by front, workers and guides when there is something to take. `depth`: plans
+    that may be in flight.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class Engine:
         front: FrontLink,
         arrived: asyncio.Event,
         metrics: Metrics,
+        guides: Guides,
         depth: int = PLANS_IN_FLIGHT,
     ) -> None:
         self._scheduler = scheduler
@@ -102,6 +111,7 @@ class Engine:
         self._front = front
         self._arrived = arrived
         self._metrics = metrics
+        self._guides = guides
         self._depth = depth
         self._flight: deque[Plan] = deque()
         self._deltas: list[Delta] = []
@@ -120,6 +130,8 @@ class Engine:
                 self._arrived.clear()
                 for message in self._front.take():
                     self._handle(message)
+                for request, guide in self._guides.take():
+                    self._add(request, guide)
                 for result in self._workers.take():
                     self._apply(result)
                 self._plan()
@@ -147,20 +159,25 @@ class Engine:
         if self._deadline is None:
             return False
         if time.monotonic() >= self._deadline:
-            self._deltas += self._scheduler.fail_all("the server is shutting down")
+            for owner in (self._scheduler, self._guides):
+                self._deltas += owner.fail_all("the server is shutting down")
             self._report()
             return True
-        return self._scheduler.idle and not self._flight
+        return self._scheduler.idle and not (self._flight or self._guides.waiting)
 
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
         match message:
+            case Submit(request) if self._deadline is None and request.grammar:
+                self._guides.begin(request)
             case Submit(request) if self._deadline is None:
                 self._deltas += scheduler.add(request)
             case Submit(request):
                 self._deltas.append(
                     Delta(request.id, finish="error", error="the server is shutting down")
                 )
+            case Abort(id) if self._guides.drop(id):
+                self._deltas.append(Delta(id, finish="abort"))
             case Abort(id):
                 self._deltas += scheduler.abort(id)
             case PixelsReady(key):
@@ -174,6 +191,16 @@ class Engine:
                 self._front.send(Figures(self._metrics.changed()))
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
+            case Vocabulary():
+                raise AssertionError("the vocabulary comes before the loop")
+
+    def _add(self, request: Request, guide: Guide | InvalidRequest) -> None:
+        """A request whose grammar is ready, or will never be."""
+        if isinstance(guide, InvalidRequest):
+            delta = Delta(request.id, finish="error", error=guide.message, code=guide.code)
+            self._deltas.append(delta)
+        else:
+            self._deltas += self._scheduler.add(request, guide)
 
     def _plan(self) -> None:
         """Send plans until as many are in flight as may be, or nothing can be done before something
@@ -192,6 +219,7 @@ class Engine:
     def _send(self, plan: Plan) -> None:
         self._flight.append(plan)
         self._workers.send(plan)
+        self._send_masks()
         if plan.encode:
             self._unadapted = True
             most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
@@ -205,6 +233,14 @@ class Engine:
         else:
             self._deltas += self._scheduler.apply(result)
             self._encoded += result.encoded
+            self._send_masks()
+
+    def _send_masks(self) -> None:
+        """As soon as they are known: the worker may be waiting for them."""
+        masks, deltas = self._scheduler.take_masks()
+        if masks is not None:
+            self._workers.send_masks(masks)
+        self._deltas += deltas
 
     def _report(self) -> None:
         """Send what has come together since the last report, if anything has."""

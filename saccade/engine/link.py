@@ -21,6 +21,7 @@ from saccade.core.messages import (
     Stop,
     ToEngine,
     ToFront,
+    Vocabulary,
 )
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, engine_environment
 
@@ -41,7 +42,10 @@ class EngineProcess:
         engine: EngineOptions,
         parallel: ParallelOptions,
         arena: Arena,
+        tokenizer_json: str = "",
     ) -> None:
+        """`tokenizer_json`: for grammars, as in `messages.Vocabulary`."""
+        self._vocabulary = Vocabulary(tokenizer_json)
         self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
@@ -58,6 +62,7 @@ class EngineProcess:
             MODULE, self._boot, (self._boot.arena_fd,), environment=engine_environment()
         )
         self._channel = await AsyncChannel.open(self._child.socket, FRONT_END)
+        self._channel.send(self._vocabulary)
         try:
             message = await self.receive()
         except EngineUnavailable as error:

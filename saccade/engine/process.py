@@ -10,6 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -29,11 +30,13 @@ from saccade.core.messages import (
     Ready,
     ToEngine,
     ToFront,
+    Vocabulary,
 )
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
+from saccade.engine.guides import Guides
 from saccade.engine.sizing import (
     describe,
     embedding_bytes_per_token,
@@ -95,14 +98,19 @@ async def serve(
     Raises StartupError, WorkersLost.
     """
     spec = load_spec(Path(boot.folder))
+    words = await front.receive()
+    assert isinstance(words, Vocabulary)
+    guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
-    hardware = share_hardware(await workers.load(load))
+    loading = asyncio.create_task(workers.load(load))
+    await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    hardware = share_hardware(await loading)
     config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
     saved = await workers.begin(config)
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes)
-    engine = Engine(scheduler, workers, front, arrived, metrics)
+    engine = Engine(scheduler, workers, front, arrived, metrics, guides)
     decided = describe(config, load.parallel, spec, hardware, load.patch_embed, len(saved))
     front.send(Ready(config.kv_tokens, config.context_length, decided))
     await engine.run()

@@ -33,7 +33,7 @@ from saccade.core.messages import (
     WorkerBoot,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, StepResult
+from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import ImageKey
 
 MODULE = "saccade.runtime.process"
@@ -188,6 +188,10 @@ class Workers:
             self._since = time.monotonic()
         self._flight.append(plan)
         self._write(plan)
+
+    def send_masks(self, masks: Masks) -> None:
+        """What the masked rows of the oldest plan in flight may draw: to the rank that draws."""
+        self._ranks[0].channel.send(masks)
 
     def take(self) -> list[StepResult]:
         """Answers to the oldest plans in flight, in order. Raises AssertionError for an answer to

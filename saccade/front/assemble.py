@@ -13,6 +13,7 @@ from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
+from saccade.front.compiler import Compiler
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
@@ -40,6 +41,7 @@ def build_front(
     template = ChatTemplate.load(
         folder, tokenizer, Path(options.chat_template) if options.chat_template else None
     )
+    words = tokenizer.backend.to_str()
     metrics = Metrics()
     arena = Arena.create(arena_bytes(media, spec))
     intake = Intake(
@@ -49,7 +51,7 @@ def build_front(
         Media(spec, media, arena, metrics),
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
+        Compiler(words, spec.vocab_size, spec.eos_token_ids),
     )
-    return Front(
-        intake, EngineProcess(folder, options, engine, parallel, arena), metrics, max_requests
-    )
+    link = EngineProcess(folder, options, engine, parallel, arena, words)
+    return Front(intake, link, metrics, max_requests)

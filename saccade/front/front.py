@@ -20,6 +20,7 @@ from saccade.core.errors import (
     EngineUnavailable,
     ImageError,
     InternalError,
+    InvalidRequest,
     Overloaded,
     RequestError,
     StartupError,
@@ -440,8 +441,12 @@ class Front:
             self._end(
                 answer,
                 answer.error
-                or EngineUnavailable(
-                    delta.error or "the engine gave the request up", code="engine_error"
+                or (
+                    InvalidRequest(delta.error or "", code=delta.code)
+                    if delta.code
+                    else EngineUnavailable(
+                        delta.error or "the engine gave the request up", code="engine_error"
+                    )
                 ),
             )
             return

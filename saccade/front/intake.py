@@ -22,10 +22,12 @@ from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import Request, SamplingParams, Span
 from saccade.front.client import ANYBODY, Client
+from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
 from saccade.media.media import Media, Picture
 from saccade.media.turns import BOUNDLESS, Asker, Room
 from saccade.text.answer import PLAIN, Reading
+from saccade.text.grammar import Wish
 from saccade.text.literal import Literals
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
@@ -54,7 +56,8 @@ class Ask:
     `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
     to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched.
+    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
+    look like; None: any text.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -63,6 +66,7 @@ class Ask:
     cache_salt: str = ""
     add_special_tokens: bool | None = None
     silent: bool = False
+    wish: Wish | MakeWish | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
@@ -125,13 +129,19 @@ class Intake:
         media: Media,
         defaults: SamplingParams,
         special_tokens_in_content: bool = False,
+        compiler: Compiler | None = None,
     ) -> None:
-        """`special_tokens_in_content`: special tokens that clients write in messages are such."""
+        """`special_tokens_in_content`: special tokens that clients write in messages are such.
+        `compiler`: None: one of the tokenizer's own vocabulary.
+        """
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
         self.media = media
         self.defaults = defaults
+        self._compiler = compiler or Compiler(
+            tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
+        )
         self._literals = None if special_tokens_in_content else Literals(tokenizer)
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
@@ -148,6 +158,8 @@ class Intake:
         names the field.
         """
         arrival = time.monotonic()
+        # Before anything is fetched: a schema that will not do is refused for less.
+        grammar = await self._compiler.compile(ask.wish) if ask.wish is not None else None
         prompt = await self.read(ask, context_length, client, room)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(picture.image for picture in prompt.pictures)
@@ -160,6 +172,7 @@ class Intake:
             client.salt(ask.cache_salt),
             arrival,
             client.share(ask.cache_salt),
+            grammar="" if grammar is None else grammar.text,
         )
         return Prepared(request, prompt.pictures, prompt.places, ask.n, silent=ask.silent)
 

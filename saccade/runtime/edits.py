@@ -71,8 +71,9 @@ class Edit:
     bias: tuple[torch.Tensor, torch.Tensor] | None
     bans: torch.Tensor | None
 
-    def apply(self, row: torch.Tensor, count: int) -> None:
-        """Change the logits [V] of the next token in place; `count` were drawn before.
+    def apply(self, row: torch.Tensor, count: int, masked: bool = False) -> None:
+        """Change the logits [V] of the next token in place; `count` were drawn before. `masked`:
+        some are -inf, and an end that is banned may be all that is left: then it is not banned.
 
         Repetition penalty: Keskar et al. 2019 (CTRL), over prompt and output. Presence and
         frequency: OpenAI's, over the output.
@@ -88,7 +89,12 @@ class Edit:
         if self.bias is not None:
             row.index_add_(0, *self.bias)
         if self.bans is not None and count < self.params.min_tokens:
+            banned = row.index_select(0, self.bans)
             row.index_fill_(0, self.bans, -torch.inf)
+            if masked:
+                row.index_copy_(
+                    0, self.bans, torch.where(row.amax() == -torch.inf, banned, -torch.inf)
+                )
 
 
 class Edits:
@@ -124,9 +130,9 @@ class Edits:
     def close(self, slot: int) -> None:
         self._edits.pop(slot, None)
 
-    def apply(self, slot: int, row: torch.Tensor, count: int) -> None:
+    def apply(self, slot: int, row: torch.Tensor, count: int, masked: bool = False) -> None:
         """Change the logits [V] of the next token of `slot` in place."""
-        self._edits[slot].apply(row, count)
+        self._edits[slot].apply(row, count, masked)
 
     def add(self, slot: int, token: torch.Tensor) -> None:
         """`token` [1] was drawn there."""

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -41,7 +43,7 @@ from saccade.core.messages import (
     WorkerBoot,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan
+from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
@@ -102,18 +104,37 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
 def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
     """Plans until `Finish`. `metrics`: the worker's, for the rank that answers."""
     begun: deque[tuple[Plan, Step]] = deque()
-    while True:
+    finished = False
+
+    def answer() -> None:
+        plan, step = begun.popleft()
+        result = step.result()
+        if metrics is None:
+            return
+        if (plan.open or plan.encode) and (values := metrics.changed()):
+            engine.send(Figures(values))
+        engine.send(result)
+
+    def await_masks() -> npt.NDArray[np.int32] | None:
+        nonlocal finished
+        while begun:  # the masks depend on what these have drawn
+            answer()
+        match engine.receive():
+            case Masks(step, words):
+                assert step == plan.step, "masks come for the newest plan"
+                count = sum(row.masked for row in plan.rows)
+                return np.frombuffer(bytearray(words), np.int32).reshape(count, -1)
+            case other:
+                assert isinstance(other, Finish), "nothing comes between a plan and its masks"
+        finished = True
+        return None
+
+    while not finished:
         while begun and not _next_may_begin(begun, engine):
-            plan, step = begun.popleft()
-            result = step.result()
-            if metrics is None:
-                continue
-            if (plan.open or plan.encode) and (values := metrics.changed()):
-                engine.send(Figures(values))
-            engine.send(result)
+            answer()
         match engine.receive():
             case Plan() as plan:
-                begun.append((plan, worker.begin(plan)))
+                begun.append((plan, worker.begin(plan, await_masks)))
             case Finish():
                 return
 

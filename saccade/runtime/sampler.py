@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.kernels.mask import mask_logits
 from saccade.nn.transfer import send
 from saccade.runtime.edits import Edits
 
@@ -103,22 +104,26 @@ class Sampler:
         self._edits.close(slot)
 
     def __call__(
-        self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        masks: torch.Tensor | None = None,
+        masked: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Report | None]:
         """One token [D] int64 per row of `logits` [D, V] float32, which are changed in place.
 
-        masks: [D, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
-        i may be drawn.
+        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
+        i may be drawn. masked: the rows that they are of; None: all, in order.
         """
         asked = [self._asked[slot] for slot in draws.rows]
         wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
+        if masks is not None:
+            mask_logits(logits, masks, None if masked is None else self._send(masked))
         edited = [(row, slot) for row, slot in enumerate(draws.rows) if slot in self._edits]
         for row, slot in edited:
-            self._edits.apply(slot, logits[row], draws.counts[row])
-        if masks is not None:
-            logits.masked_fill_(forbidden(masks, logits.shape[1]), -torch.inf)
+            self._edits.apply(slot, logits[row], draws.counts[row], masks is not None)
         tokens = self._choose(logits, draws, asked)
         for row, slot in edited:
             self._edits.add(slot, tokens[row : row + 1])
@@ -214,10 +219,3 @@ def best_probs(
 
 def renormalise(probs: torch.Tensor) -> torch.Tensor:
     return probs / probs.sum(dim=-1, keepdim=True)
-
-
-def forbidden(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Where bits [D, words] int32 are 0, as booleans [D, vocab_size]."""
-    shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
-    bits = (masks.unsqueeze(-1) >> shifts) & 1
-    return bits.flatten(1)[:, :vocab_size] == 0

@@ -35,7 +35,8 @@ from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
 from saccade.runtime.vision import VisionEncoder
 
-MaskSource = Callable[[], npt.NDArray[np.int32]]
+MaskSource = Callable[[], npt.NDArray[np.int32] | None]
+"""The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
 POLL_SECONDS = 5e-4
 """Between two looks, where both a disk and a GPU may be the first to end."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -170,9 +171,8 @@ class Worker:
         on return; on a GPU it is launched. A second plan may be begun before the first one's result
         is read.
 
-        masks: gives the bits [D, words] int32 of the tokens that rows may draw (as in `Sampler`),
-        of all ones for rows without a mask; called where a row is `masked`, once all else has been
-        launched, and may block.
+        masks: called where a row is `masked`, once all else has been launched; may block, and read
+        the results of steps before.
         """
         step = Step(plan, self._vision, self._disk)
         if plan.adapt:
@@ -215,16 +215,23 @@ class Worker:
         logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
         report = None
         if self._sampler:
-            allowed = None
-            if any(row.masked for row in plan.rows):
+            allowed, masked = None, _masked(plan)
+            if masked:
                 assert masks is not None, "a row's mask follows, but nobody has it"
-                allowed = send(masks(), logits.device)
-            tokens, report = self._sampler(logits, draws, allowed)
+                words = masks()
+                allowed = None if words is None else send(words, logits.device)
+            tokens, report = self._sampler(logits, draws, allowed, masked)
         else:
             tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep(draws, tokens)
         step.draw(tokens, report)
+
+
+def _masked(plan: Plan) -> list[int]:
+    """Which of the rows that draw have masks."""
+    drawing = [row for row in plan.rows if row.sample]
+    return [index for index, row in enumerate(drawing) if row.masked]
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

@@ -28,10 +28,9 @@ def report(
     error: str | None = None,
     tokens: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprobs, ...] = (),
+    code: str | None = None,
 ) -> Delta:
     """News of a sequence. Its first tells what was found where."""
-    if sequence.reported:
-        return Delta(sequence.request.id, tokens, logprobs, reason, error)
+    cached, images = (0, ()) if sequence.reported else (sequence.cached or 0, sequence.outcomes())
     sequence.reported = True
-    cached, images = sequence.cached or 0, sequence.outcomes()
-    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images)
+    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, code)

@@ -17,11 +17,13 @@ from saccade.sched.sequence import Run, Sequence
 @dataclass(slots=True)
 class Flight:
     """A plan that was handed out and has no result yet. `rows`: one per row of the plan. `pages`:
-    given up by sequences that the plan still writes for; free once it has been applied.
+    given up by sequences that the plan still writes for; free once it has been applied. `unmasked`:
+    masks of its rows are yet to be sent.
     """
 
     plan: Plan
     rows: list[tuple[Sequence, Run]]
+    unmasked: bool
     pages: list[int] = field(default_factory=list)
 
 
@@ -121,8 +123,9 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
     pages = tuple(run.pages[run.announced :])
     run.planned, run.announced = end, len(run.pages)
     run.drawing += sample
+    masked = sample and sequence.guide is not None
     scored = sequence.to_score(start, end)
-    return Row(run.slot, start, end - start, pages, sample, scored=scored)
+    return Row(run.slot, start, end - start, pages, sample, masked, scored)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:

@@ -1,20 +1,27 @@
 """Where a sequence stands in its grammar: which tokens may come next, and which must.
 
-Owns the matchers, which no process but the engine has, and the prototypes that they are copied
-from. Knows nothing of schemas (a grammar comes as text that the front has checked), of tensors, or
-of when a mask is applied.
+Owns the matchers, which no process but the engine has, the prototypes that they are copied from,
+and the mask of each sequence's next token. Knows nothing of schemas (a grammar comes as text that
+the front has checked), of tensors, or of when a mask is applied.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.lexicon import begin_match, fill_mask, mask_words
+
+SLOW_SECONDS = 5e-4
+"""A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
+made beside the loop.
+"""
 
 
 class Matcher:
@@ -131,6 +138,94 @@ class Matcher:
             f"{self._match.get_error().splitlines()[0]}; simplify its patterns",
             code="grammar_too_complex",
         )
+
+
+class Guide:
+    """A sequence's matcher, and the mask of its next token, which is made as soon as the token
+    before is known: at once, or, where masks are slow, by another thread while others go on.
+
+    A sequence is planned ahead of its token only while its masks are quick.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        words: int,
+        threads: Executor,
+        wake: Callable[[], object],
+        slow_seconds: float = SLOW_SECONDS,
+    ) -> None:
+        """The first mask is made here. `words`: of one row of a mask. `wake`: called by another
+        thread when a slow mask is there.
+        """
+        self._matcher = matcher
+        self._row = np.zeros(words, np.uint32)
+        self._threads = threads
+        self._wake = wake
+        self._slow_seconds = slow_seconds
+        self._slow = slow_seconds <= 0
+        self._fault: InvalidRequest | None = None
+        self._filling: Future[None] | None = None
+        self._fill()
+
+    @property
+    def must_end(self) -> bool:
+        """As `Matcher.must_end`."""
+        return self._matcher.must_end
+
+    @property
+    def ready(self) -> bool:
+        """Whether the mask of the next token is there."""
+        return self._filling is None or self._filling.done()
+
+    @property
+    def quick(self) -> bool:
+        """Whether the mask will soon be there once the token before is."""
+        return not self._slow
+
+    @property
+    def anything(self) -> bytes:
+        """A mask that allows every token."""
+        return b"\xff" * self._row.nbytes
+
+    def accept(self, token: int) -> None:
+        """The next token was drawn under the mask. Raises as `Matcher.accept`."""
+        self._matcher.accept((token,))
+
+    def go_on(self, planned: bool) -> None:
+        """Make the mask of the next token. `planned`: a plan in flight needs it."""
+        if planned or not self._slow:
+            begin = time.perf_counter()
+            self._fill()
+            self._slow |= time.perf_counter() - begin > self._slow_seconds
+        else:
+            self._filling = self._threads.submit(self._fill)
+            self._filling.add_done_callback(lambda _: self._wake())
+
+    def mask(self) -> bytes:
+        """The mask of the next token; waits for it if it is not `ready`.
+
+        Raises InvalidRequest where the grammar has become too complex to follow.
+        """
+        if self._filling is not None:
+            self._filling.result()
+            self._filling = None
+        if self._fault is not None:
+            raise self._fault
+        return self._row.tobytes()
+
+    def _fill(self) -> None:
+        try:
+            self._matcher.fill(self._row)
+        except InvalidRequest as error:
+            self._fault = error
+            return
+        if not self._row.any():
+            self._fault = InvalidRequest(
+                f"no token of this model goes on with the grammar after {self._matcher.length} "
+                "tokens: change it",
+                code="grammar_too_complex",
+            )
 
 
 class Matchers:

@@ -23,13 +23,15 @@ from itertools import chain
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.plan import Plan, Row, StepResult
+from saccade.core.errors import InvalidRequest
+from saccade.core.plan import Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, report
 from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.gallery import Gallery
 from saccade.sched.limits import Counts, SchedulerLimits, refusal
+from saccade.sched.masks import Guide
 from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
@@ -82,16 +84,19 @@ class Scheduler:
         """No request is alive and the workers hold nothing for one."""
         return not (self._ids or self._closing or self._flights or self.gallery.busy)
 
-    def add(self, request: Request) -> list[Delta]:
-        """Queue a request; its id must be new.
+    def add(self, request: Request, guide: Guide | None = None) -> list[Delta]:
+        """Queue a request; its id must be new. `guide`: of its grammar, if it has one.
 
-        One that can never be served gets its terminal delta at once.
+        One that can never be served, or whose answer can only be empty, gets its terminal delta at
+        once.
         """
-        assert request.id not in self._ids
+        assert request.id not in self._ids and bool(request.grammar) == (guide is not None)
         fits = all(self.gallery.slots.fits(image) for image in request.images)
         if (error := refusal(request, self.limits, self.token_limit, fits)) is not None:
             return [Delta(request.id, finish="error", error=error)]
-        sequence = Sequence(request, order=self.counts.requests)
+        if guide is not None and guide.must_end:
+            return [Delta(request.id, finish="stop")]
+        sequence = Sequence(request, self.counts.requests, guide)
         self.counts.requests += 1
         self._ids[request.id] = sequence
         self.waiting.add(sequence)
@@ -153,8 +158,33 @@ class Scheduler:
         plan = self._build(builder)
         if not plan.empty:
             self.counts.steps += 1
-            self._flights.append(Flight(plan, builder.rows))
+            self._flights.append(Flight(plan, builder.rows, any(row.masked for row in plan.rows)))
         return plan
+
+    def take_masks(self) -> tuple[Masks | None, list[Delta]]:
+        """The masks of the oldest plan in flight, once, if it has masked rows: to be sent before
+        any plan after it. To be called whenever a plan was made or applied.
+
+        Ends the requests whose grammars cannot be followed any more.
+        """
+        flight = self._flights[0] if self._flights else None
+        if flight is None or not flight.unmasked:
+            return None, []
+        flight.unmasked = False
+        deltas, words = [], []
+        for row, (sequence, run) in zip(flight.plan.rows, flight.rows, strict=True):
+            if not row.masked:
+                continue
+            guide = sequence.guide
+            assert guide is not None
+            if sequence.run is run:
+                try:
+                    words.append(guide.mask())
+                    continue
+                except InvalidRequest as error:
+                    deltas.append(self._finish(sequence, "error", error.message, code=error.code))
+            words.append(guide.anything)  # what is drawn here is ignored
+        return Masks(flight.plan.step, b"".join(words)), deltas
 
     def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)
@@ -379,9 +409,27 @@ class Scheduler:
         self.counts.generated_tokens += 1
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
+        if (guide := sequence.guide) is not None:
+            try:
+                reason = self._follow(sequence, guide, token, reason)
+            except InvalidRequest as error:
+                return self._finish(sequence, "error", error.message, code=error.code)
         if reason is not None:
             return self._finish(sequence, reason, None, (token,), given)
         return report(sequence, None, None, (token,), given)
+
+    def _follow(
+        self, sequence: Sequence, guide: Guide, token: int, reason: FinishReason | None
+    ) -> FinishReason | None:
+        """Go on in the grammar, where the answer goes on for all else; why it ends, if it does."""
+        run = sequence.run
+        assert run is not None
+        guide.accept(token)
+        if guide.must_end:
+            return "stop"
+        if reason is None:
+            guide.go_on(planned=run.drawing > 0)
+        return reason
 
     def _finish(
         self,
@@ -390,6 +438,7 @@ class Scheduler:
         error: str | None = None,
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
+        code: str | None = None,
     ) -> Delta:
         """End a sequence and free all it has. Its slot is closed by the next plan."""
         if sequence.run is not None:
@@ -402,7 +451,7 @@ class Scheduler:
         self.gallery.leave(sequence)
         if self._room.refused is sequence:
             self._room.forget_refusal()
-        return report(sequence, reason, error, tokens, logprobs)
+        return report(sequence, reason, error, tokens, logprobs, code)
 
     # ---- for tests
 

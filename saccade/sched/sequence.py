@@ -15,6 +15,7 @@ from enum import Enum
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
 from saccade.core.types import Image, ImageKey, ImageOutcome, Missed, Request
+from saccade.sched.masks import Guide
 
 
 class State(Enum):
@@ -58,6 +59,7 @@ class Sequence:
     cached: prompt tokens found in the prefix cache at the first admission; None before.
     scored: the first prompt token that is still to be scored, as results have told; all of them
     count as scored where nobody asked.
+    guide: what the answer may be; None: any text.
     """
 
     __slots__ = (
@@ -67,6 +69,7 @@ class Sequence:
         "cramped",
         "encoded",
         "found",
+        "guide",
         "images_end",
         "last_use",
         "matched",
@@ -78,8 +81,9 @@ class Sequence:
         "state",
     )
 
-    def __init__(self, request: Request, order: int) -> None:
+    def __init__(self, request: Request, order: int, guide: Guide | None = None) -> None:
         self.request = request
+        self.guide = guide
         self.order = order
         self.content = Content(
             list(request.tokens), request.spans, request.images, request.cache_salt
@@ -153,7 +157,14 @@ class Sequence:
         return (first, last) if first < last else None
 
     def may_draw(self, token_limit: int) -> bool:
-        """Whether the answer may have a token more than plans in flight draw."""
+        """Whether a token more than plans in flight draw may be planned: the answer has room for
+        it, and its mask is there, or will be in time.
+        """
+        guide = self.guide
+        if guide is not None and not (
+            guide.quick if self.length > len(self.tokens) else guide.ready
+        ):
+            return False
         most = self.prompt_length + self.request.sampling.max_tokens
         return self.length < min(most, token_limit)
 

@@ -44,8 +44,16 @@ class Field:
 class Form(Generic[F]):
     """Reads bodies of one class."""
 
-    def __init__(self, kind: type[F], neutral: Neutral, ignored: frozenset[str]) -> None:
-        """`ignored`: keys that identify and change nothing, whatever they say."""
+    def __init__(
+        self,
+        kind: type[F],
+        neutral: Neutral,
+        ignored: frozenset[str],
+        most_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        """`ignored`: keys that identify and change nothing, whatever they say. `most_bytes`: of the
+        JSON of some fields, which is not even read where it has more.
+        """
         self.kind = kind
         self.groups = _groups(kind)
         self._fields = {
@@ -55,6 +63,7 @@ class Form(Generic[F]):
         }
         self._neutral = neutral
         self._ignored = ignored
+        self._most_bytes = most_bytes or {}
 
     def read(self, body: bytearray, context_length: int) -> F:
         """A request from its body. Raises InvalidRequest that names the field.
@@ -68,6 +77,10 @@ class Form(Generic[F]):
             if name in self._ignored or bytes(memoryview(raw)[:5]) == _NULL:
                 continue
             field = self._fields.get(name)
+            size, most = len(memoryview(raw)), self._most_bytes.get(name)
+            if most is not None and size > most:
+                message = f"{name}: {size} bytes; the limit is {most}: make it smaller"
+                raise InvalidRequest(message, name)
             if field is not None:
                 values[field.group][name] = field.reader.json(raw, name)
             else:

@@ -9,7 +9,7 @@ templates or the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,7 @@ from saccade.front.content import Chat, ImageLimits, message_from_json, text_byt
 from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
+from saccade.text.grammar import read_wish
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -121,9 +122,23 @@ class ChatAnswer(Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Integer | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class TextPrompt(Struct, kw_only=True):
@@ -158,6 +173,7 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +184,7 @@ class CompletionRequest:
     sampling: Sampling
     ending: Ending
     reply: Reply
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +246,23 @@ _NEUTRAL: Neutral = {
     "vllm_xargs": ({},),
 }
 _IGNORED = frozenset(
-    {"metadata", "prompt_cache_key", "request_id", "rid", "safety_identifier", "user"}
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "prompt_cache_key",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
 )
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED)
-COMPLETION = Form(CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED)
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
 TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
 TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
 DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
@@ -324,6 +353,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         silent=silent,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
 
 
@@ -339,11 +369,17 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     tops = [text.prompt_logprobs, text.logprobs if echo else None]
     if given := [top for top in tops if top is not None]:
         sampling["prompt_logprobs"] = max(given)
-    silent = _show_prompt(sampling, reply, echo)
-    n = reply.n or 1
+    ask = Ask(
+        prompt="",
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        silent=_show_prompt(sampling, reply, echo),
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
+    )
     return [
-        Ask(prompt=prompt, sampling=sampling, n=n, cache_salt=reply.cache_salt or "", silent=silent)
-        for prompt in _prompts(request.text.prompt, n, context_length)
+        replace(ask, prompt=prompt)
+        for prompt in _prompts(request.text.prompt, ask.n, context_length)
     ]
 
 
@@ -424,13 +460,6 @@ def _check_stream(reply: Reply) -> None:
 
 def _check_unsupported(answer: ChatAnswer) -> None:
     """Refuse what is well-formed but not supported, or only in part."""
-    kind = (answer.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise InvalidRequest(
-            f'response_format: type {str(kind)[:100]!r} is not supported, only "text"',
-            "response_format",
-            "unsupported_parameter",
-        )
     if answer.tool_choice not in (None, "none", "auto"):
         message = 'tool_choice: forced tool calls are not supported; use "none"'
         raise InvalidRequest(message, "tool_choice", "unsupported_parameter")

@@ -92,6 +92,27 @@ class Grammar:
     digest: str
 
 
+def read_wish(fields: Mapping[str, Any]) -> Wish | None:
+    """What a request wishes, in whichever spelling: `response_format`, `structured_outputs`,
+    `guided_*`; None: any text. Raises InvalidRequest that names the field, where two say something
+    too.
+    """
+    structured = fields.get("structured_outputs")
+    wishes = [
+        wish
+        for wish in (
+            read_response_format(fields.get("response_format") or None),
+            read_structured_outputs(structured, "structured_outputs") if structured else None,
+            read_guided(fields),
+        )
+        if wish is not None
+    ]
+    if len(wishes) > 1:
+        first, second = wishes[0].param, wishes[1].param
+        raise InvalidRequest(f"{second}: excluded by {first}; give one", second)
+    return wishes[0] if wishes else None
+
+
 def read_response_format(value: Mapping[str, Any] | None) -> Wish | None:
     """OpenAI's `response_format`; None: any text. Raises InvalidRequest."""
     param = "response_format"

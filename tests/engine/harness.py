@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -18,13 +19,16 @@ from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig
 from saccade.core.messages import ToEngine, ToFront
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan, StepResult
+from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
 from saccade.engine.engine import Engine
+from saccade.engine.guides import Guides
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
+from saccade.sched.masks import SLOW_SECONDS, Guide, Matchers
 
+THREADS = ThreadPoolExecutor(1)
 CONFIG = EngineConfig(
     device="cpu",
     dtype="float32",
@@ -90,6 +94,8 @@ class Harness:
         self.decoded: list[ImageKey] = []
         self.preemptions = 0
         self.steps = 0
+        self.matchers: Matchers | None = None
+        self.slow_seconds = SLOW_SECONDS
 
     def close(self) -> None:
         """Finish what is being written to disk."""
@@ -102,6 +108,12 @@ class Harness:
         self.pixels[key] = pixels
         grid = self.net.spec.grid(*pixels.shape[:2])
         return Image(key, grid, self.net.spec.num_tokens(grid))
+
+    def guide(self, grammar: str) -> Guide:
+        """Of a grammar, where `matchers` is set; its masks are slow beyond `slow_seconds`."""
+        assert self.matchers is not None
+        matcher = self.matchers.begin(grammar)
+        return Guide(matcher, self.matchers.words, THREADS, lambda: None, self.slow_seconds)
 
     def request(
         self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: Any
@@ -118,7 +130,8 @@ class Harness:
         """Run all requests side by side to their ends."""
         outcomes = {request.id: Outcome() for request in requests}
         for request in requests:
-            for delta in self.scheduler.add(request):
+            guide = self.guide(request.grammar) if request.grammar else None
+            for delta in self.scheduler.add(request, guide):
                 self._note(outcomes[delta.id], delta)
         idle = 0
         while not self.scheduler.idle:
@@ -131,7 +144,9 @@ class Harness:
             self.steps += 1
             assert plan.num_tokens <= self.config.chunk_tokens + self.config.max_running
             self.encoded += [encode.key for encode in plan.encode]
-            for delta in self.scheduler.apply(self.worker.execute(plan)):
+            masks, deltas = self.scheduler.take_masks()
+            deltas += self.scheduler.apply(carry_out(self.worker, plan, masks))
+            for delta in deltas:
                 self._note(outcomes[delta.id], delta)
             self.scheduler.audit()
             if between is not None:
@@ -188,10 +203,25 @@ class Inline:
         self.arrived = arrived
         self.plans: list[Plan] = []
         self.results: list[StepResult] = []
+        self.waiting: list[Plan] = []
 
     def send(self, plan: Plan) -> None:
         self.plans.append(plan)
-        self.results.append(self.workers.execute(plan))
+        self.waiting.append(plan)
+        if not any(row.masked for row in self.waiting[0].rows):
+            self._carry_out(None)
+
+    def send_masks(self, masks: Masks) -> None:
+        self._carry_out(masks)
+
+    def _carry_out(self, masks: Masks | None) -> None:
+        """The oldest plan that waits, and what waits behind it for nothing else."""
+        while self.waiting:
+            plan = self.waiting[0]
+            if any(row.masked for row in plan.rows) and masks is None:
+                break
+            self.results.append(carry_out(self.workers, self.waiting.pop(0), masks))
+            masks = None
         self.arrived.set()
 
     def take(self) -> list[StepResult]:
@@ -218,6 +248,16 @@ class InlineFront(Protocol):
         ...
 
 
+def carry_out(workers: Workers, plan: Plan, masks: Masks | None) -> StepResult:
+    """One step with its masks, if it has any."""
+    if masks is None:
+        return workers.execute(plan)
+    assert isinstance(workers, Worker) and masks.step == plan.step
+    words = np.frombuffer(bytearray(masks.words), np.int32)
+    lines = words.reshape(sum(row.masked for row in plan.rows), -1)
+    return workers.begin(plan, lambda: lines).result()
+
+
 def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:
     """The engine's loop between a front and the harness's workers; the plans that it sent."""
 
@@ -231,7 +271,8 @@ def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:
 
         front.send = send_and_wake  # type: ignore[method-assign]
         workers = Inline(harness.worker, arrived)
-        await Engine(harness.scheduler, workers, front, arrived, Metrics()).run()
+        guides = Guides(arrived.set)
+        await Engine(harness.scheduler, workers, front, arrived, Metrics(), guides).run()
         return workers.plans
 
     return asyncio.run(asyncio.wait_for(run(), 60))
