@@ -174,7 +174,7 @@ def resolve(
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
-    free = max(0, hardware.free_bytes - scoring_bytes(spec))
+    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk))
     kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
@@ -335,12 +335,12 @@ def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1
     )
 
 
-def scoring_bytes(spec: FamilySpec) -> int:
+def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
     """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
     gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
     larger.
     """
-    rows = max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size))
+    rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)
 
 
