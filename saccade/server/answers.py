@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -378,8 +378,18 @@ class TextShape:
             offsets.append(offset)
             offset += len(each)
         self._offsets[choice] = offset
-        top = [_as_json({_text(name(token)): logprob for token, logprob in t.top}) for t in tokens]
+        top = [_as_json(by_text(t.top, self._vocabulary)) for t in tokens]
         return CompletionLogprobs(names, [t.logprob for t in tokens], top, offsets)
+
+
+def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens, best first, by their text: of several with one text (pieces of
+    characters have none of their own), the best.
+    """
+    found: dict[str, float] = {}
+    for token, logprob in top:
+        found.setdefault(_text(vocabulary.name_of(token)), logprob)
+    return found
 
 
 def _as_json(value: object) -> Raw:

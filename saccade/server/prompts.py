@@ -20,7 +20,13 @@ from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
 from saccade.front.front import Event
 from saccade.front.intake import Prepared
-from saccade.server.answers import Completion, CompletionLogprobs, PromptLogprob, TextChoice
+from saccade.server.answers import (
+    Completion,
+    CompletionLogprobs,
+    PromptLogprob,
+    TextChoice,
+    by_text,
+)
 from saccade.server.stream import Choices
 from saccade.text.detokenize import Vocabulary
 
@@ -165,6 +171,7 @@ class ScoredPrompt:
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
         self.scores: list[PromptScores] = []
         self._tokens = tokens
+        self._vocabulary = vocabulary
         self._name = vocabulary.name_of
 
     def names(self) -> Iterator[bytes]:
@@ -189,7 +196,7 @@ class ScoredPrompt:
     def alternatives(self, top: int) -> Iterator[bytes]:
         """The `top` likeliest by their text, as OpenAI's text completions have them."""
         found = (
-            {_text(self._name(id)): logprob for id, logprob in zip(ids[1:], logprobs[1 : 1 + top])}
+            by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
         )
         return _pieces(chain((None,), found), _PIECE // (1 + top))
