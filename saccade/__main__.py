@@ -25,6 +25,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    ResponseOptions,
     ServerOptions,
 )
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
@@ -123,6 +124,7 @@ def serve(
     media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
+    kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -135,7 +137,7 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge)
+    return serve_model(model, model_options, engine, parallel, media, server, edge, kept)
 
 
 @app.command

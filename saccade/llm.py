@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
 
@@ -27,7 +27,10 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
+from saccade.text.answer import AnswerEvent, Call, gather
 from saccade.text.grammar import Wish, read_wish
+from saccade.text.offer import Offer, read_tools
+from saccade.text.tool_calls import CallEnded
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -42,17 +45,30 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and what it took. `prompt_logprobs`: one per token of the prompt where they were
-    asked for, None for the first.
+    """One answer, and what it took. `text` is without the reasoning and the calls, which stand
+    apart. `prompt_logprobs`: one per token of the prompt where they were asked for, None for the
+    first.
     """
 
     text: str
-    finish_reason: Finish
+    finish_reason: Finish | Literal["tool_calls"]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[Call, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What holds for every conversation of a call. variables: the client's own for the template."""
+
+    sampling: SamplingParams
+    offer: Offer
+    variables: Mapping[str, Any]
+    wish: Wish | None
 
 
 class LLM:
@@ -88,6 +104,10 @@ class LLM:
         messages: Conversation,
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
         progress: bool = True,
@@ -99,6 +119,10 @@ class LLM:
         messages: Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
         progress: bool = True,
@@ -109,6 +133,10 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
         progress: bool = True,
@@ -118,32 +146,33 @@ class LLM:
 
         response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
         "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
-        (Lark). The answers are then of that form, unless they end for their length.
+        (Lark). The answers are then of that form, unless they end for their length. tools,
+        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. All of these hold
+        for every conversation.
 
         Raises a RequestError that names the field when a conversation cannot be served; the others
         of the batch are then given up.
         """
-        params = sampling or SamplingParams()
-        fields = {"response_format": response_format, "structured_outputs": structured_outputs}
-        wish = read_wish(fields)
+        given = {"response_format": response_format, "structured_outputs": structured_outputs}
+        set_to = _Settings(
+            sampling or SamplingParams(),
+            Offer(read_tools(tools), tool_choice, parallel_tool_calls),
+            chat_template_kwargs or {},
+            read_wish(given),
+        )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
-            return self._wait(self._answer(messages, params, wish))  # type: ignore[arg-type]
-        work = self._answer_all(messages, params, wish, progress)  # type: ignore[arg-type]
-        return self._wait(work)
+            return self._wait(self._answer(messages, set_to))  # type: ignore[arg-type]
+        return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     async def _answer_all(
-        self,
-        conversations: Sequence[Conversation],
-        params: SamplingParams,
-        wish: Wish | None,
-        progress: bool,
+        self, conversations: Sequence[Conversation], set_to: _Settings, progress: bool
     ) -> list[Answer]:
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("answers", total=len(conversations))
 
             async def one(conversation: Conversation) -> Answer:
-                answer = await self._answer(conversation, params, wish)
+                answer = await self._answer(conversation, set_to)
                 bar.advance(task)
                 return answer
 
@@ -154,9 +183,7 @@ class LLM:
                 raise errors.exceptions[0] from None
             return [task.result() for task in tasks]
 
-    async def _answer(
-        self, conversation: Conversation, params: SamplingParams, wish: Wish | None
-    ) -> Answer:
+    async def _answer(self, conversation: Conversation, set_to: _Settings) -> Answer:
         _check_list(conversation)
         if not conversation:
             raise InvalidRequest("messages: a conversation has at least one message", "messages")
@@ -164,16 +191,20 @@ class LLM:
             tuple(
                 _message(message, f"messages[{index}]")
                 for index, message in enumerate(conversation)
-            )
+            ),
+            offer=set_to.offer,
+            variables=set_to.variables,
         )
+        params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields, wish=wish))
-        text, finish, tokens, cached = "", None, 0, 0
+        prepared = await self._front.prepare(Ask(chat, set_fields, wish=set_to.wish))
+        finish, tokens, cached = None, 0, 0
+        parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
         scored: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
-                text += event.text
+                parts += event.parts
                 tokens += event.num_tokens
                 cached = cached or event.cached_tokens
                 logprobs += event.logprobs
@@ -181,8 +212,19 @@ class LLM:
                     scored += map(_of_prompt, event.scores.read())
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
-        prompt_tokens = len(prepared.request.tokens)
-        return Answer(text, finish, prompt_tokens, tokens, cached, tuple(logprobs), tuple(scored))
+        read = gather(parts)
+        called = finish == "stop" and any(isinstance(part, CallEnded) for part in parts)
+        return Answer(
+            read.text,
+            "tool_calls" if called else finish,
+            len(prepared.request.tokens),
+            tokens,
+            cached,
+            tuple(logprobs),
+            read.reasoning,
+            read.calls,
+            tuple(scored),
+        )
 
     def metrics(self) -> dict[str, float]:
         """The counters and gauges that a server would show under /metrics, those without labels by

@@ -78,6 +78,23 @@ def openai_stream_helper(base: str, model: str) -> str:
     return "sent back"
 
 
+def openai_responses(base: str, model: str) -> str:
+    """`client.responses`: a picture, two turns by id, streamed, retrieved."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
+    parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What?"}]
+    asked: list[Any] = [{"role": "user", "content": parts}]
+    first = client.responses.create(model=model, input=asked, max_output_tokens=24)
+    with client.responses.stream(
+        model=model, input="Are you sure?", previous_response_id=first.id, max_output_tokens=24
+    ) as stream:
+        last = list(stream)[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert client.responses.retrieve(last.response.id).output == last.response.output
+    return "two turns"
+
+
 def litellm_three_turns(base: str, model: str) -> str:
     """LiteLLM's message objects go back as they came; an overflow is its own exception."""
     import litellm
@@ -229,6 +246,7 @@ def compared(found: list[tuple[str, str, float, bool]]) -> str:
 CLIENTS: dict[str, Callable[[str, str], str]] = {
     "openai, three turns": openai_three_turns,
     "openai, stream() sent back": openai_stream_helper,
+    "openai, responses": openai_responses,
     "litellm": litellm_three_turns,
     "langchain-openai": langchain,
     "guidellm": guidellm,

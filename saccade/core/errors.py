@@ -8,6 +8,7 @@ SaccadeError
 │   ├── Unauthorized      401
 │   ├── NotFound          404
 │   ├── TooSlow           408  the request did not come in time
+│   ├── Cancelled         409  ended early by whoever made it
 │   ├── TooLarge          413  over a byte limit
 │   ├── UnsupportedMedia  415  a body in an encoding that is not read
 │   ├── HeadTooLarge      431  request line and headers over a limit
@@ -75,6 +76,16 @@ class TooSlow(RequestError):
 
     status = 408
     code = "timeout"
+
+
+class Cancelled(RequestError):
+    """409: the request was ended early by whoever made it."""
+
+    status = 409
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled")
 
 
 class UnsupportedMedia(RequestError):

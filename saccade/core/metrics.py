@@ -140,6 +140,8 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
     ),
+    Metric("saccade_responses_kept", "gauge", "Responses kept for previous_response_id"),
+    Metric("saccade_responses_bytes", "gauge", "Bytes of kept responses and conversations"),
     Metric("saccade_connections", "gauge", "HTTP connections that are open"),
     Metric(
         "saccade_connections_closed_total",

@@ -47,6 +47,14 @@ class ModelOptions:
     """Names of special tokens inside messages (<|im_end|>) are those tokens. Without this they are
     text: special tokens come from the chat template and /v1/completions only.
     """
+    tool_parser: Literal["auto", "hermes", "xml", "none"] = "auto"
+    """How the model writes tool calls. hermes: JSON within <tool_call>. xml: <function=NAME> within
+    <tool_call>. none: tools are refused. auto: as the chat template shows.
+    """
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """How the model writes reasoning. think: within <think>. none: it is part of the answer. auto:
+    as the chat template shows.
+    """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
     patch_embed: PatchEmbedding = "exact"

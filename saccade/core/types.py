@@ -177,6 +177,30 @@ class SamplingParams:
             )
 
 
+MAX_BREAKPOINTS = 4
+"""Places of a prompt up to which one request may ask for it to be kept."""
+
+LONGEST_TTL = 24 * 3600
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """What a request asks of the caches.
+
+    breakpoints: (tokens, seconds), by tokens: once so many tokens of the prompt are computed, their
+    whole KV pages and the embeddings of the images before that place are to be kept for so long.
+    diagnose: say why the prefix cache had less than an earlier prompt of this client would have
+    left there. family: the client's name for prompts that share a beginning (`prompt_cache_key`).
+    open_salt: the salt under which prompts of this client lie that name no salt.
+    """
+
+    breakpoints: tuple[tuple[int, int], ...] = ()
+    diagnose: bool = False
+    family: str = ""
+    open_salt: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer to generate. `tokens` are token ids only (image placeholders included, never
@@ -198,6 +222,7 @@ class Request:
     client: str = ""
     group: str = ""
     grammar: str = ""
+    caching: Caching = Caching()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +307,67 @@ class ImageOutcome:
     tier: Tier | None = None
 
 
+CacheMissReason = Literal[
+    "prompt_changed",
+    "other_settings",
+    "other_salt",
+    "evicted",
+    "expired",
+    "flushed",
+    "never_seen",
+    "too_short",
+    "cache_off",
+]
+"""Why the prefix cache had less of a prompt than it might.
+
+prompt_changed: an earlier prompt of this client goes on differently from a place on.
+other_settings: the first difference is an image of the same bytes at another size (`detail`,
+`min_pixels`, `max_pixels`).
+other_salt: this client has sent it without a `cache_salt`.
+evicted: it was there, and made room for others. expired: it was kept by a breakpoint whose time is
+over, and made room since. flushed: somebody flushed the cache.
+never_seen: no earlier prompt that is remembered begins like it.
+too_short: it fills no page. cache_off: the server keeps no prompts.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why tokens of a prompt were computed though an earlier prompt was like it.
+
+    token: the first that differs from the earlier prompt, or that was gone. tokens: of the prompt,
+    those from there on. place: what the client calls the part with the first of them; filled in by
+    the front.
+    """
+
+    reason: CacheMissReason
+    token: int
+    tokens: int
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a request's breakpoints and its question about the cache came to.
+
+    written: (seconds, tokens) of the prompt that were computed for it and are now kept so long, by
+    seconds; tokens that were kept before are not counted again.
+    missed: None where nothing was missed, or nobody asked.
+    """
+
+    written: tuple[tuple[int, int], ...] = ()
+    missed: CacheMiss | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """News of one request: tokens generated since the last delta. The one with `finish` set is the
     last.
 
-    `cached_tokens` (prompt tokens that came from the prefix cache) and `images` stand in the first
-    delta with a token or a finish. `error` is set if and only if `finish == "error"`; `code` with
-    it where the request itself is at fault. `scores` go on where the last ones ended, and come
-    before any token.
+    `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
+    for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
+    `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
+    fault. `scores` go on where the last ones ended, and come before any token.
     """
 
     id: str
@@ -300,5 +377,6 @@ class Delta:
     error: str | None = None
     cached_tokens: int = 0
     images: tuple[ImageOutcome, ...] = ()
+    caching: CacheReport | None = None
     code: str | None = None
     scores: PromptScores | None = None

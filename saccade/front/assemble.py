@@ -17,6 +17,7 @@ from saccade.front.compiler import Compiler
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
+from saccade.text.manner import find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 
 
@@ -52,6 +53,7 @@ def build_front(
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
+        find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
     link = EngineProcess(folder, options, engine, parallel, arena, words)
     return Front(intake, link, metrics, max_requests)

@@ -37,14 +37,19 @@ class Compiler:
         self._vocab_size = vocab_size
         self._grammars: Grammars | None = None
 
-    async def compile(self, wish: Wish | MakeWish) -> Grammar | None:
-        """The grammar of a wish; None where it turns out to allow any text.
+    async def compile(
+        self, wish: Wish | MakeWish, thinks_until: str | None = None
+    ) -> Grammar | None:
+        """The grammar of a wish; None where it turns out to allow any text. `thinks_until`: as in
+        `Grammars.compile`.
 
         Raises InvalidRequest whose `param` names the place.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._compile, wish)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._compile, wish, thinks_until
+        )
 
-    def _compile(self, wish: Wish | MakeWish) -> Grammar | None:
+    def _compile(self, wish: Wish | MakeWish, thinks_until: str | None) -> Grammar | None:
         lexicon = self._lexicon.result()  # this thread has read it before anything else
         if lexicon is None:
             raise InvalidRequest(
@@ -56,7 +61,7 @@ class Compiler:
         if self._grammars is None:
             self._grammars = Grammars(lexicon, self._vocab_size)
         made = wish if isinstance(wish, Wish) else wish(lexicon)
-        return None if made is None else self._grammars.compile(made)
+        return None if made is None else self._grammars.compile(made, thinks_until)
 
 
 def _read(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer | None:

@@ -19,12 +19,16 @@ from msgspec import Meta, Struct
 from saccade.core.errors import InvalidRequest
 from saccade.front.fields import Integer, Positive, Reader
 from saccade.media.content import Budget, Detail
-from saccade.media.media import FileId, ImageSource, source_from_object
+from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
+from saccade.text.extent import extent
+from saccade.text.offer import NO_TOOLS, Offer
 
 Part = str | ImageSource
 """A piece of a message: text, or an image."""
 
 _LONGEST_NAME = 512
+_MOST_CALLS = 256
+"""Tool calls of one message."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512
 """Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
@@ -49,10 +53,11 @@ class Message:
 
     @property
     def num_characters(self) -> int:
-        """Of its text."""
+        """Of its text and of its fields."""
+        fields = extent(self.fields).characters if self.fields else 0
         if isinstance(self.content, str):
-            return len(self.content)
-        return sum(len(part) for part in self.content or () if isinstance(part, str))
+            return len(self.content) + fields
+        return sum(len(part) for part in self.content or () if isinstance(part, str)) + fields
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it; what is None is left out, as they expect."""
@@ -71,13 +76,16 @@ class Message:
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `variables` are the client's own for the template.
+    `variables` are the client's own for the template. effort, verbosity: `reasoning_effort` and
+    `verbosity`, which mean what the template makes of them.
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] | None = None
+    offer: Offer = NO_TOOLS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    effort: str | None = None
+    verbosity: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,11 +95,19 @@ class Chat:
 
     @property
     def num_characters(self) -> int:
-        """Of all messages' text."""
-        return sum(message.num_characters for message in self.messages)
+        """Of all messages' text, and of what else the template is given."""
+        messages = sum(message.num_characters for message in self.messages)
+        tools = sum(
+            extent(tool.parameters).characters + len(tool.name) + len(tool.description or "")
+            for tool in self.offer.tools
+        )
+        return messages + tools + extent(self.variables).characters
 
 
 # ---- schemas
+
+
+ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Pixels(Struct, kw_only=True):
@@ -138,17 +154,22 @@ class InputTextPart(Struct, tag_field="type", tag="input_text"):
 
 
 class ImagePart(Pixels, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded here or beside its URL."""
+    """An image within a message. Its pixels may be bounded here or beside its URL.
 
-    image_url: str | ImageURL
+    uuid: a name of the client's for it, under which alone it may come again while it is cached.
+    """
+
+    image_url: str | ImageURL | None = None
+    uuid: ImageName | None = None
 
 
 class InputImagePart(Pixels, tag_field="type", tag="input_image", kw_only=True):
-    """An image, by its name in the Responses API."""
+    """An image, by its name in the Responses API. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail | None = None
+    uuid: ImageName | None = None
 
 
 class ImageObjectPart(Pixels, tag_field="type", tag="image", kw_only=True):
@@ -180,10 +201,13 @@ ContentPart = (
 )
 
 
+Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
+
+
 class FunctionCall(Struct):
     """A call that the assistant made; `arguments` are JSON text, or the object itself."""
 
-    name: str
+    name: Name
     arguments: str | dict[str, Any] = ""
 
 
@@ -191,20 +215,21 @@ class ToolCall(Struct):
     """An entry of an assistant message's `tool_calls`."""
 
     function: FunctionCall
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
     index: Integer | None = None
 
 
 class ChatMessage(Struct):
-    """A message of any role."""
+    """A message of any role. reasoning: `reasoning_content` by another name, where it is a text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
-    name: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=_MOST_CALLS)] | None = None
+    tool_call_id: Name | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
 
 
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)
@@ -215,6 +240,9 @@ class _Content(Struct):
 
     content: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
+    reasoning_content: msgspec.Raw = msgspec.Raw()
+    reasoning: msgspec.Raw = msgspec.Raw()
+    tool_calls: msgspec.Raw = msgspec.Raw()
 
 
 _CONTENT = msgspec.json.Decoder(_Content)
@@ -241,12 +269,15 @@ def text_bytes(raw: msgspec.Raw) -> int:
     is not of the usual form.
     """
     try:
-        content = _CONTENT.decode(raw).content
-        if bytes(memoryview(content)[:1]) == b"[":
-            return sum(len(memoryview(part.text)) for part in _PARTS.decode(content))
+        message = _CONTENT.decode(raw)
+        others = (message.reasoning_content, message.reasoning, message.tool_calls)
+        size = sum(len(memoryview(each)) for each in others)
+        if bytes(memoryview(message.content)[:1]) == b"[":
+            parts = _PARTS.decode(message.content)
+            return size + sum(len(memoryview(part.text)) for part in parts)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return 0
-    return len(memoryview(content))
+    return size + len(memoryview(message.content))
 
 
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
@@ -276,8 +307,11 @@ def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
         raise InvalidRequest(
             f"{place}.tool_calls: only an assistant message has tool calls", f"{place}.tool_calls"
         )
+    reasoning = message.reasoning_content
+    if reasoning is None and isinstance(message.reasoning, str):
+        reasoning = message.reasoning
     if message.content is None and not (
-        message.role == "assistant" and (message.tool_calls or message.reasoning_content)
+        message.role == "assistant" and (message.tool_calls or reasoning)
     ):
         raise _missing(f"{place}.content")
     fields = {
@@ -285,7 +319,7 @@ def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
         for name, value in (
             ("name", message.name),
             ("tool_call_id", message.tool_call_id),
-            ("reasoning_content", message.reasoning_content),
+            ("reasoning_content", reasoning),
             ("tool_calls", [_tool_call(call) for call in message.tool_calls or ()] or None),
         )
         if value is not None
@@ -307,19 +341,26 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
         case TextPart(text=text) | InputTextPart(text=text):
             return text
         case ImagePart(image_url=str(url)):
-            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+            budget = _budget(None, part, place, limits)
+            return ImageSource(_url(url), place, budget, part.uuid or "")
         case ImagePart(image_url=ImageURL() as image):
             budget = _budget(image, part, place, limits)
-            return ImageSource(_url(image.url), place, budget)
+            return ImageSource(_url(image.url), place, budget, part.uuid or "")
+        case ImagePart(image_url=None, uuid=str(uuid)):
+            return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
+        case ImagePart():
+            raise _missing(f"{place}.image_url")
         case ImageObjectPart(image=str(url)):
             return ImageSource(_url(url), place, _budget(None, part, place, limits))
         case ImageObjectPart(image=image):
             source = source_from_object(image, place)
             return ImageSource(source.url, place, _budget(None, part, place, limits))
         case InputImagePart():
-            inside = UploadedFile(detail=part.detail)
+            budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
+            if part.uuid is not None and part.file_id is None and part.image_url is None:
+                return ImageSource(KnownImage(part.uuid), place, budget)
             source_of = _either(part.file_id, part.image_url, place, "file_id", "image_url")
-            return ImageSource(source_of, place, _budget(inside, part, place, limits))
+            return ImageSource(source_of, place, budget, part.uuid or "")
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):

@@ -20,7 +20,7 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
-_VERBATIM = frozenset({"arguments"})
+_VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
 """Objects that are the client's own, in which null says something."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")

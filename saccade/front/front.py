@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from saccade.core.errors import (
+    Cancelled,
     EngineUnavailable,
     ImageError,
     InternalError,
@@ -42,6 +43,7 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
+    CacheReport,
     Delta,
     ImageKey,
     ImageOutcome,
@@ -54,8 +56,9 @@ from saccade.core.types import (
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.media.turns import BOUNDLESS, Room
-from saccade.text.answer import AnswerEvent, Reading
+from saccade.text.answer import AnswerEvent, ReadAs
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
+from saccade.text.tool_calls import CallEnded
 
 log = logging.getLogger("saccade")
 
@@ -117,8 +120,11 @@ class Event:
 
     `parts`: what `text` newly makes certain of reasoning, text and tool calls, in their order;
     `(Text(text),)` where the answer has text alone. No part is empty or ever taken back.
-    `num_tokens` counts all tokens that were generated, also those that show no text. `scores`: of
-    the prompt, in the first of its answers alone, before any token.
+    `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
+    stop string that ended the answer.
+    `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
+    it) stand in a choice's first. `scores`: of the prompt, in the first of its answers alone,
+    before any token.
     """
 
     choice: int
@@ -130,6 +136,8 @@ class Event:
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
     scores: PromptScores | None = None
+    stop: str | None = None
+    caching: CacheReport | None = None
 
 
 class _Answer:
@@ -140,7 +148,7 @@ class _Answer:
         request: Request,
         places: tuple[str, ...],
         choice: int,
-        reading: Reading,
+        reading: ReadAs,
         vocabulary: Vocabulary,
         events: asyncio.Queue[Event | RequestError],
     ) -> None:
@@ -154,6 +162,7 @@ class _Answer:
         self._text = Detokenizer(vocabulary)
         self._stops = StopStrings(request.sampling.stop)
         self._reader = reading.reader()
+        self._single = reading.single
         self._num_tokens = 0
 
     def advance(self, delta: Delta) -> Event:
@@ -181,7 +190,10 @@ class _Answer:
         if stopped:
             finish = "stop"
         parts = self._reader.feed(text) if text else []
-        if finish:
+        first = next((i for i, part in enumerate(parts) if isinstance(part, CallEnded)), None)
+        if self._single and first is not None:
+            parts, finish = parts[: first + 1], "stop"
+        elif finish:
             parts += self._reader.end()
         return Event(
             self.choice,
@@ -191,6 +203,7 @@ class _Answer:
             finish,
             delta.cached_tokens,
             parts=tuple(parts),
+            stop=self._stops.found,
         )
 
 
@@ -373,6 +386,15 @@ class Front:
             for picture in pictures:
                 media.release(picture)
 
+    def cancel(self, group: str) -> None:
+        """End the answers of a request early (`Prepared.request.id`): whoever waits for them gets
+        Cancelled.
+        """
+        for answer in [each for each in self._answers.values() if each.request.group == group]:
+            self._tell(Abort(answer.request.id))
+            if self._forget(answer, "abort"):
+                answer.events.put_nowait(Cancelled())
+
     def _forget(self, answer: _Answer, outcome: str) -> bool:
         """End an answer, once; whether it was still in flight."""
         if self._answers.pop(answer.request.id, None) is None:
@@ -457,6 +479,7 @@ class Front:
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
+            caching=delta.caching,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
@@ -519,7 +542,7 @@ class Front:
 def _silenced(event: Event) -> Event:
     """What is told of an answer of which nothing is wanted."""
     finish: Finish | None = "length" if event.finish else None
-    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish)
+    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:

@@ -18,20 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llguidance import LLTokenizer
+
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import Request, SamplingParams, Span
+from saccade.core.types import MAX_BIAS, Request, SamplingParams, Span
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
 from saccade.media.media import Media, Picture
 from saccade.media.turns import BOUNDLESS, Asker, Room
-from saccade.text.answer import PLAIN, Reading
+from saccade.text import reasoning, tool_calls
+from saccade.text.answer import PLAIN, ReadAs
 from saccade.text.grammar import Wish
 from saccade.text.literal import Literals
+from saccade.text.manner import SILENT, Manner
+from saccade.text.offer import NO_TOOLS, Offer
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.reasoning import Where
+from saccade.text.tool_grammar import Style, read_tool_choice
 
 T = TypeVar("T")
+Biases = tuple[tuple[int, float], ...]
 
 _LONG_TEXT = 8_000
 """Characters beyond which a prompt is rendered and tokenised in a thread (about 5 ms)."""
@@ -56,8 +64,8 @@ class Ask:
     `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
     to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
-    look like; None: any text.
+    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must look like; None: any text.
+    `separate_reasoning`: reasoning is told apart from text, where the model reasons.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -67,6 +75,7 @@ class Ask:
     add_special_tokens: bool | None = None
     silent: bool = False
     wish: Wish | MakeWish | None = None
+    separate_reasoning: bool = True
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
@@ -75,13 +84,14 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
-    the pictures by their places.
+    the pictures by their places. `reasoning`: where it leaves a model that reasons.
     """
 
     tokens: tuple[int, ...]
     spans: tuple[Span, ...]
     pictures: tuple[Picture, ...]
     places: tuple[str, ...]
+    reasoning: Where | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ class Prepared:
     pictures: tuple[Picture, ...] = ()
     places: tuple[str, ...] = ()
     n: int = 1
-    reading: Reading = PLAIN
+    reading: ReadAs = PLAIN
     silent: bool = False
 
 
@@ -130,15 +140,18 @@ class Intake:
         defaults: SamplingParams,
         special_tokens_in_content: bool = False,
         compiler: Compiler | None = None,
+        manner: Manner = SILENT,
     ) -> None:
         """`special_tokens_in_content`: special tokens that clients write in messages are such.
-        `compiler`: None: one of the tokenizer's own vocabulary.
+        `compiler`: None: one of the tokenizer's own vocabulary. `manner`: how the model writes
+        calls and reasoning.
         """
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
         self.media = media
         self.defaults = defaults
+        self.manner = manner
         self._compiler = compiler or Compiler(
             tokenizer.backend.to_str(), spec.vocab_size, spec.eos_token_ids
         )
@@ -158,9 +171,12 @@ class Intake:
         names the field.
         """
         arrival = time.monotonic()
+        wish, offer = self._wish(ask), _offer(ask)
         # Before anything is fetched: a schema that will not do is refused for less.
-        grammar = await self._compiler.compile(ask.wish) if ask.wish is not None else None
+        grammar = None if wish is None else await self._compiler.compile(wish)
         prompt = await self.read(ask, context_length, client, room)
+        if wish is not None and prompt.reasoning == "open":
+            grammar = await self._compiler.compile(wish, reasoning.CLOSE)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(picture.image for picture in prompt.pictures)
         request = Request(
@@ -174,7 +190,41 @@ class Intake:
             client.share(ask.cache_salt),
             grammar="" if grammar is None else grammar.text,
         )
-        return Prepared(request, prompt.pictures, prompt.places, ask.n, silent=ask.silent)
+        reading = ReadAs(
+            prompt.reasoning if ask.separate_reasoning else None,
+            self.manner.calls if offer.open else None,
+            offer.schemas,
+            certain=offer.open and grammar is not None,
+            single=not offer.parallel,
+        )
+        return Prepared(request, prompt.pictures, prompt.places, ask.n, reading, ask.silent)
+
+    def _wish(self, ask: Ask) -> Wish | MakeWish | None:
+        """What the answers must be, calls included. Raises InvalidRequest for tools that the model
+        cannot call.
+        """
+        offer, form, wish = _offer(ask), self.manner.calls, ask.wish
+        if form is None:
+            if offer.open or (offer.held and offer.tools):
+                raise InvalidRequest(
+                    "tools: this model's chat template shows no way to call them: leave tools out, "
+                    'send tool_choice "none", or have the server started with --tool-parser and '
+                    "--chat-template",
+                    "tools",
+                    "unsupported_parameter",
+                )
+            if offer.held:
+                raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+            return wish
+        if not offer.held and not (offer.open and wish is not None):
+            return wish
+
+        def make(lexicon: LLTokenizer) -> Wish | None:
+            answer = wish(lexicon) if callable(wish) else wish
+            style = Style.of(form, lexicon)
+            return read_tool_choice(offer.choice, offer.tools, style, offer.parallel, answer)
+
+        return make
 
     async def read(
         self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
@@ -185,18 +235,20 @@ class Intake:
         sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
         asker = Asker(client.share(ask.cache_salt), client.name, room)
         pictures = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
+        where: Where | None = None
         if isinstance(prompt := ask.prompt, tuple):
             tokens = self._check_tokens(prompt)
         elif isinstance(prompt, Chat):
             render = partial(self._encode_chat, prompt, context_length, ask.add_special_tokens)
             many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
-            tokens = await self.in_thread(render) if many else render()
+            tokens, where = await self.in_thread(render) if many else render()
         else:
             special = ask.add_special_tokens is not False
             encode = partial(self._encode, prompt, "prompt", context_length, special)
             tokens = await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
         expanded, spans = self.spec.expand_prompt(tokens, [picture.image for picture in pictures])
-        return Prompt(expanded, spans, pictures, tuple(source.param for source in sources))
+        places = tuple(source.param for source in sources)
+        return Prompt(expanded, spans, pictures, places, where)
 
     def _check_tokens(self, tokens: tuple[int, ...]) -> list[int]:
         if outside := [token for token in tokens if token >= self.spec.vocab_size]:
@@ -211,22 +263,70 @@ class Intake:
         self._check_length(text, param, context_length)
         return self.tokenizer.encode(text, special)
 
-    def _encode_chat(self, chat: Chat, context_length: int, special: bool | None) -> list[int]:
+    def _encode_chat(
+        self, chat: Chat, context_length: int, special: bool | None
+    ) -> tuple[list[int], Where | None]:
         if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
             raise too_long("messages", f"{chat.num_characters} characters", context_length)
         given: Any = {
             "messages": [message.for_template() for message in chat.messages],
-            "tools": None if chat.tools is None else list(chat.tools),
+            "tools": [tool.for_template() for tool in chat.offer.tools] or None,
             "add_generation_prompt": chat.add_generation_prompt,
             "continue_final_message": chat.continue_final_message,
-            "variables": chat.variables,
+            "variables": self._variables(chat),
         }
+        if self.manner.calls is None:
+            given["tools"] = None
         if self._literals is None:
             text = self.template.render(**given)
-            return self._encode(text, "messages", context_length, bool(special))
-        rendered = self._literals.render(self.template, **given)
-        self._check_length(rendered.text, "messages", context_length)
-        return self._literals.encode(rendered, bool(special))
+            tokens = self._encode(text, "messages", context_length, bool(special))
+        else:
+            rendered = self._literals.render(self.template, **given)
+            text = rendered.text
+            self._check_length(text, "messages", context_length)
+            tokens = self._literals.encode(rendered, bool(special))
+        return tokens, self._reasoning_at(chat, text) if self.manner.reasons else None
+
+    def _variables(self, chat: Chat) -> Mapping[str, Any]:
+        """The template's variables, among them what it makes of effort and verbosity."""
+        return {**self._verbosity(chat), **self._effort(chat)}
+
+    def _verbosity(self, chat: Chat) -> Mapping[str, Any]:
+        if chat.verbosity is None or "verbosity" in chat.variables:
+            return {}
+        if "verbosity" in self.template.names:
+            return {"verbosity": chat.verbosity}
+        if chat.verbosity == "medium":  # as without it
+            return {}
+        raise InvalidRequest(
+            "verbosity: this model's chat template has no word for it",
+            "verbosity",
+            "unsupported_parameter",
+        )
+
+    def _effort(self, chat: Chat) -> Mapping[str, Any]:
+        effort, names = chat.effort, self.template.names
+        if effort is None or {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
+            return chat.variables
+        if "reasoning_effort" in names:
+            return {**chat.variables, "reasoning_effort": effort}
+        if "enable_thinking" in names:
+            return {**chat.variables, "enable_thinking": effort != "none"}
+        if effort == "none" and not self.manner.reasons:
+            return chat.variables
+        raise InvalidRequest(
+            "reasoning_effort: this model's chat template has no switch for it",
+            "reasoning_effort",
+            "unsupported_parameter",
+        )
+
+    def _reasoning_at(self, chat: Chat, text: str) -> Where:
+        if not chat.continue_final_message:
+            return reasoning.reasoning_at(text)
+        last = text[text.rfind(reasoning.OPEN) :]
+        return (
+            "open" if last.startswith(reasoning.OPEN) and reasoning.CLOSE not in last else "closed"
+        )
 
     def _check_length(self, text: str, param: str, context_length: int) -> None:
         """Raises InvalidRequest for what cannot fit, whatever its tokens are."""
@@ -235,6 +335,15 @@ class Intake:
             raise too_long(
                 param, f"{len(text)} characters, so at least {least} tokens", context_length
             )
+
+    def _without_calls(self, bias: Biases) -> Biases:
+        """`bias`, and no call begun: tools that may not be called stay in the prompt, so that what
+        is known of its beginning serves whether they may or not.
+        """
+        tag = self.tokenizer.backend.token_to_id(tool_calls.OPEN)
+        if self.manner.calls is None or tag is None:
+            return bias
+        return (*(each for each in bias if each[0] != tag), (tag, -MAX_BIAS))
 
     def _sampling(self, ask: Ask, prompt_tokens: int, context_length: int) -> SamplingParams:
         """The request's sampling with nothing left open, and the answer bounded by what the context
@@ -247,6 +356,8 @@ class Intake:
             param = "messages" if isinstance(ask.prompt, Chat) else "prompt"
             raise too_long(param, f"{prompt_tokens} tokens", context_length)
         given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
+        if (offer := _offer(ask)).tools and not offer.open:
+            given["logit_bias"] = self._without_calls(given.get("logit_bias", ()))
         sampling = replace(self.defaults, **given)
         sampling = replace(
             sampling,
@@ -275,6 +386,10 @@ class Intake:
                     name,
                 )
         return sampling
+
+
+def _offer(ask: Ask) -> Offer:
+    return ask.prompt.offer if isinstance(ask.prompt, Chat) else NO_TOOLS
 
 
 def too_long(param: str, has: str, context_length: int) -> InvalidRequest:

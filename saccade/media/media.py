@@ -58,6 +58,9 @@ INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 
 
+REMEMBERED_NAMES = 1 << 16
+"""Images that are known by a name that clients gave."""
+
 LONG_URL = 1 << 13
 """Characters from which a URL is taken to hold the picture itself."""
 
@@ -72,16 +75,27 @@ class FileId:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
-    """A picture as a request names it: a URL, an uploaded file, or encoded bytes where it enters
-    behind the front.
+class KnownImage:
+    """An image that came before under a name of the client's."""
 
-    `param` is its place, for errors.
+    uuid: str
+
+
+Address = str | bytes | FileId | KnownImage
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A picture as a request names it: a URL, an uploaded file, a name under which it came before,
+    or encoded bytes where it enters behind the front.
+
+    `param` is its place, for errors. `uuid`: the name under which it may come again.
     """
 
-    url: str | bytes | FileId
+    url: Address
     param: str
     budget: Budget = DEFAULT_BUDGET
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -154,6 +168,8 @@ class Media:
         self._reads = Flights()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
         self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
+        self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
+        """By salt and uuid: digest and header."""
         self._held: dict[ImageKey, list[Picture]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
@@ -221,6 +237,8 @@ class Media:
             )
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
+        if source.uuid:
+            self._known[salt, source.uuid] = read.encoded.digest, read.probe
         return Picture(
             content.image,
             read.probe,
@@ -231,8 +249,10 @@ class Media:
             read.digest_ms,
         )
 
-    async def _read(self, url: str | bytes | FileId, salt: str, asker: Asker) -> _Read:
+    async def _read(self, url: Address, salt: str, asker: Asker) -> _Read:
         """The bytes of a source, their digest, and their header."""
+        if isinstance(url, KnownImage):
+            return self._recall(url, salt)
         begun = time.perf_counter()
         data = await self._bytes(url, salt, asker)
         fetched = time.perf_counter()
@@ -241,6 +261,21 @@ class Media:
         found = await self._header(name, data, asker.request)
         done = time.perf_counter()
         return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+
+    def _recall(self, known: KnownImage, salt: str) -> _Read:
+        """What is remembered of an image: its bytes only while a request holds them.
+
+        Raises ImageError where nothing is.
+        """
+        found = self._known.get((salt, known.uuid))
+        if found is None:
+            raise ImageError(
+                f"no image has come with the uuid {known.uuid!r}, or too many since: send it with "
+                "its URL or bytes",
+                code="unknown_uuid",
+            )
+        name, probe = found
+        return _Read(self._encoded.get(name) or EncodedBytes(b"", name), probe, 0.0, 0.0)
 
     async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
         """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
@@ -332,7 +367,13 @@ class Media:
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        picture = self._held[key][0]
+        picture = next((each for each in self._held[key] if each.data), None)
+        if picture is None:  # they came with an earlier request
+            raise ImageError(
+                "an image that is named by its uuid alone is not cached any more: send it with its "
+                "URL or bytes",
+                code="unknown_uuid",
+            )
         assert (slot.height, slot.width) == picture.size
         asker = picture.asker
         job = Job(
@@ -388,11 +429,13 @@ def source_from_object(picture: object, param: str) -> ImageSource:
     )
 
 
-def _name(url: str | bytes | FileId) -> Hashable:
+def _name(url: Address) -> Hashable:
     """What two sources have in common that name the same bytes. Bytes that are there already, and
     texts that hold them, are compared by their digests later: that costs less.
     """
-    return url if isinstance(url, FileId) or len(url) < LONG_URL else id(url)
+    if isinstance(url, FileId | KnownImage) or len(url) < LONG_URL:
+        return url
+    return id(url)
 
 
 def _at(error: RequestError, param: str) -> RequestError:

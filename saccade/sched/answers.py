@@ -33,4 +33,4 @@ def report(
     """News of a sequence. Its first tells what was found where."""
     cached, images = (0, ()) if sequence.reported else (sequence.cached or 0, sequence.outcomes())
     sequence.reported = True
-    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, code)
+    return Delta(sequence.request.id, tokens, logprobs, reason, error, cached, images, code=code)

@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.core.errors import RequestError
-from saccade.core.types import TokenLogprobs
+from saccade.core.types import CacheMiss, TokenLogprobs
 from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
+from saccade.text.answer import AnswerEvent, Reasoned, gather
 from saccade.text.detokenize import Vocabulary
+from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
 
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
 """Characters of an error that a client is shown."""
 
 
 class PromptTokensDetails(Struct):
-    """How many prompt tokens came from the prefix cache."""
+    """Of the prompt's tokens: those that came from the prefix cache, those that were computed and
+    are now kept by a breakpoint, those that stand for images.
+    """
 
     cached_tokens: int
+    cache_write_tokens: int = 0
+    image_tokens: int = 0
 
 
 class Usage(Struct):
@@ -86,14 +93,35 @@ class CompletionLogprobs(Struct):
 
 
 Logprobs = ChatLogprobs | CompletionLogprobs
+ChatFinish = Finish | Literal["tool_calls"]
+
+
+class FunctionReply(Struct):
+    """What is called, and with which arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CallReply(Struct):
+    """An entry of `tool_calls`."""
+
+    id: str
+    function: FunctionReply
+    type: str = "function"
 
 
 class AnswerMessage(Struct):
-    """The assistant's message."""
+    """The assistant's message. `content` is null where there is nothing but calls; `reasoning` says
+    what `reasoning_content` says.
+    """
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallReply] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -101,15 +129,36 @@ class ChatChoice(Struct):
 
     index: int
     message: AnswerMessage
-    finish_reason: Finish
+    finish_reason: ChatFinish
     logprobs: ChatLogprobs | None = None
+
+
+class FunctionDelta(Struct):
+    """The name of what is called, or a piece of its arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """What a chunk adds to call `index`: first its id and name, then its arguments piece by
+    piece.
+    """
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 class AnswerDelta(Struct):
     """What a chunk adds to the message."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):
@@ -117,7 +166,7 @@ class ChunkChoice(Struct):
 
     index: int
     delta: AnswerDelta
-    finish_reason: Finish | None = None
+    finish_reason: ChatFinish | None = None
     logprobs: ChatLogprobs | None = None
 
 
@@ -218,6 +267,7 @@ class ChoiceReply:
 
     def __init__(self, shape: Shape, choice: int) -> None:
         self.texts: list[str] = []
+        self.parts: list[AnswerEvent] = []
         self.finish: Finish | None = None
         self.logprobs: list[Logprobs] = []
         self._shape = shape
@@ -225,6 +275,7 @@ class ChoiceReply:
 
     def add(self, event: Event) -> None:
         self.texts.append(event.text)
+        self.parts += event.parts
         self.finish = event.finish
         logprobs = self._shape.logprobs(self._choice, event.logprobs)
         if logprobs is not None:
@@ -238,10 +289,16 @@ class ChoiceReply:
 class Tally:
     """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
     found them.
+
+    written: tokens that are now kept in the cache, by the seconds that they are kept. missed: why
+    the cache had less than it might; None where nothing was missed, or nobody asked.
     """
 
-    def __init__(self, prompt_tokens: int, n: int) -> None:
+    def __init__(self, prompt_tokens: int, n: int, image_tokens: int = 0) -> None:
+        self.written: Counter[int] = Counter()
+        self.missed: CacheMiss | None = None
         self._prompt = prompt_tokens
+        self._images = image_tokens
         self._n = n
         self._completion = 0
         self._cached = 0
@@ -250,6 +307,9 @@ class Tally:
         self._completion += event.num_tokens
         if event.choice % self._n == 0:
             self._cached += event.cached_tokens
+            if event.caching is not None:
+                self.written.update(dict(event.caching.written))
+                self.missed = self.missed or event.caching.missed
 
     @property
     def usage(self) -> Usage:
@@ -257,7 +317,7 @@ class Tally:
             self._prompt,
             self._completion,
             self._prompt + self._completion,
-            PromptTokensDetails(self._cached),
+            PromptTokensDetails(self._cached, self.written.total(), self._images),
         )
 
 
@@ -276,29 +336,64 @@ class Shape(Protocol):
         """As the client reads them; None if it did not ask. Called once per token, in order."""
         ...
 
-    def chunk(self, event: Event) -> ChunkChoice | TextChoice: ...
+    def chunks(self, event: Event) -> Sequence[ChunkChoice | TextChoice]:
+        """What a stream shows of an event, in order."""
+        ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
 
 
 class ChatShape:
-    """chat.completion and chat.completion.chunk. `logprobs`: whether the client asked for them."""
+    """chat.completion and chat.completion.chunk. `logprobs`: whether the client asked for them;
+    `tools`: whether it offered any; `reasoning`: whether it is to be told of.
+
+    Keeps which choices have called a tool, for `finish_reason`.
+    """
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, vocabulary: Vocabulary, logprobs: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, logprobs: bool, tools: bool = False, reasoning: bool = True
+    ) -> None:
         self._vocabulary = vocabulary
         self._wanted = logprobs
+        self._empty = None if tools else ""
+        self._reasoning = reasoning
+        self._called = set[int]()
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        return ChunkChoice(choice, AnswerDelta(role="assistant", content=""))
+        return ChunkChoice(choice, AnswerDelta(role="assistant", content=self._empty))
 
-    def chunk(self, event: Event) -> ChunkChoice:
-        delta = AnswerDelta(content=event.text) if event.text or event.logprobs else AnswerDelta()
+    def chunks(self, event: Event) -> list[ChunkChoice]:
+        deltas = [delta for part in event.parts if (delta := self._delta(event.choice, part))]
         logprobs = self.logprobs(event.choice, event.logprobs)
-        return ChunkChoice(event.choice, delta, event.finish, logprobs)
+        if not deltas and (event.logprobs or event.finish):
+            deltas = [AnswerDelta(content="") if event.logprobs else AnswerDelta()]
+        choices = [ChunkChoice(event.choice, delta) for delta in deltas]
+        if choices:
+            choices[0].logprobs = logprobs
+            choices[-1].finish_reason = self._finish(event.choice, event.finish)
+        return choices
+
+    def _delta(self, choice: int, part: AnswerEvent) -> AnswerDelta | None:
+        match part:
+            case Text(text):
+                return AnswerDelta(content=text)
+            case Reasoned(text) if self._reasoning:
+                return AnswerDelta(reasoning_content=text, reasoning=text)
+            case CallStarted(index, call_id, name):
+                begun = CallDelta(index, FunctionDelta("", name), call_id, "function")
+                return AnswerDelta(tool_calls=[begun])
+            case CallArguments(index, text):
+                return AnswerDelta(tool_calls=[CallDelta(index, FunctionDelta(text))])
+            case CallEnded():
+                self._called.add(choice)
+        return None
+
+    def _finish(self, choice: int, finish: Finish | None) -> ChatFinish | None:
+        return "tool_calls" if finish == "stop" and choice in self._called else finish
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice:
         assert answer.finish is not None
@@ -309,7 +404,18 @@ class ChatShape:
             for entry in part.content
         ]
         logprobs = ChatLogprobs(entries) if self._wanted else None
-        return ChatChoice(choice, AnswerMessage(answer.text), answer.finish, logprobs)
+        read = gather(answer.parts)
+        message = AnswerMessage(read.text)
+        if read.calls:
+            message.content = read.text or None
+            message.tool_calls = [
+                CallReply(call.id, FunctionReply(call.name, call.arguments)) for call in read.calls
+            ]
+        if read.reasoning and self._reasoning:
+            message.reasoning_content = message.reasoning = read.reasoning
+        called = any(isinstance(part, CallEnded) for part in answer.parts)
+        finish = "tool_calls" if called and answer.finish == "stop" else answer.finish
+        return ChatChoice(choice, message, finish, logprobs)
 
     def logprobs(self, _: int, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._wanted:
@@ -351,9 +457,11 @@ class TextShape:
 
     def opening(self, choice: int) -> None: ...
 
-    def chunk(self, event: Event) -> TextChoice:
+    def chunks(self, event: Event) -> list[TextChoice]:
         logprobs = self.logprobs(event.choice, event.logprobs)
-        return TextChoice(event.choice, event.text, event.finish, logprobs)
+        if not (event.text or event.logprobs or event.finish):
+            return []
+        return [TextChoice(event.choice, event.text, event.finish, logprobs)]
 
     def whole(self, choice: int, answer: ChoiceReply) -> TextChoice:
         logprobs = CompletionLogprobs([], [], [], []) if self._wanted else None

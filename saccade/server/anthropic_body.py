@@ -1,33 +1,29 @@
-"""Anthropic's request bodies (POST /v1/messages) in OpenAI's words.
+"""Anthropic's request bodies (POST /v1/messages): the schemas.
 
-Owns the schemas and their translation into a chat body, which passes through the same checks as
-any other, and the places that the client marks for caching. Knows nothing of routes, of answers or
-of what a mark does.
+Owns what is accepted. Unknown keys of messages and blocks are ignored, for clients send answers
+back with many. Knows nothing of what becomes of a body (`anthropic_chat.py`).
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from saccade.core.errors import InvalidRequest
+from saccade.front.fields import Positive
 from saccade.server.form import Form
 
-_SECONDS = {"5m": 300, "30m": 1800, "1h": 3600, "12h": 43_200}
-Positive = Annotated[int, Meta(ge=1)]
 
-
-class CacheControl(Struct, forbid_unknown_fields=True):
+class CacheControl(Struct):
     """A mark: what stands up to here will be asked about again within `ttl`."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "30m", "1h", "12h"] = "5m"
 
 
-class Marked(Struct, forbid_unknown_fields=True, kw_only=True):
+class Marked(Struct, kw_only=True):
     """A block that may carry a mark."""
 
     cache_control: CacheControl | None = None
@@ -37,49 +33,76 @@ class TextBlock(Marked, tag_field="type", tag="text", kw_only=True):
     """Text."""
 
     text: str
-    citations: list[Any] | None = None
 
 
 class Base64Source(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
-    """The bytes of a picture."""
+    """The bytes of an image."""
 
     data: str
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 
 
 class URLSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
-    """Where a picture is."""
+    """Where an image is."""
 
     url: str
 
 
 class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=True):
-    """A picture that was uploaded."""
+    """An image that was uploaded."""
 
     file_id: str
 
 
 class Transformations(Struct, forbid_unknown_fields=True):
-    """What is done to a picture that is too large."""
+    """What is done to an image that is too large."""
 
     oversized_image: Literal["downsize"] | None = None
 
 
 class ImageBlock(Marked, tag_field="type", tag="image", kw_only=True):
-    """A picture."""
+    """An image."""
 
     source: Base64Source | URLSource | FileSource
     transformations: Transformations | None = None
 
 
-class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """The text of a document."""
+
+    data: str
+    media_type: Literal["text/plain"]
+
+
+class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+    """A document of texts and images."""
+
+    content: str | list[TextBlock | ImageBlock]
+
+
+class Citations(Struct):
+    """Whether the answer is to say where in a document it is from."""
+
+    enabled: Literal[False] | None = None
+
+
+class DocumentBlock(Marked, tag_field="type", tag="document", kw_only=True):
+    """A document that is text, or texts and images; no other is read."""
+
+    source: PlainSource | PartsSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     """Reasoning of an earlier answer."""
 
     thinking: str
     signature: str = ""
 
 
-class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
+class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
     """Reasoning that nobody but its maker can read: accepted, and left out."""
 
     data: str
@@ -91,32 +114,30 @@ class ToolUseBlock(Marked, tag_field="type", tag="tool_use", kw_only=True):
     id: str
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
-    toolset_name: str | None = None
 
 
 class ToolResultBlock(Marked, tag_field="type", tag="tool_result", kw_only=True):
-    """What a tool answered: text, pictures, or both."""
+    """What a tool answered: text, images, or both."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
-    toolset_name: str | None = None
 
 
-Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+Shown = TextBlock | ImageBlock | DocumentBlock
+Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
-class InputMessage(Struct, forbid_unknown_fields=True):
+class InputMessage(Struct):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolDefinition(Marked, kw_only=True):
-    """A tool that the client runs. eager_input_streaming: as its input comes, before it is known to
-    be whole.
+class ToolDefinition(Marked, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs. eager_input_streaming: its input may be shown before it is known
+    to be whole. input_examples: a hint.
     """
 
     name: str
@@ -125,6 +146,15 @@ class ToolDefinition(Marked, kw_only=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class ToolKind(Struct):
+    """A tool by its type: those without a schema of their own are Anthropic's."""
+
+    type: str | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
@@ -136,11 +166,13 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Whether the model reasons before it answers. budget_tokens: a hint."""
+    """Whether the model reasons before it answers. budget_tokens: a hint. display: whether the
+    answer shows it.
+    """
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Positive | None = None
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(Struct, forbid_unknown_fields=True):
@@ -157,7 +189,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class Metadata(Struct, forbid_unknown_fields=True):
+class Metadata(Struct):
     """Who asks."""
 
     user_id: str | None = None
@@ -169,27 +201,43 @@ class Diagnostics(Struct, forbid_unknown_fields=True):
     previous_message_id: str | None = None
 
 
+class ContextEdit(Struct):
+    """A way to shorten the conversation. Templates leave old reasoning out as their model wants."""
+
+    type: Literal["clear_thinking_20251015"]
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """How the conversation is to be shortened on its way."""
+
+    edits: list[ContextEdit] | None = None
+
+
 class Inquiry(Struct, kw_only=True):
-    """What is asked of whom."""
+    """What is asked of whom. A message is an `InputMessage`, a tool a `ToolDefinition`."""
 
     model: str
-    messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: list[msgspec.Raw] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
 
 class Drawing(Struct, kw_only=True):
-    """How the answer is drawn, and where it ends."""
+    """How the answer is drawn, and where it ends. max_tokens 0: the prompt is computed, and nothing
+    is answered.
+    """
 
-    max_tokens: Positive
+    max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
 
 
@@ -217,229 +265,18 @@ class MessagesRequest:
     sender: Sender
 
 
-COUNT_TOKENS = Form(CountTokensRequest, {}, frozenset())
-MESSAGES = Form(MessagesRequest, {}, frozenset())
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "billing_policy": (),
+    "compaction": (),
+    "container": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
+    "inference_geo": ("global",),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "thread": (),
+}
+_IGNORED = frozenset({"betas"})
 
-
-@dataclass(frozen=True, slots=True)
-class CacheMark:
-    """The client expects to ask again about everything up to a part.
-
-    message, part: indices into the translated chat body; no message: up to the tools; no part: up
-    to the end of the message. seconds: for how long. param: the mark, as the client wrote it.
-    """
-
-    message: int | None
-    part: int | None
-    seconds: int
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatBody:
-    """A request in OpenAI's words: the body of a chat completion, and what that has no word for."""
-
-    body: dict[str, Any]
-    marks: tuple[CacheMark, ...]
-    eager: frozenset[str]
-    """Tools whose input is to be streamed before it is known to be whole."""
-
-
-def as_chat(request: CountTokensRequest | MessagesRequest) -> ChatBody:
-    """`request` as a chat body. Raises InvalidRequest that names the field."""
-    inquiry = request.inquiry
-    writer = _Writer()
-    for index, tool in enumerate(inquiry.tools or ()):
-        writer.mark(tool.cache_control, None, None, f"tools[{index}]")
-    if inquiry.system:
-        writer.add_system(inquiry.system)
-    for index, message in enumerate(inquiry.messages):
-        writer.add(message, f"messages[{index}]")
-    last = len(writer.messages) - 1
-    writer.mark(inquiry.cache_control, last, None, "")
-    body: dict[str, Any] = {"model": inquiry.model, "messages": writer.messages}
-    body |= _tool_fields(inquiry)
-    if inquiry.thinking is not None:
-        thinks = inquiry.thinking.type != "disabled"
-        body["chat_template_kwargs"] = {"enable_thinking": thinks}
-    if inquiry.output_config is not None and inquiry.output_config.format is not None:
-        schema = {"name": "output", "schema": inquiry.output_config.format.schema, "strict": True}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    final = writer.messages[-1]
-    if final["role"] == "assistant" and "tool_calls" not in final:
-        body["continue_final_message"] = True
-        body["add_generation_prompt"] = False
-    if isinstance(request, MessagesRequest):
-        body |= _sampling_fields(request)
-    eager = frozenset(tool.name for tool in inquiry.tools or () if tool.eager_input_streaming)
-    return ChatBody(body, tuple(writer.marks), eager)
-
-
-def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
-    drawing, metadata = request.drawing, request.sender.metadata
-    given: dict[str, Any] = {
-        "max_completion_tokens": drawing.max_tokens,
-        "stop": drawing.stop_sequences or None,
-        "temperature": drawing.temperature,
-        "top_k": drawing.top_k,
-        "top_p": drawing.top_p,
-        "stream": drawing.stream,
-        "stream_options": {"include_usage": True} if drawing.stream else None,
-    }
-    if metadata is not None:
-        given["user"] = metadata.user_id
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _tool_fields(inquiry: Inquiry) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if inquiry.tools:
-        fields["tools"] = [_tool(tool) for tool in inquiry.tools]
-    choice = inquiry.tool_choice
-    if choice is None:
-        return fields
-    if (choice.type == "tool") != (choice.name is not None):
-        raise InvalidRequest(
-            'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
-        )
-    named = {"type": "function", "function": {"name": choice.name}}
-    fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
-    if choice.disable_parallel_tool_use:
-        fields["parallel_tool_calls"] = False
-    return fields
-
-
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-class _Writer:
-    """Chat messages being written, and the marks in them."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.marks: list[CacheMark] = []
-
-    def mark(
-        self, control: CacheControl | None, message: int | None, part: int | None, where: str
-    ) -> None:
-        """Keep a mark of the block at `where`."""
-        if control is not None:
-            param = f"{where}.cache_control" if where else "cache_control"
-            self.marks.append(CacheMark(message, part, _SECONDS[control.ttl], param))
-
-    def add_system(self, system: str | list[TextBlock]) -> None:
-        """The system prompt, which comes first."""
-        content: Any = system
-        if not isinstance(system, str):
-            content = [_part(block) for block in system]
-            for index, block in enumerate(system):
-                self.mark(block.cache_control, 0, index, f"system[{index}]")
-        self.messages.append({"role": "system", "content": content})
-
-    def add(self, message: InputMessage, where: str) -> None:
-        """A message; results of tools become messages of their own."""
-        if isinstance(message.content, str):
-            self.messages.append({"role": message.role, "content": message.content})
-        elif not message.content:
-            raise InvalidRequest(f"{where}.content: the list is empty", f"{where}.content")
-        elif message.role == "assistant":
-            self._add_answer(message.content, where)
-        else:
-            self._add_blocks(message.role, message.content, where)
-
-    def _add_blocks(self, role: str, blocks: list[Block], where: str) -> None:
-        parts: list[dict[str, Any]] | None = None
-        for index, block in enumerate(blocks):
-            place = f"{where}.content[{index}]"
-            match block:
-                case TextBlock() | ImageBlock():
-                    if parts is None:
-                        parts = []
-                        self.messages.append({"role": role, "content": parts})
-                    parts.append(_part(block))
-                    at = len(self.messages) - 1, len(parts) - 1
-                    self.mark(block.cache_control, *at, place)
-                case ToolResultBlock() if role == "user":
-                    parts = None
-                    self._add_result(block, place)
-                case _:
-                    raise _misplaced(block, place, role)
-
-    def _add_result(self, block: ToolResultBlock, where: str) -> None:
-        content = block.content
-        parts = (
-            [{"type": "text", "text": content}]
-            if isinstance(content, str)
-            else [_part(part) for part in content or ()]
-        )
-        if block.is_error:  # templates have no other word for it
-            parts.insert(0, {"type": "text", "text": "Error: "})
-        index = len(self.messages)
-        self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
-        for number, part in enumerate(content if isinstance(content, list) else ()):
-            at = number + bool(block.is_error)
-            self.mark(part.cache_control, index, at, f"{where}.content[{number}]")
-        self.mark(block.cache_control, index, None, where)
-
-    def _add_answer(self, blocks: list[Block], where: str) -> None:
-        parts: list[dict[str, Any]] = []
-        calls: list[dict[str, Any]] = []
-        thoughts: list[str] = []
-        for index, block in enumerate(blocks):
-            place = f"{where}.content[{index}]"
-            match block:
-                case TextBlock():
-                    parts.append(_part(block))
-                    self.mark(block.cache_control, len(self.messages), len(parts) - 1, place)
-                case ToolUseBlock():
-                    calls.append(_call(block))
-                    self.mark(block.cache_control, len(self.messages), None, place)
-                case ThinkingBlock():
-                    thoughts.append(block.thinking)
-                case RedactedBlock():
-                    pass
-                case _:
-                    raise _misplaced(block, place, "assistant")
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": parts or ("" if not calls else None),
-        }
-        if thoughts:
-            message["reasoning_content"] = "\n".join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
-        self.messages.append(message)
-
-
-def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
-    kind = type(block).__struct_config__.tag
-    return InvalidRequest(f"{where}: {kind} does not stand in a message of the {role}", where)
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments},
-    }
-
-
-def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
-    match block.source:
-        case Base64Source(data=data, media_type=kind):
-            url = f"data:{kind};base64,{data}"
-        case URLSource(url=url):
-            pass
-        case FileSource(file_id=file_id):
-            return {"type": "file", "file": {"file_id": file_id}}
-    return {"type": "image_url", "image_url": {"url": url}}
+COUNT_TOKENS = Form(CountTokensRequest, {**_NEUTRAL, "max_tokens": ()}, _IGNORED)
+MESSAGES = Form(MessagesRequest, _NEUTRAL, _IGNORED)

@@ -1,4 +1,4 @@
-"""An answer as Anthropic's API tells it: stream events in their order, messages, errors.
+"""An answer as Anthropic's API tells it: stream events in their order, and messages.
 
 Owns content blocks: which is open, what it has become. Knows nothing of routes, of how events are
 written to a socket, or of how an answer is read (`text/answer.py`).
@@ -12,23 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from saccade.core.errors import RequestError
 from saccade.text.answer import AnswerEvent, Reasoned
 from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
 
 StreamEvent = dict[str, Any]
 """The data of one event; its name is its "type"."""
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+Ending = Literal["stop", "length", "context"]
+"""Why the tokens ended. context: before as many as the client allows, for it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +43,13 @@ class MessageUsage:
         }
 
 
-def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """An error, in an answer of its own or as the last event of a stream."""
-    kind = _ERRORS.get(error.status, "api_error")
-    told = {"type": kind, "message": error.message}
-    return {"type": "error", "error": told, "request_id": request_id}
-
-
 class MessageStream:
-    """One answer's stream, from `begin` over `feed` to `end`."""
+    """One answer's stream, from `begin` over `feed` to `end`. shows_thinking: or signs it only."""
 
-    def __init__(self, message_id: str, model: str) -> None:
+    def __init__(self, message_id: str, model: str, shows_thinking: bool = True) -> None:
         self._id = message_id
         self._model = model
+        self._shows_thinking = shows_thinking
         self._index = -1  # of the block that is open, or was last
         self._open: Literal["text", "thinking", "tool_use"] | None = None
         self._signature = hashlib.blake2b(digest_size=16)
@@ -86,9 +73,7 @@ class MessageStream:
         """What has come of the answer."""
         return [told for event in events for told in self._feed(event)]
 
-    def end(
-        self, finish: Literal["stop", "length"], stop: str | None, usage: MessageUsage
-    ) -> list[StreamEvent]:
+    def end(self, finish: Ending, stop: str | None, usage: MessageUsage) -> list[StreamEvent]:
         """What comes after the last token. stop: the stop sequence that ended the answer."""
         reason = self._reason(finish, stop)
         delta = {
@@ -101,9 +86,9 @@ class MessageStream:
             {"type": "message_stop"},
         ]
 
-    def _reason(self, finish: str, stop: str | None) -> StopReason:
-        if finish == "length":
-            return "max_tokens"
+    def _reason(self, finish: Ending, stop: str | None) -> StopReason:
+        if finish != "stop":
+            return "max_tokens" if finish == "length" else "model_context_window_exceeded"
         if stop is not None:
             return "stop_sequence"
         return "tool_use" if self._called else "end_turn"
@@ -117,6 +102,8 @@ class MessageStream:
                 empty = {"type": "thinking", "thinking": "", "signature": ""}
                 opened = self._enter("thinking", empty)
                 self._signature.update(text.encode(errors="replace"))
+                if not self._shows_thinking:
+                    return opened
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
             case CallStarted(_, call_id, name):
                 block: dict[str, Any] = {
@@ -160,27 +147,47 @@ class MessageStream:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
-    """The message that a whole stream tells of, for whoever asked without one."""
-    message: dict[str, Any] = {}
-    inputs: dict[int, str] = {}
-    for event in events:
+class WholeMessage:
+    """The message that a stream tells of, for whoever asked without one. `add` every event."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[tuple[str, list[str]]] = []  # of each block: which field, its text
+
+    def add(self, event: StreamEvent) -> None:
         match event["type"]:
             case "message_start":
-                message = {**event["message"], "content": []}
+                self._message = dict(event["message"])
             case "content_block_start":
-                message["content"].append(dict(event["content_block"]))
+                block = event["content_block"]
+                kind = block["type"]
+                self._blocks.append(block)
+                self._pieces.append(("input" if kind == "tool_use" else kind, []))
             case "content_block_delta":
-                block, delta = message["content"][event["index"]], event["delta"]
-                if delta["type"] == "input_json_delta":
-                    at = event["index"]
-                    inputs[at] = inputs.get(at, "") + delta["partial_json"]
+                delta = event["delta"]
+                if delta["type"] == "signature_delta":
+                    self._blocks[event["index"]] |= {"signature": delta["signature"]}
                 else:
-                    kind = delta["type"].removesuffix("_delta")
-                    block[kind] += delta[kind]
+                    name = delta["type"].removesuffix("_delta")
+                    text = delta["partial_json" if name == "input_json" else name]
+                    self._pieces[event["index"]][1].append(text)
             case "message_delta":
-                message |= event["delta"]
-                message["usage"] = event["usage"]
-    for at, text in inputs.items():
-        message["content"][at]["input"] = json.loads(text)
-    return message
+                self._message |= event["delta"] | {"usage": event["usage"]}
+
+    def told(self) -> dict[str, Any]:
+        """The body of the answer."""
+        content = []
+        for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
+            text = "".join(pieces)
+            value = (json.loads(text) if text else {}) if field == "input" else text
+            content.append({**block, field: value})
+        return {**self._message, "content": content}
+
+
+def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
+    """The message that a whole stream tells of."""
+    message = WholeMessage()
+    for event in events:
+        message.add(event)
+    return message.told()

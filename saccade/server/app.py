@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,18 +25,16 @@ from saccade import __version__
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InternalError,
-    Overloaded,
     RequestError,
     Unauthorized,
 )
-from saccade.core.options import ServerOptions
+from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.front.content import Chat
 from saccade.front.front import Front
-from saccade.server import metrics
+from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
     ErrorBody,
-    ErrorResponse,
     Model,
     ModelList,
     Shape,
@@ -48,7 +46,8 @@ from saccade.server.answers import (
 from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds
+from saccade.server.gate import RequestIds, request_id
+from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
     read_chat,
@@ -58,6 +57,9 @@ from saccade.server.openai import (
 )
 from saccade.server.openapi import describe
 from saccade.server.prompts import PromptTeller, View
+from saccade.server.refusals import body_for, refusal
+from saccade.server.responses import response_routes
+from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted
 from saccade.server.tenant import CLIENT, Keys, client_of
 from saccade.server.trace import ImageCost
@@ -68,8 +70,38 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
 
 
+KEPT = ResponseOptions()
+
+_HERE = (
+    "this server answers questions about images and text with one language model: POST "
+    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
+)
+_ABSENT = {
+    "/v1/embeddings": "no embeddings are made here",
+    "/v1/audio": "nothing is heard or spoken here",
+    "/v1/images": "no images are made here",
+    "/v1/videos": "no videos are made here",
+    "/v1/moderations": "nothing is moderated here",
+    "/v1/rerank": "nothing is ranked here",
+    "/v1/score": "nothing is ranked here",
+    "/v1/batches": "there are no batches here: send the requests beside each other",
+    "/v1/uploads": "files come in one piece, to /v1/files",
+    "/v1/fine_tuning": "nothing is trained here",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/conversations": "conversations go on by previous_response_id",
+    "/v1/assistants": "there are no assistants here",
+    "/v1/threads": "there are no threads here",
+    "/v1/realtime": "there are no sessions here",
+}
+"""What OpenAI's API has, and is not here."""
+
+
 def build_app(
-    front: Front, names: Sequence[str], options: ServerOptions, body_seconds: float
+    front: Front,
+    names: Sequence[str],
+    options: ServerOptions,
+    body_seconds: float,
+    kept: ResponseOptions = KEPT,
 ) -> Starlette:
     """The ASGI application.
 
@@ -97,6 +129,7 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+            *message_routes(door),
             Route("/v1/models", api.models),
             Route("/v1/models/", api.models),
             Route("/v1/models/{name:path}", api.model),
@@ -105,6 +138,8 @@ def build_app(
             Route("/flush_cache", api.flush_cache, methods=["POST"]),
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
+            Route("/docs", api.docs),
+            *response_routes(door, ResponseStore(kept, front.metrics)),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),
@@ -135,7 +170,12 @@ class _Api:
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             ask, reply, answer = await self.door.read(read_chat, body)
-            shape = ChatShape(self.front.vocabulary, bool(answer.logprobs))
+            shape = ChatShape(
+                self.front.vocabulary,
+                bool(answer.logprobs),
+                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                answer.include_reasoning is not False,
+            )
             tell = self._choices(shape, reply, View(top=answer.prompt_logprobs))
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
@@ -192,8 +232,7 @@ class _Api:
 
         def tell(told: Told) -> Choices | PromptTeller:
             writer = Writer(shape, self.door.name_of(reply.model))
-            count = sum(each.n for each in told.prepared)
-            choices = Choices(writer, told.tally, told.tracer, usage, count)
+            choices = Choices(writer, told, usage)
             if view == View():
                 return choices
             return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
@@ -237,6 +276,9 @@ class _Api:
     async def openapi(self, _: Request) -> Response:
         return json_response(describe())
 
+    async def docs(self, _: Request) -> Response:
+        return HTMLResponse(docs.page(), headers={"content-security-policy": docs.POLICY})
+
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__})
 
@@ -252,11 +294,11 @@ class _KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = self._keys.client(scope)
         if client is None and scope["path"] not in self._open_paths:
-            await _error_response(
-                Unauthorized(
-                    "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-                )
-            )(scope, receive, send)
+            error = Unauthorized(
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', or as "
+                "'x-api-key: KEY'"
+            )
+            await _error_response(scope["path"], error)(scope, receive, send)
             return
         if client is not None:
             scope[CLIENT] = client
@@ -266,32 +308,36 @@ class _KeyCheck:
 # ---- responses
 
 
-def _error_response(error: RequestError) -> Response:
-    response = json_response(ErrorResponse.of(error), error.status)
-    if isinstance(error, Overloaded):
-        response.headers["retry-after"] = str(error.retry_after)
-    if isinstance(error, Unauthorized):
-        response.headers["www-authenticate"] = "Bearer"
-    return response
+def _error_response(path: str, error: RequestError) -> Response:
+    status, headers, body = refusal(path, error, request_id.get())
+    return Response(body, status, headers, "application/json")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(error)
+    return _error_response(request.url.path, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
+    path, status = request.url.path, error.status_code
     what = {
-        404: f"there is no {request.url.path[:200]}",
-        405: f"{request.method} is not allowed on {request.url.path[:200]}",
+        404: f"there is no {path[:200]}{_absence(path)}",
+        405: f"{request.method} is not allowed on {path[:200]}",
     }
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    body = ErrorBody(what.get(error.status_code, error.detail), "invalid_request_error", None, code)
-    response = json_response(ErrorResponse(body), error.status_code)
-    response.headers.update(error.headers or {})
-    return response
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    status, body = body_for(path, status, told, request_id.get())
+    return Response(body, status, error.headers, "application/json")
+
+
+def _absence(path: str) -> str:
+    """What is said of a path that other servers have."""
+    for begin, what in _ABSENT.items():
+        if path == begin or path.startswith(f"{begin}/"):
+            return f": {what}; {_HERE}"
+    return ""
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
@@ -299,8 +345,8 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _on_bug(_: Request, __: Exception) -> Response:
-    return _error_response(InternalError())
+async def _on_bug(request: Request, _: Exception) -> Response:
+    return _error_response(request.url.path, InternalError())
 
 
 def _check_operator(request: Request) -> None:

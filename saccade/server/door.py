@@ -86,7 +86,11 @@ class Door:
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {picture.encoded for each in prepared for picture in each.pictures}
         held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
-        tally = Tally(sum(len(each.request.tokens) for each in prepared), prepared[0].n)
+        tally = Tally(
+            sum(len(each.request.tokens) for each in prepared),
+            prepared[0].n,
+            sum(span.length for each in prepared for span in each.request.spans),
+        )
         told = Told(prepared, tally, Tracer(prepared, reply.trace))
         teller = tell(told)
         async with aclosing(self.front.generate(*prepared)) as events:

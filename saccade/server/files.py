@@ -1,4 +1,5 @@
 """OpenAI's Files API: upload a picture once, then name it by its id in any number of messages.
+Anthropic's clients, known by their header, get a file in Anthropic's words.
 
 Owns the shapes and the reading of multipart bodies. What is kept, and where, is `media/files.py`'s
 business.
@@ -10,6 +11,8 @@ import logging
 import os
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from mimetypes import guess_type
 from typing import BinaryIO, Literal, get_args
 
 import msgspec
@@ -26,6 +29,7 @@ from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
 from saccade.media.uploads import Uploads
 from saccade.server.body import Bodies, Held, pieces
+from saccade.server.paging import Paging, whole_number
 from saccade.server.tenant import client_of
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
@@ -63,6 +67,25 @@ class FileObject(Struct):
             stored.purpose,
             stored.expires,
         )
+
+
+class FileMetadata(Struct):
+    """The same to Anthropic's clients."""
+
+    id: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: datetime
+    downloadable: bool = True
+    type: str = "file"
+
+    @classmethod
+    def of(cls, stored: Stored) -> FileMetadata:
+        kind, _ = guess_type(stored.name)
+        created = datetime.fromtimestamp(stored.created // 10**9, UTC)
+        kind = kind or "application/octet-stream"
+        return cls(stored.id, stored.name, kind, stored.nbytes, created)
 
 
 class FileList(Struct):
@@ -109,7 +132,8 @@ class _Files:
                 form = await _parse(request, body)
             owner = held.client.name
             try:
-                purpose, lifetime = _purpose(form), _lifetime(form)
+                usual = "vision" if _is_anthropics(request) else None
+                purpose, lifetime = _purpose(form, usual), _lifetime(form)
                 file = form.get("file")
                 if not isinstance(file, UploadFile):
                     raise InvalidRequest(
@@ -125,28 +149,18 @@ class _Files:
             if purpose not in DATA:
                 await self.media.check(data, "file")
             stored = await self.media.files.save(data, name, purpose, lifetime, owner)
-            return _json(FileObject.of(stored))
+            return _described(request, stored)
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        limit, order = query.get("limit", str(MOST_LISTED)), query.get("order", "desc")
-        wanted = _whole(limit, 1, MOST_LISTED)
-        if wanted is None:
-            raise InvalidRequest(f"limit is {limit[:20]!r}; it must be 1 to {MOST_LISTED}", "limit")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f'order is {order[:20]!r}; it must be "asc" or "desc"', "order")
-        found = await self.media.files.entries(_owner(request))
-        if order == "desc":
-            found.reverse()
-        if after := query.get("after"):
-            place = next((i for i, stored in enumerate(found) if stored.id == after), None)
-            if place is None:
-                raise InvalidRequest(f"after: there is no file {after[:200]!r}", "after")
-            found = found[place + 1 :]
+        paging = Paging.of(query, MOST_LISTED, MOST_LISTED)
+        entries = await self.media.files.entries(_owner(request))
         found = [
-            stored for stored in found if stored.purpose == query.get("purpose", stored.purpose)
+            stored
+            for stored in paging.rest(entries, lambda stored: stored.id)
+            if stored.purpose == query.get("purpose", stored.purpose)
         ]
-        page = [FileObject.of(stored) for stored in found[:wanted]]
+        page = [FileObject.of(stored) for stored in found[: paging.limit]]
         return _json(
             FileList(
                 page,
@@ -158,7 +172,7 @@ class _Files:
 
     async def retrieve(self, request: Request) -> Response:
         found = await self.media.files.find(request.path_params["id"], _owner(request))
-        return _json(FileObject.of(found))
+        return _described(request, found)
 
     async def content(self, request: Request) -> Response:
         file = await self.media.files.open(request.path_params["id"], _owner(request))
@@ -167,6 +181,15 @@ class _Files:
     async def delete(self, request: Request) -> Response:
         await self.media.files.delete(request.path_params["id"], _owner(request))
         return _json(FileDeleted(request.path_params["id"]))
+
+
+def _is_anthropics(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _described(request: Request, stored: Stored) -> Response:
+    kind = FileMetadata if _is_anthropics(request) else FileObject
+    return _json(kind.of(stored))
 
 
 def _owner(request: Request) -> str:
@@ -232,14 +255,8 @@ def _name(file: UploadFile) -> str:
     return name
 
 
-def _whole(text: str, least: int, most: int) -> int | None:
-    """The number within these bounds that a text is; None where it is none."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
-        return None
-    return int(text) if least <= int(text) <= most else None
-
-
-def _purpose(form: FormData) -> str:
+def _purpose(form: FormData, usual: str | None) -> str:
+    """`usual`: where it may be left out."""
     if unknown := set(form) - {
         "file",
         "purpose",
@@ -250,7 +267,7 @@ def _purpose(form: FormData) -> str:
         raise InvalidRequest(
             f"{name}: this parameter is not supported", name, "unsupported_parameter"
         )
-    purpose = form.get("purpose")
+    purpose = form.get("purpose", usual)
     if purpose is None:
         raise InvalidRequest(
             "purpose: this parameter is required", "purpose", "missing_required_parameter"
@@ -270,7 +287,7 @@ def _lifetime(form: FormData) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest('expires_after[anchor] must be "created_at"', "expires_after")
-    lifetime = _whole(seconds, SHORTEST, LONGEST) if isinstance(seconds, str) else None
+    lifetime = whole_number(seconds, SHORTEST, LONGEST) if isinstance(seconds, str) else None
     if lifetime is None:
         raise InvalidRequest(
             f"expires_after[seconds] must be {SHORTEST} to {LONGEST}", "expires_after"

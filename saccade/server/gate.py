@@ -19,8 +19,8 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class RequestIds:
-    """Gives every answer the header x-request-id: the request's own, where that is short and plain,
-    else a new one.
+    """Gives every answer the header x-request-id, and request-id, by which Anthropic's clients know
+    it: the request's own, where that is short and plain, else a new one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -33,7 +33,8 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = name
             await send(message)
 
         await self._app(scope, receive, send_named)

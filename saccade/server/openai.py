@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,6 +22,7 @@ from saccade.front.fields import Integer, Natural, Positive, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.server.form import Form, Neutral, open_object
 from saccade.text.grammar import read_wish
+from saccade.text.offer import Offer, read_tools
 
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
@@ -32,6 +33,10 @@ LONGEST_SALT = 256
 
 _BYTES_PER_TOKEN = 256
 """A message whose text is longer than this for each token of the context is not even built."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -106,12 +111,18 @@ class Reply(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`."""
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
+    """
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
 
 
@@ -122,8 +133,16 @@ class ChatAnswer(Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Integer | None = None
-    tools: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+
+class ToolUse(Struct, kw_only=True):
+    """Tools, and what the model may do with them (`text/offer.py`)."""
+
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class Structure(Struct, kw_only=True):
@@ -173,6 +192,7 @@ class ChatCompletionRequest:
     ending: Ending
     reply: Reply
     answer: ChatAnswer
+    tool_use: ToolUse
     structure: Structure
 
 
@@ -210,6 +230,9 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
+
 _NEUTRAL: Neutral = {
     "add_special_tokens": (False,),
     "allowed_token_ids": (),
@@ -235,7 +258,7 @@ _NEUTRAL: Neutral = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
+    "service_tier": SERVICE_TIERS,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
@@ -249,6 +272,7 @@ _IGNORED = frozenset(
     {
         "guided_decoding_backend",
         "metadata",
+        "prediction",
         "prompt_cache_key",
         "request_id",
         "rid",
@@ -307,7 +331,6 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    _check_unsupported(answer)
     sampling = _sampling(request.sampling, request.ending)
     if answer.max_completion_tokens is not None:
         if request.ending.max_tokens not in (None, answer.max_completion_tokens):
@@ -345,6 +368,13 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
+        effort=conversation.reasoning_effort,
+        offer=Offer(
+            read_tools(request.tool_use.tools),
+            request.tool_use.tool_choice,
+            request.tool_use.parallel_tool_calls is not False,
+        ),
+        verbosity=conversation.verbosity,
     )
     reply = request.reply
     return Ask(
@@ -353,6 +383,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         silent=silent,
+        separate_reasoning=answer.separate_reasoning is not False,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
 
@@ -456,28 +487,3 @@ def _check_stream(reply: Reply) -> None:
         )
     if reply.stream_options is not None and reply.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation")
-
-
-def _check_unsupported(answer: ChatAnswer) -> None:
-    """Refuse what is well-formed but not supported, or only in part."""
-    if answer.tool_choice not in (None, "none", "auto"):
-        message = 'tool_choice: forced tool calls are not supported; use "none"'
-        raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
-    for i, tool in enumerate(answer.tools or ()):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise InvalidRequest(
-                f'tools[{i}]: expected {{"type": "function", "function": {{"name": ...}}}}',
-                f"tools[{i}]",
-            )
-    if answer.tools and answer.tool_choice != "none":
-        raise InvalidRequest(
-            "tools: this server does not read tool calls out of answers yet, so that none would "
-            'ever be made: leave tools out, or send tool_choice "none"',
-            "tools",
-            "unsupported_parameter",
-        )

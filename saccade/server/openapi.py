@@ -1,7 +1,8 @@
 """GET /openapi.json: the API as its own schemas describe it.
 
-Owns the document alone: the fields are `openai.py`'s and `front/content.py`'s, the answers
-`answers.py`'s. Knows nothing of requests.
+Owns the document alone: the fields are those of `openai.py`, `anthropic_body.py`,
+`responses_body.py`, `responses_items.py` and `front/content.py`, the answers `answers.py`'s. Knows
+nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ import msgspec
 from saccade import __version__
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.front.content import ChatMessage
-from saccade.server import answers, openai
+from saccade.server import answers, anthropic_body, openai, responses_body, responses_items
 from saccade.server.form import Form
+from saccade.server.refusals import speaks_anthropic
 
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
     "/v1/chat/completions": ("ChatCompletionRequest", openai.CHAT, "ChatCompletion"),
     "/v1/completions": ("CompletionRequest", openai.COMPLETION, "TextCompletion"),
+    "/v1/responses": ("ResponsesRequest", responses_body.RESPONSES, "Response"),
+    "/v1/responses/input_tokens": ("ResponsesRequest", responses_body.RESPONSES, "InputTokens"),
+    "/v1/messages": ("MessagesRequest", anthropic_body.MESSAGES, "Message"),
+    "/v1/messages/count_tokens": (
+        "CountTokensRequest",
+        anthropic_body.COUNT_TOKENS,
+        "MessageTokens",
+    ),
     "/tokenize": ("TokenizeRequest", None, "TokenCount"),
     "/detokenize": ("DetokenizeRequest", openai.DETOKENIZE, "TokenText"),
 }
@@ -29,11 +39,14 @@ _COMMANDS: dict[str, str] = {
     "/reset_prefix_cache": "Forget the KV prefix cache that is not in use",
 }
 _GETS: dict[str, tuple[str, str]] = {
+    "/v1/responses/{id}": ("A response that is running or kept", "Response"),
+    "/v1/responses/{id}/input_items": ("What it was made of", ""),
     "/v1/models": ("The models", "ModelList"),
     "/v1/models/{name}": ("One model", "Model"),
     "/health": ("Whether the server can answer", ""),
     "/metrics": ("Counters, as Prometheus reads them", ""),
     "/version": ("Saccade's version", ""),
+    "/docs": ("This description, to be read", ""),
     "/v1/files": ("The uploaded files", ""),
     "/v1/files/{id}": ("One uploaded file", ""),
     "/v1/files/{id}/content": ("Its bytes", ""),
@@ -48,9 +61,13 @@ def describe() -> dict[str, Any]:
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage]
     counts = [answers.TokenCount, answers.TokenText]
     lists = [answers.ModelList, answers.ErrorResponse]
-    types = [*sorted(groups, key=str), *told, *counts, *lists, ChatMessage]
+    below = [ChatMessage, anthropic_body.InputMessage, anthropic_body.ToolDefinition]
+    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
-    _describe_messages(components)
+    for (group, field), name in _BELOW.items():
+        _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
+    components |= _anthropics()
+    _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
     entries = components["TextChoice"]["properties"]["prompt_logprobs"]
     components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
@@ -64,12 +81,16 @@ def describe() -> dict[str, Any]:
         read = [form] if form else list(_TOKENIZE)
         merged = [_merged(each, components) for each in read]
         components[name] = merged[0] if len(merged) == 1 else {"anyOf": merged}
-        paths[path] = {"post": _operation(name, answer)}
+        paths[path] = {"post": _operation(path, name, answer)}
     for path, (summary, answer_name) in _GETS.items():
         paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
     for path, summary in _COMMANDS.items():
         paths[path] = {"post": {"summary": summary, "responses": _answers("")}}
     paths["/v1/files"]["post"] = _upload()
+    one = "/v1/responses/{id}"
+    paths[one]["delete"] = _get(one, "Delete a response", "")
+    cancel = f"{one}/cancel"
+    paths[cancel] = {"post": _get(cancel, "Stop a response that is being streamed", "Response")}
     paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
     return {
         "openapi": "3.1.0",
@@ -83,6 +104,13 @@ def describe() -> dict[str, Any]:
     }
 
 
+_ITEMS: tuple[type[Any], ...] = (
+    responses_items.MessageItem,
+    responses_items.CallItem,
+    responses_items.ResultItem,
+    responses_items.ReasoningItem,
+    responses_items.ReferenceItem,
+)
 _TOKENIZE: tuple[Form[Any], ...] = (openai.TOKENIZE_CHAT, openai.TOKENIZE_TEXT)
 
 
@@ -105,9 +133,66 @@ def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [option for option in options if option.get("type") in ("integer", "number")]
 
 
-def _describe_messages(components: dict[str, Any]) -> None:
-    messages = components["Conversation"]["properties"]["messages"]
-    messages["items"] = {"$ref": _REF.format(name="ChatMessage")}
+_BELOW = {
+    ("Conversation", "messages"): "ChatMessage",
+    ("Inquiry", "messages"): "InputMessage",
+    ("Inquiry", "tools"): "ToolDefinition",
+}
+"""Lists whose items are read apart: what an item is."""
+
+
+def _item(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that is of a list."""
+    lists = [each for each in field.get("anyOf", [field]) if each.get("type") == "array"]
+    found: dict[str, Any] = lists[0]
+    return found
+
+
+def _anthropics() -> dict[str, Any]:
+    """Answers of /v1/messages; a stream's events add up to a message."""
+    number, text = {"type": "integer"}, {"type": "string"}
+    tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    usage = _object(dict.fromkeys((*tokens, "output_tokens"), number))
+    message = {
+        **dict.fromkeys(("id", "type", "role", "model"), text),
+        "content": {"type": "array", "items": _object({"type": text})},
+        "stop_reason": text,
+        "stop_sequence": {"type": ["string", "null"]},
+        "usage": usage,
+    }
+    error = {"type": text, "error": _object({"type": text, "message": text})}
+    return {
+        "Message": _object(message),
+        "MessageTokens": _object({"input_tokens": number}),
+        "MessageError": _object({**error, "request_id": {"type": ["string", "null"]}}),
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _describe_items(components: dict[str, Any]) -> None:
+    """The input of a response, and the response."""
+    item = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in _ITEMS]}
+    for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
+        if option.get("type") == "array":
+            option["items"] = item
+    components["InputTokens"] = {
+        "type": "object",
+        "properties": {"object": {"type": "string"}, "input_tokens": {"type": "integer"}},
+    }
+    texts = ("id", "object", "status", "model")
+    components["Response"] = {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in texts},
+            "created_at": {"type": "integer"},
+            "output": {"type": "array", "items": item},
+            "usage": {"type": "object"},
+        },
+        "required": [*texts, "created_at", "output"],
+    }
 
 
 def _completion(choice: str) -> dict[str, Any]:
@@ -136,9 +221,9 @@ def _merged(form: Form[Any], components: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answers(answer: str) -> dict[str, Any]:
+def _answers(answer: str, error: str = "ErrorResponse") -> dict[str, Any]:
     schema = {"schema": {"$ref": _REF.format(name=answer)}} if answer else {}
-    refusal = {"application/json": {"schema": {"$ref": _REF.format(name="ErrorResponse")}}}
+    refusal = {"application/json": {"schema": {"$ref": _REF.format(name=error)}}}
     media = {"application/json": schema} if answer else {}
     return {
         "200": {"description": "Done.", **({"content": media} if media else {})},
@@ -146,11 +231,12 @@ def _answers(answer: str) -> dict[str, Any]:
     }
 
 
-def _operation(body: str, answer: str) -> dict[str, Any]:
+def _operation(path: str, body: str, answer: str) -> dict[str, Any]:
     schema = {"schema": {"$ref": _REF.format(name=body)}}
+    error = "MessageError" if speaks_anthropic(path) else "ErrorResponse"
     return {
         "requestBody": {"required": True, "content": {"application/json": schema}},
-        "responses": _answers(answer),
+        "responses": _answers(answer, error),
     }
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import cast
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -27,8 +26,8 @@ from saccade.core.errors import (
     TooSlow,
 )
 from saccade.core.options import ConnectionOptions
-from saccade.server.answers import ErrorResponse
 from saccade.server.crowd import Crowd
+from saccade.server.refusals import refusal
 
 HEAD_BYTES = 32 * 1024
 """Largest request line with its headers; also the most that chunked framing may add in one go."""
@@ -147,6 +146,7 @@ class Connection(HttpToolsProtocol):
         self._outlet = cast(_Outlet, None)
         self._stopping = False
         self._scheduled = False
+        self.url = b""  # uvicorn knows none before a request has begun
 
     # ---- what the transport says
 
@@ -310,13 +310,17 @@ class Connection(HttpToolsProtocol):
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
         if sum(name == b"host" for name, _ in self.headers) > 1:
             return InvalidRequest("the request has several Host headers", code="invalid_http")
-        if not self._welcome and self.url.partition(b"?")[0] not in self._open_paths:
+        if not self._welcome and self._path() not in self._open_paths:
             return Overloaded(
                 f"too many connections: at most {self._crowd.limit} are kept, "
                 f"{self._crowd.limit_per_address} of one address, and all are in use "
                 "(--max-connections, --max-connections-per-address); try again"
             )
         return None
+
+    def _path(self) -> bytes:
+        """What the request asks for, as far as that has come."""
+        return self.url.partition(b"?")[0]
 
     def on_body(self, body: bytes) -> None:
         message = self._message
@@ -351,15 +355,14 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.drop("body")
                 return
-        body = msgspec.json.encode(ErrorResponse.of(error))
+        status, headers, body = refusal(self._path().decode("latin-1"), error)
         lines = [
-            STATUS_LINE[error.status].rstrip(),
+            STATUS_LINE[status].rstrip(),
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",
+            *(f"{name}: {value}".encode() for name, value in headers.items()),
         ]
-        if isinstance(error, Overloaded):
-            lines.append(b"retry-after: %d" % error.retry_after)
         self._outlet.write(b"\r\n".join([*lines, b"", body]))
         self._message.ended = False
         self._finish()

@@ -21,8 +21,15 @@ from saccade.core.types import MAX_LOGPROBS
 from saccade.front.content import ImageLimits
 from saccade.front.fields import Integer, Positive, unsupported
 from saccade.server.form import Form, Neutral
-from saccade.server.openai import LONGEST_SALT, SaccadeOptions, Sampling
-from saccade.server.responses_items import Conversation, Id, Item, ReferenceItem, read_item
+from saccade.server.openai import (
+    LONGEST_SALT,
+    SERVICE_TIERS,
+    Effort,
+    SaccadeOptions,
+    Sampling,
+    Verbosity,
+)
+from saccade.server.responses_items import Id, Item, ItemWriter, ReferenceItem, read_item
 
 MOST_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -56,11 +63,11 @@ class TextFormat(Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class TextConfig(Struct, forbid_unknown_fields=True):
+class ResponseText(Struct, forbid_unknown_fields=True):
     """What the answer must be, and how long; verbosity is a hint to the template."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
@@ -68,7 +75,7 @@ class ReasoningConfig(Struct):
     A summary is not made: reasoning is told as it is.
     """
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -102,7 +109,7 @@ class ResponseEnding(Struct, kw_only=True):
 class ResponseForm(Struct, kw_only=True):
     """What the answer holds."""
 
-    text: TextConfig | None = None
+    text: ResponseText | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -146,7 +153,7 @@ _NEUTRAL: Neutral = {
     "context_management": ([],),
     "n": (1,),
     "priority": (0,),
-    "service_tier": ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast"),
+    "service_tier": SERVICE_TIERS,
     "truncation": ("disabled",),
 }
 _IGNORED = frozenset({"prompt_cache_retention", "request_id"})
@@ -155,24 +162,24 @@ RESPONSES: Form[ResponsesRequest] = Form(ResponsesRequest, _NEUTRAL, _IGNORED)
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class ResponseInquiry:
     """A body that has been read. `items`: its input, as items."""
 
     request: ResponsesRequest
     items: tuple[Item | ReferenceItem, ...]
 
 
-def read_responses(body: bytearray, context_length: int) -> Inquiry:
+def read_responses(body: bytearray, context_length: int) -> ResponseInquiry:
     """What a body asks for. Raises InvalidRequest that names the field."""
     request = RESPONSES.read(body, context_length)
     _check(request)
     given = request.asked.input
     if isinstance(given, str):
         raw = msgspec.Raw(msgspec.json.encode({"role": "user", "content": given}))
-        return Inquiry(request, (read_item(raw, "input"),))
+        return ResponseInquiry(request, (read_item(raw, "input"),))
     items = tuple(read_item(raw, f"input[{i}]") for i, raw in enumerate(given))
     request.asked.input = []  # it lies in the body, which is let go
-    return Inquiry(request, items)
+    return ResponseInquiry(request, items)
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -209,6 +216,10 @@ class ChatWords:
         found.param = None if error.param is None else self._theirs(error.param, whole=True)
         return found
 
+    def place(self, chat: str) -> str:
+        """Where in the client's request a part of a chat's message stands."""
+        return self._theirs(chat, whole=True)
+
     def _theirs(self, text: str, whole: bool) -> str:
         def place(found: re.Match[str]) -> str:
             message, content = self.places[min(int(found[1]), len(self.places) - 1)]
@@ -243,7 +254,7 @@ def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[I
     Raises InvalidRequest that names the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
-    written = Conversation()
+    written = ItemWriter()
     if asked.instructions is not None:
         written.instruct(asked.instructions)
     for item in before:

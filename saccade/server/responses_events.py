@@ -32,12 +32,18 @@ class ResponseStream:
         self.response = response
         self._number = 0
         self._item: dict[str, Any] | None = None  # the one that is open
+        self._pieces: list[str] = []  # of its text, which it has once it is closed
         self._logprobs: list[Raw] = []  # of tokens whose text is still to come
 
     @property
     def _output(self) -> list[dict[str, Any]]:
         output: list[dict[str, Any]] = self.response["output"]
         return output
+
+    @property
+    def reasons(self) -> bool:
+        """Whether what came last was reasoning."""
+        return self._item is not None and self._item["type"] == "reasoning"
 
     def begin(self) -> list[ResponseEvent]:
         """What comes before the first token."""
@@ -90,22 +96,21 @@ class ResponseStream:
                 content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
                 opened = self._enter("message", content)
                 logprobs, self._logprobs = self._logprobs, []
-                self._content["text"] += text
+                self._pieces.append(text)
                 self._content["logprobs"] += logprobs
                 if not (text or logprobs):
                     return opened
-                delta = {"delta": text, "logprobs": logprobs}
-                return [*opened, self._within("response.output_text.delta", **delta)]
+                name = "response.output_text.delta"
+                return [*opened, self._within(name, delta=text, logprobs=logprobs)]
             case Reasoned(text):
                 opened = self._enter("reasoning", {"type": "reasoning_text", "text": ""})
-                self._content["text"] += text
+                self._pieces.append(text)
                 return [*opened, self._within("response.reasoning_text.delta", delta=text)]
             case CallStarted(_, call_id, name):
                 call = {"call_id": call_id, "name": name, "arguments": ""}
                 return [*self._close(), self._open("function_call", call)]
             case CallArguments(_, text):
-                assert self._item is not None
-                self._item["arguments"] += text
+                self._pieces.append(text)
                 name = "response.function_call_arguments.delta"
                 return [self._within(name, content=False, delta=text)]
             case CallEnded():
@@ -124,7 +129,7 @@ class ResponseStream:
         """Begin an item with this content, unless one of its kind is open."""
         if self._item is not None and self._item["type"] == kind:
             return []
-        fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         events = [*self._close(), self._open(kind, {**fields, "content": []})]
         events.append(self._within("response.content_part.added", part=dict(content)))
         assert self._item is not None
@@ -142,20 +147,23 @@ class ResponseStream:
         item = self._item
         if item is None:
             return []
-        events = []
+        events, text = [], "".join(self._pieces)
+        self._pieces = []
         if item["type"] == "function_call":
+            item["arguments"] = text
             told = {"arguments": item["arguments"], "name": item["name"]}
             name = "response.function_call_arguments.done"
             events.append(self._within(name, content=False, **told))
         else:
             content = self._content
+            content["text"] = text
             if item["type"] == "message":
                 content["logprobs"] += self._logprobs
-                told = {"text": content["text"], "logprobs": content["logprobs"]}
+                told = {"text": text, "logprobs": content["logprobs"]}
                 events.append(self._within("response.output_text.done", **told))
             else:
                 name = "response.reasoning_text.done"
-                events.append(self._within(name, text=content["text"]))
+                events.append(self._within(name, text=text))
             events.append(self._within("response.content_part.done", part=content))
         self._logprobs = []
         item["status"] = status
@@ -169,11 +177,11 @@ class ResponseStream:
     def _index(self) -> int:
         return len(self._output) - 1
 
-    def _event(self, name: str, **fields: Any) -> ResponseEvent:
+    def _event(self, name: str, /, **fields: Any) -> ResponseEvent:
         number, self._number = self._number, self._number + 1
         return {"type": name, "sequence_number": number, **fields}
 
-    def _within(self, name: str, content: bool = True, **fields: Any) -> ResponseEvent:
+    def _within(self, name: str, /, content: bool = True, **fields: Any) -> ResponseEvent:
         """An event of the open item, or of its content."""
         assert self._item is not None
         at: dict[str, Any] = {"item_id": self._item["id"], "output_index": self._index}

@@ -9,7 +9,7 @@ Knows nothing of the rest of a body, of stores or of HTTP.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -161,7 +161,7 @@ class _Kind(Struct):
 
 
 _KIND: Reader[_Kind] = Reader(_Kind)
-_ITEM = msgspec.json.Decoder(Item)
+_ITEM: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def new_id(kind: str) -> str:
@@ -183,21 +183,25 @@ def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
     return item
 
 
-def pack(items: Iterable[Item]) -> tuple[bytes, ...]:
-    """Items as a store keeps them: JSON, each with an id, a message's content as a list."""
-    return tuple(msgspec.json.encode(_whole(item)) for item in items)
-
-
-def unpack(packed: Iterable[bytes]) -> list[Item]:
-    """The items again."""
-    return [_ITEM.decode(each) for each in packed]
-
-
-def _whole(item: Item) -> Item:
+def pack(item: Item) -> tuple[str, bytes]:
+    """An item as a store keeps it: its id, and JSON in which a message's content is a list."""
     kind = str(type(item).__struct_config__.tag)
-    found = msgspec.structs.replace(
-        item, id=item.id or new_id(kind), status=item.status or "completed"
-    )
+    item_id = item.id or new_id(kind)
+    return item_id, msgspec.json.encode(_whole(item, item_id))
+
+
+def unpack(packed: bytes) -> Item:
+    """The item again."""
+    return _ITEM.decode(packed)
+
+
+def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
+    """An item of an answer, as `pack`: without its log-probabilities."""
+    return pack(msgspec.convert(output, Item))
+
+
+def _whole(item: Item, item_id: str) -> Item:
+    found = msgspec.structs.replace(item, id=item_id, status=item.status or "completed")
     if isinstance(found, MessageItem) and isinstance(found.content, str):
         said = found.role == "assistant"
         found.content = [(SaidContent if said else TextContent)(found.content)]
@@ -208,7 +212,7 @@ def _whole(item: Item) -> Item:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ItemWriter:
     """Chat messages being written.
 
     `places[i]`: what the client calls `messages[i]`, and what its content.

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -29,14 +30,16 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    ResponseOptions,
     ServerOptions,
 )
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import OPEN_PATHS, build_app
+from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.protocol import connections
+from saccade.text.manner import Manner
 
 log = logging.getLogger("saccade")
 
@@ -77,11 +80,12 @@ class Server(uvicorn.Server):
         names: Sequence[str],
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
+        kept: ResponseOptions = KEPT,
     ) -> None:
         self._crowd = Crowd(edge, front.metrics)
         open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
-            build_app(front, names, options, edge.body_timeout),
+            build_app(front, names, options, edge.body_timeout, kept),
             http=connections(self._crowd, edge, options.max_body_mb * MIB, open_paths),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -176,6 +180,7 @@ def serve(
     media: MediaOptions,
     server: ServerOptions,
     edge: ConnectionOptions = EDGE,
+    kept: ResponseOptions = KEPT,
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -185,9 +190,9 @@ def serve(
     raise_descriptors()
     names = server.served_model_name or (model,)
 
-    def announce(address: str, ready: Ready) -> None:
+    def announce(address: str, ready: Ready, manner: Manner) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
-        decided = (("model", served), *ready.decided, *describe_intake(media))
+        decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -195,7 +200,8 @@ def serve(
 
     async def run() -> int:
         front = build_front(model, options, engine, parallel, media, server.max_queued_requests)
-        await Server(front, names, server, edge).run_until_told(announce)
+        told = partial(announce, manner=front.intake.manner)
+        await Server(front, names, server, edge, kept).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

@@ -99,19 +99,15 @@ async def stream(send: Send, events: AsyncIterator[Event], teller: Teller) -> No
 
 
 class Choices:
-    """Completions and their chunks. `tally` and `tracer` have seen an event before it is told.
+    """Completions and their chunks. `usage`: whether the last chunk says it, or every one."""
 
-    `usage`: whether the last chunk says it, or every one. `count`: choices of the request.
-    """
-
-    def __init__(
-        self, writer: Writer, tally: Tally, tracer: Tracer, usage: UsageWanted, count: int
-    ) -> None:
+    def __init__(self, writer: Writer, told: Told, usage: UsageWanted) -> None:
         self._writer = writer
-        self._tally = tally
-        self._tracer = tracer
+        self._tally = told.tally
+        self._tracer = told.tracer
         self._usage: UsageWanted = usage
         self._opened = set[int]()
+        count = sum(each.n for each in told.prepared)
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
     def shown(self, event: Event) -> bytes:
@@ -129,9 +125,8 @@ class Choices:
             self._opened.add(event.choice)
             opening = writer.shape.opening(event.choice)
             body = _sse(writer.chunk([opening], used)) if opening else b""
-        if event.text or event.logprobs or event.finish:
-            body += _sse(writer.chunk([writer.shape.chunk(event)], used))
-        return body
+        shape = writer.shape
+        return body + b"".join(_sse(writer.chunk([part], used)) for part in shape.chunks(event))
 
     def ending(self) -> bytes:
         body = b""

@@ -34,31 +34,35 @@ AnswerEvent = Event | Reasoned
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadAs:
     """How an answer is to be read, known before it comes.
 
     where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how the
     model writes calls; None: calls are text. tools: the schema of each tool's parameters, by name.
-    certain: a grammar holds the model to its calls, so that they are told as they come.
+    certain: a grammar holds the model to its calls, so that they are told as they come. single: the
+    answer ends with its first call.
     """
 
     where: Where | None = None
     form: Form | None = None
     tools: Mapping[str, Any] = field(default_factory=dict)
     certain: bool = False
+    single: bool = False
 
     def reader(self) -> AnswerReader:
         """A reader for one answer."""
-        return AnswerReader(self.where, self.form, self.tools, eager=self.certain)
+        return AnswerReader(
+            self.where, self.form, self.tools, eager=self.certain, certain=self.certain
+        )
 
 
-PLAIN = Reading()
+PLAIN = ReadAs()
 """All of an answer is text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole call; `arguments` are a JSON object."""
+    """A call; `arguments` are a JSON object, cut off only where the answer was."""
 
     id: str
     name: str
@@ -84,18 +88,21 @@ class AnswerReader:
         tools: Mapping[str, Any],
         *,
         eager: bool = False,
+        certain: bool = False,
         make_id: Callable[[], str] | None = None,
     ) -> None:
         """where: `reasoning_at` the prompt; None: the model's tags of reasoning are text. form: how
-        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`.
+        the model writes calls; None: calls are text. `tools`, `eager`: as in `ToolCalls`. certain:
+        no call breaks but where the answer ends.
         """
         self._reasoning = None if where is None else Reasoning(where)
         self._form = form
         self._tools = tools
         self._eager = eager
+        self._certain = certain
         self._make_id = make_id
-        self._calls = self._reader(0)
         self._reasons = self._reasoning is not None
+        self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """What `text` makes certain."""
@@ -103,9 +110,13 @@ class AnswerReader:
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """What is left when the answer ends."""
+        """What is left when the answer ends. A call that has been told in part, as `certain` has
+        it, has no end then; any other that is not whole is text.
+        """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
-        return events + self._told([] if self._calls is None else self._calls.end())
+        if self._calls is None or (self._certain and self._calls.within):
+            return events
+        return events + self._told(self._calls.end())
 
     def _events(self, pieces: Sequence[Piece]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
@@ -113,8 +124,8 @@ class AnswerReader:
             if self._reasons and not piece.reasoning:
                 if self._calls is not None:
                     events += self._told(self._calls.end())
-                    self._calls = self._reader(self._calls.started)
                 self._reasons = False
+                self._calls = self._reader(0 if self._calls is None else self._calls.started)
             read = [Text(piece.text)] if self._calls is None else self._calls.feed(piece.text)
             events += self._told(read)
         return events
@@ -128,13 +139,13 @@ class AnswerReader:
     def _reader(self, first: int) -> ToolCalls | None:
         if self._form is None:
             return None
-        return ToolCalls(
-            self._form, self._tools, eager=self._eager, first=first, make_id=self._make_id
-        )
+        # No grammar holds reasoning to anything.
+        eager = self._eager and not (self._certain and self._reasons)
+        return ToolCalls(self._form, self._tools, eager=eager, first=first, make_id=self._make_id)
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """The whole answer that `events` tell of."""
+    """The whole answer that `events` tell of; a call without an end has what came of it."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:

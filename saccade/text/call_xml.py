@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SPACE = " \t\r\n"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _PLAIN = re.compile(r"[^\n<]+")
 _MAX_GAP = 64
@@ -56,7 +56,7 @@ class XmlCall:
         """False: this is no call, and `character` is not part of it."""
         match self._phase:
             case "function":
-                return self._feed_tag(character, {_FUNCTION: "name"})
+                return self._feed_tag(character, {FUNCTION: "name"})
             case "name":
                 return self._feed_name(character)
             case "parameter":

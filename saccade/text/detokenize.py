@@ -130,16 +130,19 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are not empty."""
         assert all(stops)
+        self.found: str | None = None
+        """The one that ended the answer."""
         self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that is certain to be in the answer, and whether a stop string is complete."""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)[1]], True
+            _, at, self.found = min(found)
+            return text[:at], True
         safe = min((_beginning(stop, text) for stop in self._stops), default=len(text))
         self._held = text[safe:]
         return text[:safe], False

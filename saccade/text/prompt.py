@@ -19,6 +19,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,6 +42,7 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_TOOLS_OF_QWEN_VL = Path(__file__).parent / "templates" / "qwen2_5_vl_tools.jinja"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 _PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
@@ -117,6 +119,8 @@ class Tokenizer:
 class ChatTemplate:
     """A checkpoint's chat template, or its named templates: "default", and "tool_use" for requests
     with tools.
+
+    names: the variables that templates look at.
     """
 
     def __init__(
@@ -124,15 +128,24 @@ class ChatTemplate:
         sources: Mapping[str, str],
         variables: Mapping[str, str],
         origin: str = "chat template",
+        shows_calls: bool = True,
     ) -> None:
-        """`sources`: Jinja text by name.
+        """`sources`: Jinja text by name. `shows_calls`: "default" writes calls and their results;
+        where it does not, messages with calls are "tool_use"'s as well.
 
         `variables`: `Tokenizer.named_tokens`. Raises CheckpointError when one does not compile.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
+        self._shows_calls = shows_calls
         environment = _environment()
         try:
+            self.names = frozenset[str]().union(
+                *(
+                    jinja2.meta.find_undeclared_variables(environment.parse(source))
+                    for source in sources.values()
+                )
+            )
             self._compiled = {
                 name: environment.from_string(source) for name, source in sources.items()
             }
@@ -143,36 +156,26 @@ class ChatTemplate:
                 f'{origin}: no template named "default"; there are: {", ".join(sorted(sources))}'
             )
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The text of all templates."""
+        return tuple(self._sources.values())
+
     @classmethod
     def load(
         cls, directory: Path, tokenizer: Tokenizer, override: Path | None = None
     ) -> ChatTemplate:
         """The template of `override`, `chat_template.jinja`, `chat_template.json` or
         `tokenizer_config.json`, the first that there is.
+
+        Where it knows no tools and writes messages as Qwen-VL does, it gets ours for them.
         """
-        if override is not None:
-            return cls({"default": _read_text(override)}, tokenizer.named_tokens, str(override))
-        jinja = directory / "chat_template.jinja"
-        if jinja.is_file():
-            extra = {
-                path.stem: _read_text(path)
-                for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
-            }
-            return cls({**extra, "default": _read_text(jinja)}, tokenizer.named_tokens, str(jinja))
-        for path in (directory / "chat_template.json", directory / "tokenizer_config.json"):
-            found = _read_json(path).get("chat_template")
-            if found is not None:
-                sources = (
-                    {"default": found}
-                    if isinstance(found, str)
-                    else {each["name"]: each["template"] for each in found}
-                )
-                return cls(sources, tokenizer.named_tokens, str(path))
-        raise CheckpointError(
-            f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
-            "tokenizer_config.json; "
-            "give one with --chat-template FILE"
-        )
+        sources, origin = _find_sources(directory, override)
+        found = cls(sources, tokenizer.named_tokens, origin)
+        if "tools" in found.names or not _is_qwen_vl(sources["default"]):
+            return found
+        sources = {**sources, "tool_use": _read_text(_TOOLS_OF_QWEN_VL)}
+        return cls(sources, tokenizer.named_tokens, origin, shows_calls=False)
 
     def render(
         self,
@@ -194,7 +197,8 @@ class ChatTemplate:
                 f"{sorted(reserved)[0]!r} cannot be set through chat_template_kwargs",
                 "chat_template_kwargs",
             )
-        name = "tool_use" if tools is not None and "tool_use" in self._compiled else "default"
+        calls = tools is not None or (not self._shows_calls and _has_calls(messages))
+        name = "tool_use" if calls and "tool_use" in self._compiled else "default"
         last = ""
         if continue_final_message:
             messages, last = _mark_end(messages)
@@ -219,6 +223,38 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}", "messages"
             ) from error
         return _cut_at_mark(text, last) if continue_final_message else text
+
+
+def _find_sources(directory: Path, override: Path | None) -> tuple[dict[str, str], str]:
+    """Templates by name, and where they were found. Raises CheckpointError."""
+    if override is not None:
+        return {"default": _read_text(override)}, str(override)
+    jinja = directory / "chat_template.jinja"
+    if jinja.is_file():
+        extra = {
+            path.stem: _read_text(path)
+            for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        }
+        return {**extra, "default": _read_text(jinja)}, str(jinja)
+    for path in (directory / "chat_template.json", directory / "tokenizer_config.json"):
+        found = _read_json(path).get("chat_template")
+        if isinstance(found, str):
+            return {"default": found}, str(path)
+        if found is not None:
+            return {each["name"]: each["template"] for each in found}, str(path)
+    raise CheckpointError(
+        f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
+        "tokenizer_config.json; "
+        "give one with --chat-template FILE"
+    )
+
+
+def _is_qwen_vl(template: str) -> bool:
+    return "<|im_start|>" in template and "<|vision_start|>" in template
+
+
+def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
+    return any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
 
 
 class _Generation(jinja2.ext.Extension):

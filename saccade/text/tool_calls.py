@@ -129,6 +129,11 @@ class ToolCalls:
         """The index that the next call will have."""
         return self._next
 
+    @property
+    def within(self) -> bool:
+        """Whether a call has been started and has not ended."""
+        return self._call is not None and self._started
+
     def feed(self, text: str) -> list[Event]:
         """What `text` makes certain."""
         events: list[Event] = []

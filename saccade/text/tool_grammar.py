@@ -1,13 +1,12 @@
 """A grammar under which a model calls tools, in its own way of writing calls.
 
-Owns `tool_choice` and the text of these grammars. Knows nothing of how calls are read
+Owns what `tool_choice` means and the text of these grammars. Knows nothing of how calls are read
 (`tool_calls.py`) or of matchers.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,12 +17,11 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.lexicon import tag_term
 from saccade.text.call_xml import allowed_types
 from saccade.text.grammar import Part, Wish, lark_part, schema_part
+from saccade.text.offer import Tool
 from saccade.text.schema import as_root, place_name, prepare_schema
 from saccade.text.tool_calls import CLOSE, OPEN, Form
 
-MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_NO_PARAMETERS = {"type": "object", "properties": {}}
+_MAY_BE_ANY = {"type": "object"}
 
 Need = Literal["may", "must"]
 
@@ -41,63 +39,35 @@ class Style:
         return cls(form, tag_term(lexicon, OPEN), tag_term(lexicon, CLOSE))
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool that a request offers. `param`: where its parameters' schema stands in the request."""
-
-    name: str
-    parameters: Any
-    strict: bool
-    param: str
-
-
-def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """The tools of a chat request. Raises InvalidRequest that names the field."""
-    if tools is not None and len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: {len(tools)} tools; the limit is {MAX_TOOLS}", "tools")
-    read: dict[str, Tool] = {}
-    for index, tool in enumerate(tools or ()):
-        where = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or tool.get("type") != "function":
-            raise InvalidRequest(
-                f'{where}: expected {{"type": "function", "function": {{"name": ...}}}}', where
-            )
-        name, where = function.get("name"), f"{where}.function"
-        if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise InvalidRequest(
-                f"{where}.name: expected 1 to 64 letters, digits, _, . or -", f"{where}.name"
-            )
-        if name in read:
-            raise InvalidRequest(f"{where}.name: a second tool named {name!r}", f"{where}.name")
-        parameters = function.get("parameters")
-        read[name] = Tool(
-            name,
-            _NO_PARAMETERS if parameters is None else parameters,
-            function.get("strict") is True,
-            f"{where}.parameters",
-        )
-    return tuple(read.values())
-
-
 def read_tool_choice(
-    choice: Any, tools: Sequence[Tool], style: Style, parallel: bool = True
+    choice: Any,
+    tools: Sequence[Tool],
+    style: Style,
+    parallel: bool = True,
+    answer: Wish | None = None,
 ) -> Wish | None:
     """The grammar that `tool_choice` asks for; None: the answer is free.
 
     "none" and "auto" leave it free, but for "auto" with a strict tool: then text is free, and what
-    begins as a call has to be one. Raises InvalidRequest that names the field.
+    begins as a call has to be one. answer: what an answer without calls must be. Raises
+    InvalidRequest that names the field.
     """
     match choice:
         case None | "auto":
+            if answer is not None:
+                return calls_wish(tools, style, "must", parallel, "tools", answer)
             strict = any(tool.strict for tool in tools)
             return calls_wish(tools, style, "may", parallel, "tools") if strict else None
         case "none":
-            return None
+            return answer
         case "required":
-            chosen = list(tools)
+            chosen, several = list(tools), parallel
+            what = "there are no tools"
         case {"type": "function", "function": {"name": str(name)}}:
-            chosen = [tool for tool in tools if tool.name == name]
+            chosen, several = [tool for tool in tools if tool.name == name], False
+            what = f"no tool is named {name[:100]!r}"
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
+            return _allowed(mode, allowed, tools, style, parallel, answer)
         case _:
             raise InvalidRequest(
                 'tool_choice: expected "none", "auto", "required" or {"type": "function", '
@@ -105,15 +75,51 @@ def read_tool_choice(
                 "tool_choice",
             )
     if not chosen:
-        what = "there are no tools" if choice == "required" else f"no tool is named {name!r}"
         raise InvalidRequest(f"tool_choice: {what}", "tool_choice")
-    return calls_wish(chosen, style, "must", parallel and choice == "required", "tool_choice")
+    return calls_wish(chosen, style, "must", several, "tool_choice")
 
 
-def calls_wish(tools: Sequence[Tool], style: Style, need: Need, parallel: bool, param: str) -> Wish:
-    """A grammar of calls of `tools`. must: one call, or with `parallel` one after another. may:
-    text, in which every <tool_call> begins a call. Raises InvalidRequest that names the place
-    within a tool's schema.
+def _allowed(
+    mode: object,
+    allowed: Sequence[Any],
+    tools: Sequence[Tool],
+    style: Style,
+    parallel: bool,
+    answer: Wish | None,
+) -> Wish:
+    """Calls of some of the tools alone: they may come (`auto`), or must (`required`)."""
+    where = "tool_choice.allowed_tools"
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
+    named = {tool.name: tool for tool in tools}
+    chosen: dict[str, Tool] = {}
+    for index, each in enumerate(allowed):
+        match each:
+            case {"type": "function", "function": {"name": str(name)}} if name in named:
+                chosen[name] = named[name]
+            case _:
+                place = f"{where}.tools[{index}]"
+                raise InvalidRequest(f"{place}: no such tool is offered", place)
+    if not chosen:
+        raise InvalidRequest(f"{where}.tools: the list is empty", f"{where}.tools")
+    several = list(chosen.values())
+    if mode == "auto" and answer is None:
+        return calls_wish(several, style, "may", parallel, "tool_choice")
+    free = answer if mode == "auto" else None
+    return calls_wish(several, style, "must", parallel, "tool_choice", free)
+
+
+def calls_wish(
+    tools: Sequence[Tool],
+    style: Style,
+    need: Need,
+    parallel: bool,
+    param: str,
+    answer: Wish | None = None,
+) -> Wish:
+    """A grammar of calls of `tools`. must: one call, or with `parallel` one after another; or else
+    `answer`. may: text, in which every <tool_call> begins a call. Raises InvalidRequest that names
+    the place within a tool's schema.
     """
     parts: list[Part] = []
     rules = []
@@ -128,7 +134,8 @@ def calls_wish(tools: Sequence[Tool], style: Style, need: Need, parallel: bool, 
     any_tool = " | ".join(f"tool_{index}" for index in range(len(tools)))
     if need == "must":
         start = [
-            'start: call ("\\n" call)*' if parallel else "start: call",
+            "start: calls" if answer is None else "start: calls | @answer",
+            'calls: call ("\\n" call)*' if parallel else "calls: call",
             f'call: {style.opening} "\\n" called {style.closing}',
         ]
     else:
@@ -137,9 +144,24 @@ def calls_wish(tools: Sequence[Tool], style: Style, need: Need, parallel: bool, 
             f"AFTER: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/",
             _begun(style),
         ]
+    if answer is not None:
+        parts.append(_answer_part(answer))
     lark = "\n".join([*start, f"called: {any_tool}", *rules]) + "\n"
-    schemas = tuple(Wish("json", tool.parameters, tool.param) for tool in tools)
-    return Wish("parts", [lark_part("calls", lark), *parts], param, inner=schemas)
+    schemas = [Wish("json", tool.parameters, tool.param) for tool in tools]
+    if answer is not None:
+        schemas.append(answer)
+    return Wish("parts", [lark_part("calls", lark), *parts], param, inner=tuple(schemas))
+
+
+def _answer_part(answer: Wish) -> Part:
+    if answer.kind != "json":
+        raise InvalidRequest(
+            f"{answer.param}: beside tools that may be called, only JSON can be asked for; send "
+            'tool_choice "none" or "required"',
+            answer.param,
+            "unsupported_parameter",
+        )
+    return schema_part("answer", prepare_schema(answer.value, answer.param), answer.spacing)
 
 
 def _begun(style: Style) -> str:
@@ -180,7 +202,7 @@ def _xml_rules(index: int, tool: Tool, schema: Any, parts: list[Part]) -> list[s
 
 def _as_object(schema: Any) -> dict[str, Any]:
     """Arguments are an object, whatever else their schema says."""
-    return {"type": "object", **schema} if isinstance(schema, dict) else dict(_NO_PARAMETERS)
+    return {"type": "object", **schema} if isinstance(schema, dict) else dict(_MAY_BE_ANY)
 
 
 def _string_values(schema: Any) -> list[str] | None:

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 
 ROUTES = (
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/files"),
     ("GET", "/v1/files"),
     ("GET", "/v1/files/{id}"),
@@ -27,10 +30,29 @@ ROUTES = (
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/openapi.json"),
+    ("GET", "/docs"),
+    ("GET", "/v1/responses/{id}"),
+    ("GET", "/v1/responses/{id}/input_items"),
+    ("DELETE", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
+    ("POST", "/v1/embeddings"),
 )
 FIELDS = [
+    "background",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "reasoning",
+    "reasoning_effort",
+    "text",
+    "truncation",
+    "verbosity",
     "best_of",
+    "cache_control",
     "cache_salt",
+    "context_management",
     "echo",
     "frequency_penalty",
     "guided_json",
@@ -45,6 +67,7 @@ FIELDS = [
     "min_tokens",
     "model",
     "n",
+    "output_config",
     "parallel_tool_calls",
     "presence_penalty",
     "prompt",
@@ -53,11 +76,14 @@ FIELDS = [
     "seed",
     "skip_special_tokens",
     "stop",
+    "stop_sequences",
     "stop_token_ids",
     "store",
     "stream",
     "stream_options",
+    "system",
     "temperature",
+    "thinking",
     "tokens",
     "tool_choice",
     "tools",
@@ -154,7 +180,7 @@ class Grammar:
     def request(self) -> bytes:
         """One request, whole, unless bent."""
         draw = self._draw
-        method, path = draw.choice(ROUTES[:5] * 3 + ROUTES)
+        method, path = draw.choice(ROUTES[:8] * 3 + ROUTES)
         if draw.random() < 0.05:
             method = draw.choice(("HEAD", "OPTIONS", "PUT", "PATCH", "get", "TRACE"))
         kind, body = self._body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
@@ -207,11 +233,45 @@ class Grammar:
         body: dict[str, object] = {"model": self._model}
         if path == "/detokenize":
             return body | {"tokens": [draw.randrange(300) for _ in range(3)]}
+        if path == "/v1/responses":
+            return body | {"max_output_tokens": 2, "input": self._input()}
         if path == "/v1/completions":
             return body | {"max_tokens": 2, "prompt": draw.choice(("hi", [1, 2], ["a", "b"], []))}
+        if path.startswith("/v1/messages"):
+            return body | self._anthropics_ask(path)
         if path == "/v1/chat/completions":
             body["max_tokens"] = draw.choice((1, 2, 3))
         return body | {"messages": [self._message() for _ in range(draw.choice((1, 1, 2, 3)))]}
+
+    def _input(self) -> object:
+        draw = self._draw
+        if draw.random() < 0.3:
+            return self._text()
+        items: list[Callable[[], object]] = [
+            self._message,
+            self._message,
+            lambda: {"type": "message", "role": "user", "content": [self._content()]},
+            lambda: {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            lambda: {"type": "function_call_output", "call_id": "c", "output": [self._content()]},
+            lambda: {"type": "reasoning", "summary": [], "content": self._value(2)},
+            lambda: {"type": "item_reference", "id": self._text()},
+            lambda: {"type": self._text(), "id": self._value(1)},
+        ]
+        return [draw.choice(items)() for _ in range(draw.choice((0, 1, 1, 2, 4)))]
+
+    def _content(self) -> object:
+        draw = self._draw
+        return draw.choice(
+            (
+                {"type": "input_text", "text": self._text()},
+                {"type": "output_text", "text": self._text(), "annotations": self._value(1)},
+                {"type": "refusal", "refusal": self._text()},
+                {"type": "input_image", "image_url": draw.choice(self._urls)},
+                {"type": "input_image", "uuid": self._text()},
+                {"type": "input_file", "file_data": self._text()},
+                self._value(2),
+            )
+        )
 
     def _message(self) -> object:
         draw = self._draw
@@ -223,6 +283,7 @@ class Grammar:
             lambda: {"type": "image_url", "image_url": {"url": draw.choice(self._urls)}},
             lambda: {"type": "image_url", "image_url": draw.choice(self._urls)},
             lambda: {"type": "file", "file": {"file_id": self._text()}},
+            lambda: {"type": "image_url", "image_url": None, "uuid": self._text()},
             lambda: {"type": "input_image", "file_id": self._text(), "detail": "high"},
             lambda: self._value(2),
         ]
@@ -233,6 +294,61 @@ class Grammar:
         if draw.random() < 0.1:
             message[draw.choice(("name", "tool_calls", "tool_call_id", "id", "x"))] = self._value(2)
         return message
+
+    def _anthropics_ask(self, path: str) -> dict[str, object]:
+        draw = self._draw
+        body: dict[str, object] = {}
+        if path == "/v1/messages":
+            body["max_tokens"] = draw.choice((0, 1, 2, 3))
+        if draw.random() < 0.3:
+            body["system"] = draw.choice((self._text(), [self._block(0)], self._value(2)))
+        if draw.random() < 0.3:
+            schema = draw.choice(({}, {"type": "object"}, self._value(2)))
+            tool = {"name": self._text(), "input_schema": schema}
+            kinds = ("web_search_20250305", "custom", None)
+            body["tools"] = [draw.choice((tool, tool | {"type": draw.choice(kinds)}))]
+            choice = {"type": draw.choice(("auto", "any", "none", "tool"))}
+            body["tool_choice"] = draw.choice((choice, choice | {"name": self._text()}, None))
+        if draw.random() < 0.1:
+            format = {"type": "json_schema", "schema": self._value(2)}
+            body["output_config"] = {"format": draw.choice((format, self._value(2)))}
+        messages = []
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            blocks = [self._block(2) for _ in range(draw.choice((0, 1, 1, 2)))]
+            content = draw.choice((self._text(), blocks))
+            messages.append({"role": draw.choice(("user", "assistant")), "content": content})
+        return body | {"messages": messages}
+
+    def _block(self, depth: int) -> object:
+        """A block of a message of Anthropic's; with `depth` one that may hold others."""
+        draw = self._draw
+        sources: list[object] = [
+            {"type": "url", "url": draw.choice(self._urls)},
+            {"type": "file", "file_id": self._text()},
+            {"type": "base64", "media_type": "image/png", "data": self._text()},
+            {"type": "text", "media_type": "text/plain", "data": self._text()},
+            {"type": "content", "content": [self._block(0)]},
+            self._value(2),
+        ]
+        text: dict[str, object] = {"type": "text", "text": self._text()}
+        blocks: list[dict[str, object]] = [
+            text,
+            {"type": "image", "source": draw.choice(sources)},
+            {"type": "document", "source": draw.choice(sources)},
+            {"type": "thinking", "thinking": self._text(), "signature": ""},
+            {"type": "redacted_thinking", "data": self._text()},
+            {"type": "tool_use", "id": "t", "name": self._text(), "input": self._value(3)},
+            {"type": "server_tool_use", "id": "t", "name": "web_search", "input": {}},
+        ]
+        if depth:
+            inside = [self._block(depth - 1) for _ in range(draw.choice((0, 1, 2)))]
+            result = {"type": "tool_result", "tool_use_id": "t", "is_error": draw.random() < 0.3}
+            blocks += [result | {"content": draw.choice((self._text(), inside, None))}] * 2
+        block = draw.choice(blocks if depth else blocks[:1])
+        if draw.random() < 0.2:
+            ttl = draw.choice(("5m", "1h", "9d", None))
+            block = block | {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+        return block if draw.random() < 0.97 else self._value(2)
 
     def _upload(self) -> tuple[str, bytes]:
         draw = self._draw

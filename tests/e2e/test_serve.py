@@ -35,6 +35,8 @@ from tests.checkpoints import (
 from tests.e2e.server import Server, serving
 
 NEW_TOKENS = 32
+PAGE = 16
+"""Tokens of a page of the KV cache, which is found whole or not at all."""
 
 
 def png(pixels: np.ndarray) -> str:
@@ -330,6 +332,34 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
         server.wait_for_metric("saccade_requests_running", 1)
     server.wait_for_metric("saccade_requests_running", 0)
     server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
+
+
+def test_the_second_turn_of_a_response_decodes_and_encodes_nothing(
+    server: Server, client: openai.OpenAI
+) -> None:
+    work = ("saccade_images_decoded_total", "saccade_images_encoded_total")
+    before = [server.metric(name) for name in work]
+    seen = picture(96, 128, seed=77)
+    part = {"type": "input_image", "image_url": png(seen)}
+    question: Any = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
+    settings: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
+    create: Any = client.responses.create
+    last = create(input=question, **settings)
+    assert [server.metric(name) for name in work] == [count + 1 for count in before]
+    prompts = [last.usage.input_tokens]
+    for turn in range(3):
+        last = create(input=f"And {turn}?", previous_response_id=last.id, **settings)
+        assert last.usage.input_tokens_details.cached_tokens >= prompts[-1] - PAGE
+        prompts.append(last.usage.input_tokens)
+    assert [server.metric(name) for name in work] == [count + 1 for count in before]
+    by_hand = create(input=list(conversation(client, last.id)), **settings)
+    assert by_hand.output_text == last.output_text
+
+
+def conversation(client: openai.OpenAI, response_id: str) -> Iterator[dict[str, Any]]:
+    """All that a response was made of, as the API has it."""
+    for item in client.responses.input_items.list(response_id, order="asc"):
+        yield item.to_dict()
 
 
 @pytest.mark.parametrize(

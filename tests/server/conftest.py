@@ -26,8 +26,9 @@ from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
 from saccade.server.run import Server
+from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
-from tests.server.echo import ARENA_BYTES, EchoEngine
+from tests.server.echo import ARENA_BYTES, CONTEXT, EchoEngine
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -50,7 +51,13 @@ class Served:
         self.loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
 
 
-def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
+def build_front(
+    engine: EchoEngine,
+    max_requests: int,
+    files: str,
+    template: ChatTemplate | None = None,
+    manner: Manner = SILENT,
+) -> Front:
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
         spec,
@@ -59,14 +66,23 @@ def build_front(engine: EchoEngine, max_requests: int, files: str) -> Front:
         metrics,
     )
     intake = Intake(
-        spec, TOKENIZER, ChatTemplate.load(FOLDER, TOKENIZER), media, load_sampling_defaults(FOLDER)
+        spec,
+        TOKENIZER,
+        template or ChatTemplate.load(FOLDER, TOKENIZER),
+        media,
+        load_sampling_defaults(FOLDER),
+        manner=manner,
     )
     return Front(intake, engine, metrics, max_requests)
 
 
 @contextmanager
 def serving(
-    options: ServerOptions | None = None, edge: ConnectionOptions | None = None
+    options: ServerOptions | None = None,
+    edge: ConnectionOptions | None = None,
+    template: ChatTemplate | None = None,
+    manner: Manner = SILENT,
+    context: int = CONTEXT,
 ) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
@@ -74,8 +90,8 @@ def serving(
     found: dict[str, Served] = {}
 
     async def run(files: str) -> None:
-        engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"))
-        front = build_front(engine, options.max_queued_requests, files)
+        engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"), context)
+        front = build_front(engine, options.max_queued_requests, files, template, manner)
         server = Server(front, options.served_model_name, options, edge or ConnectionOptions())
 
         def on_ready(address: str, _: object) -> None:

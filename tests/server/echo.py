@@ -55,8 +55,9 @@ class EchoEngine:
     `paused` holds it after two tokens.
     """
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
         self.reply = reply
+        self._context = context
         self.paused = False
         self.stall = ""
         self.received: list[ToEngine] = []
@@ -68,7 +69,9 @@ class EchoEngine:
         self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:
-        return Ready(kv_tokens=4 * CONTEXT, context_length=CONTEXT, decided=(("engine", "echo"),))
+        return Ready(
+            kv_tokens=4 * self._context, context_length=self._context, decided=(("engine", "echo"),)
+        )
 
     def send(self, message: ToEngine) -> None:
         if self._dead:

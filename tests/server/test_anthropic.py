@@ -12,16 +12,11 @@ import pytest
 from anthropic.types import Message
 
 from saccade.core.errors import InvalidRequest, Overloaded
-from saccade.server.anthropic_body import (
-    COUNT_TOKENS,
-    MESSAGES,
-    CacheMark,
-    ChatBody,
-    MessagesRequest,
-    as_chat,
-)
-from saccade.server.anthropic_events import MessageStream, MessageUsage, error_body, whole_message
+from saccade.server.anthropic_body import COUNT_TOKENS, MESSAGES, MessagesRequest
+from saccade.server.anthropic_chat import ChatBody, as_chat
+from saccade.server.anthropic_events import MessageStream, MessageUsage, whole_message
 from saccade.server.openai import CHAT
+from saccade.server.refusals import error_body
 from saccade.text.answer import AnswerReader
 
 PIXEL = "iVBORw0KGgo="
@@ -59,8 +54,8 @@ def sent(**fields: Any) -> ChatBody:
     client = client_of(answer)
     message = client.messages.create(**{"model": "m", "max_tokens": 9, **fields})
     assert isinstance(message, Message)
-    made = as_chat(MESSAGES.read(bytearray(bodies[0]), CONTEXT))
-    CHAT.read(bytearray(msgspec.json.encode(made.body)), CONTEXT)  # as any chat
+    made = as_chat(MESSAGES.read(bytearray(bodies[0]), CONTEXT), CONTEXT)
+    CHAT.read(made.encoded(), CONTEXT)  # as any chat
     return made
 
 
@@ -114,7 +109,7 @@ def test_pictures_come_as_bytes_addresses_and_files() -> None:
         }
     ]
     assert made.body["max_completion_tokens"] == 9
-    assert made.marks == ()
+    assert b"cache_control" not in made.encoded()
 
 
 def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
@@ -191,14 +186,15 @@ def test_marks_are_kept_by_place() -> None:
         messages=[user(text("q"), image(BASE64, cache_control=mark)), user(result, text("b"))],
         cache_control=mark,
     )
-    assert made.marks == (
-        CacheMark(None, None, 300, "tools[0].cache_control"),
-        CacheMark(0, 0, 3600, "system[0].cache_control"),
-        CacheMark(1, 1, 300, "messages[0].content[1].cache_control"),
-        CacheMark(2, 0, 300, "messages[1].content[0].content[0].cache_control"),
-        CacheMark(2, None, 3600, "messages[1].content[0].cache_control"),
-        CacheMark(3, None, 300, "cache_control"),
-    )
+    minutes = {**mark, "ttl": "5m"}
+    (tool,), (system, question, answer, last) = made.body["tools"], made.body["messages"]
+    assert tool["cache_control"] == minutes
+    assert system["content"][0]["cache_control"] == hour
+    assert "cache_control" not in question["content"][0]
+    assert question["content"][1]["cache_control"] == minutes
+    assert answer["content"][0]["cache_control"] == minutes
+    assert answer["cache_control"] == hour
+    assert last["cache_control"] == minutes
 
 
 @pytest.mark.parametrize(
@@ -221,7 +217,8 @@ def test_a_tool_choice_is_put_in_openais_words(choice: Any, fields: dict[str, An
         read(
             {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}],
              "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
-        )
+        ),
+        CONTEXT,
     )  # fmt: skip
     assert {name: body.body.get(name) for name in fields} == fields
     assert body.eager == {"look"}
@@ -260,7 +257,7 @@ def test_tokens_are_counted_of_the_same_chat() -> None:
 
     asked = {"model": "m", "messages": [user(text("q"), image(BASE64))], "tools": [TOOL]}
     client_of(answer).messages.count_tokens(**asked)  # type: ignore[arg-type]
-    counted = as_chat(COUNT_TOKENS.read(bytearray(bodies[0]), CONTEXT))
+    counted = as_chat(COUNT_TOKENS.read(bytearray(bodies[0]), CONTEXT), CONTEXT)
     assert counted.body == {
         key: value for key, value in sent(**asked).body.items() if key != "max_completion_tokens"
     }
@@ -281,7 +278,7 @@ def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) 
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}], **fields}
     (name,) = fields
     with pytest.raises(InvalidRequest) as refused:
-        read(body)
+        as_chat(read(body), CONTEXT)
     assert str(refused.value.param).startswith(name)
 
 
@@ -299,7 +296,7 @@ def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) 
 def test_a_block_in_the_wrong_place_is_refused_by_name(messages: Any, param: str) -> None:
     request = read({"model": "m", "max_tokens": 1, "messages": messages})
     with pytest.raises(InvalidRequest) as refused:
-        as_chat(request)
+        as_chat(request, CONTEXT)
     assert refused.value.param == param
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPResponse
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -196,14 +197,25 @@ def test_the_engines_death_ends_every_request_at_once_and_shows_in_health() -> N
         assert served.front.metrics.value("saccade_requests_total", outcome="error") == 2
 
 
-def test_the_sdk_raises_what_ends_a_stream() -> None:
+def test_the_sdks_raise_what_ends_a_stream() -> None:
     with serving() as served:
         served.engine.paused = True
         stream = served.openai.chat.completions.create(model="demo", messages=HI, stream=True)
         next(stream)
-        served.on_loop(served.engine.die)
-        with pytest.raises(openai.APIError, match="signal 9"):
-            list(stream)
+        claude: Any = anthropic.Anthropic(api_key="x", base_url=served.address, max_retries=0)
+        asked = {"model": "demo", "max_tokens": 9, "messages": HI}
+        with claude, claude.messages.create(**asked, stream=True) as message:
+            events = iter(message)
+            next(events)
+            served.on_loop(served.engine.die)
+            with pytest.raises(openai.APIError, match="signal 9"):
+                list(stream)
+            with pytest.raises(anthropic.APIStatusError, match="signal 9") as broken:
+                list(events)
+            with pytest.raises(anthropic.APIStatusError) as dead:
+                claude.messages.create(**asked)
+        assert broken.value.type == dead.value.type == "overloaded_error"
+        assert dead.value.status_code == 529
 
 
 # ---- servers that are full or locked

@@ -4,6 +4,8 @@ out.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -99,3 +101,47 @@ def test_the_api_describes_itself(served: Served) -> None:
     assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
     message = resolve(document, chat["properties"]["messages"]["items"])
     assert {"role", "content"} <= set(message["properties"])
+    for path, answer in (("/v1/messages", "usage"), ("/v1/messages/count_tokens", "input_tokens")):
+        described = document["paths"][path]["post"]
+        content = described["requestBody"]["content"]
+        body = resolve(document, content["application/json"]["schema"])
+        assert {"model", "messages"} <= set(body["required"])
+        message = resolve(document, body["properties"]["messages"]["items"])
+        assert {"role", "content"} <= set(message["properties"])
+        told = described["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answer in resolve(document, told)["properties"]
+
+
+def test_the_description_can_be_read_as_a_page_that_fetches_nothing(served: Served) -> None:
+    answer = served.http.get("/docs")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src" not in policy
+    assert "<script" not in answer.text and "http" not in answer.text.replace("http_", "")
+    document = served.http.get("/openapi.json").json()
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in answer.text
+    assert all(f'id="{name}"' in answer.text for name in document["components"]["schemas"])
+    style = answer.text.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
+
+
+def test_responses_are_described(served: Served) -> None:
+    document = served.http.get("/openapi.json").json()
+    body = document["paths"]["/v1/responses"]["post"]["requestBody"]["content"]
+    fields = resolve(document, body["application/json"]["schema"])["properties"]
+    assert {"input", "previous_response_id", "text", "tools", "store", "include"} <= set(fields)
+    assert {"get", "delete"} <= set(document["paths"]["/v1/responses/{id}"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations", "/v1/batches"]
+)
+def test_what_other_servers_do_is_refused_with_what_this_one_does(
+    served: Served, path: str
+) -> None:
+    answer = served.http.post(path, json={"model": "demo", "input": "x"})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404 and message.startswith(f"there is no {path}: ")
+    assert "/v1/chat/completions" in message
+    assert "here" not in served.http.get("/v1/embed").json()["error"]["message"]

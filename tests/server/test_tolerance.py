@@ -15,6 +15,7 @@ from PIL import Image
 
 from saccade.core.messages import Submit
 from saccade.core.types import Request
+from saccade.text.prompt import ChatTemplate
 from tests.server.conftest import TOKENIZER, Served
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -127,10 +128,12 @@ def test_neutral_values_of_other_servers_fields_are_accepted(served: Served, pat
         ("priority", 1),
         ("bad_words", ["x"]),
         ("store", True),
-        ("service_tier", "flex"),
-        ("reasoning_effort", "high"),
+        ("service_tier", "cheap"),
+        ("reasoning_effort", "huge"),
+        ("web_search_options", {}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
         ("add_special_tokens", True),
-        ("guided_json", {}),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(
@@ -295,3 +298,67 @@ def test_half_of_a_surrogate_pair_is_told_as_such(served: Served) -> None:
         "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
     )
     assert answer.status_code == 400 and "half of a surrogate pair" in answer.text
+
+
+def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> None:
+    for fields in ({"verbosity": "low"}, {"reasoning_effort": "high"}):
+        answer = post(served, **fields)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in fields
+    before = served.front.intake.template
+    source = "{{ verbosity }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    served.front.intake.template = ChatTemplate({"default": source}, {})
+    try:
+        assert post(served, verbosity="low").status_code == 200
+        assert "low" in TOKENIZER.decode(submitted(served)[0].tokens)
+        own: dict[str, Any] = {"chat_template_kwargs": {"verbosity": "high"}}
+        assert post(served, verbosity="low", **own).status_code == 200
+        assert "high" in TOKENIZER.decode(submitted(served)[1].tokens)
+    finally:
+        served.front.intake.template = before
+
+
+def test_what_only_might_save_time_is_accepted(served: Served) -> None:
+    for fields in (
+        {"prediction": {"type": "content", "content": "Hello!"}},
+        {"service_tier": "flex"},
+        {"modalities": ["text"]},
+        {"reasoning_effort": "none", "verbosity": "medium"},
+    ):
+        assert post(served, **fields).status_code == 200, fields
+
+
+def named(uuid: str, url: str | None = None) -> list[dict[str, Any]]:
+    part: dict[str, Any] = {"type": "image_url", "image_url": url and {"url": url}, "uuid": uuid}
+    return [{"role": "user", "content": [part, {"type": "text", "text": "see"}]}]
+
+
+def test_an_image_comes_again_by_its_uuid_alone(served: Served) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png((64, 96))).decode()
+    assert post(served, messages=named("cat", url)).status_code == 200
+    assert post(served, messages=named("cat")).status_code == 200
+    first, again = submitted(served)
+    assert first.images == again.images and first.tokens == again.tokens
+    by_input = [{"role": "user", "content": [{"type": "input_image", "uuid": "cat"}]}]
+    assert served.http.post("/v1/responses", json={"input": by_input}).status_code == 200
+
+
+def test_a_uuid_that_nothing_is_known_of_is_refused_by_name(served: Served) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png((96, 64))).decode()
+    assert post(served, messages=named("dog", url), cache_salt="a").status_code == 200
+    other = post(served, messages=named("dog"), cache_salt="b")
+    for answer in (post(served, messages=named("bird")), other):
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["code"] == "unknown_uuid"
+        assert error["param"] == "messages[0].content[0]"
+
+
+def test_an_image_of_a_uuid_that_is_not_cached_any_more_is_asked_for(served: Served) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png((96, 96))).decode()
+    assert post(served, messages=named("fox", url)).status_code == 200
+    served.on_loop(served.engine._pixels.clear)  # as if it had been evicted
+    answer = post(served, messages=named("fox"))
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "unknown_uuid"
+    assert error["param"] == "messages[0].content[0]" and "send it" in error["message"]
+    served.on_loop(served.engine._pixels.clear)
+    assert post(served, messages=named("fox", url)).status_code == 200

@@ -10,8 +10,9 @@ from saccade.core.errors import InvalidRequest
 from saccade.sched.masks import Matchers
 from saccade.text.answer import AnswerReader, gather
 from saccade.text.grammar import Grammars, Wish
+from saccade.text.offer import Tool, read_tools
 from saccade.text.tool_calls import Form
-from saccade.text.tool_grammar import Style, Tool, read_tool_choice, read_tools
+from saccade.text.tool_grammar import Style, read_tool_choice
 from tests.text.lexicons import (
     DEMO_ENDS,
     DEMO_VOCAB,

@@ -1,0 +1,57 @@
+"""How a client asks for a part of a list: `limit`, `order`, `after`.
+
+Knows nothing of what is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.datastructures import QueryParams
+
+from saccade.core.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """`limit`: how many at most. `newest`: the last come first. `after`: the id that comes before
+    the first; "" for the start.
+    """
+
+    limit: int
+    newest: bool
+    after: str
+
+    @classmethod
+    def of(cls, query: QueryParams, default: int, most: int) -> Paging:
+        """As a query says. Raises InvalidRequest that names the field."""
+        limit, order = query.get("limit", str(default)), query.get("order", "desc")
+        wanted = whole_number(limit, 1, most)
+        if wanted is None:
+            raise InvalidRequest(f"limit is {limit[:20]!r}; it must be 1 to {most}", "limit")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f'order is {order[:20]!r}; it must be "asc" or "desc"', "order")
+        return cls(wanted, order == "desc", query.get("after", ""))
+
+    def rest(self, listed: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
+        """What of a list, oldest first, comes after `after`. Raises InvalidRequest."""
+        found = list(listed)
+        if self.newest:
+            found.reverse()
+        if not self.after:
+            return found
+        place = next((i for i, each in enumerate(found) if id_of(each) == self.after), None)
+        if place is None:
+            raise InvalidRequest(f"after: there is no {self.after[:200]!r}", "after")
+        return found[place + 1 :]
+
+
+def whole_number(text: str, least: int, most: int) -> int | None:
+    """The number within these bounds that a text is; None where it is none."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return None
+    return int(text) if least <= int(text) <= most else None

@@ -1,0 +1,66 @@
+"""How a refused request is answered: in the words of the API that it asked for.
+
+Owns which paths speak Anthropic's API, the statuses and bodies of errors in both APIs, and the
+headers that go with them. Knows nothing of why a request is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from saccade.core.errors import Overloaded, RequestError, Unauthorized
+from saccade.server.answers import ErrorBody, ErrorResponse
+
+_ANTHROPIC = "/v1/messages"
+_OVERLOADED = 529
+"""What Anthropic's clients know 503 as."""
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's names; of other statuses below 500 the first, of the rest `api_error`."""
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path's errors are Anthropic's."""
+    return path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+
+
+def refusal(
+    path: str, error: RequestError, request_id: str = ""
+) -> tuple[int, dict[str, str], bytes]:
+    """The status, the headers and the body of an answer that refuses."""
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    status, body = body_for(path, error.status, ErrorResponse.of(error).error, request_id)
+    return status, headers, body
+
+
+def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple[int, bytes]:
+    """The status, as the API of `path` has it, and the body."""
+    if not speaks_anthropic(path):
+        return status, msgspec.json.encode(ErrorResponse(error))
+    told = _anthropic(status, error.message, request_id)
+    return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
+
+
+def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
+    """An error in Anthropic's shape, in an answer of its own or as the last event of a stream."""
+    return _anthropic(error.status, ErrorResponse.of(error).error.message, request_id)
+
+
+def _anthropic(status: int, message: str, request_id: str) -> dict[str, Any]:
+    kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
+    told = {"type": kind, "message": message}
+    return {"type": "error", "error": told, "request_id": request_id or None}

@@ -1,0 +1,41 @@
+"""How large a JSON value is, without recursion: what a client sends may be nested as it likes.
+
+Knows nothing of what the value means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """characters: of all strings, keys included, and one for any other value. depth: lists and
+    objects within each other; 0 for a value that is neither.
+    """
+
+    characters: int
+    depth: int
+
+
+def extent(value: Any) -> Extent:
+    """The extent of strings, numbers, lists and dictionaries."""
+    characters = depth = 0
+    left = [(value, 0)]
+    while left:
+        each, level = left.pop()
+        depth = max(depth, level)
+        if isinstance(each, str):
+            characters += len(each)
+        elif isinstance(each, Mapping):
+            characters += sum(len(key) if isinstance(key, str) else 1 for key in each)
+            left += [(inner, level + 1) for inner in each.values()]
+            depth = max(depth, level + 1)
+        elif isinstance(each, list | tuple):
+            left += [(inner, level + 1) for inner in each]
+            depth = max(depth, level + 1)
+        else:
+            characters += 1
+    return Extent(characters, depth)
