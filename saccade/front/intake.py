@@ -64,7 +64,8 @@ class Ask:
     `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
     to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
     `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must look like; None: any text.
+    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
+    look like; None: any text.
     `separate_reasoning`: reasoning is told apart from text, where the model reasons.
     """
 
