@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET
 from starlette.applications import Starlette
@@ -56,7 +57,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
-from saccade.server.prompts import PromptTeller, View
+from saccade.server.prompts import PromptTeller, View, texts_of
 from saccade.server.refusals import body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
@@ -183,14 +184,12 @@ class _Api:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            decode = self.front.intake.tokenizer.decode
-            texts = [
-                ask.prompt if isinstance(ask.prompt, str) else decode(ask.prompt)
-                for ask in asks
-                if prompt.echo and not isinstance(ask.prompt, Chat)
-            ]
-            echoed = prompt.logprobs if prompt.echo else None
-            tell = self._choices(shape, reply, View(texts, echoed, prompt.prompt_logprobs))
+            view = View(top=prompt.prompt_logprobs)
+            if prompt.echo:
+                read = partial(texts_of, asks, self.front.intake)
+                texts = await self.front.intake.in_thread(read)
+                view = View(texts, prompt.logprobs, prompt.prompt_logprobs)
+            tell = self._choices(shape, reply, view)
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:

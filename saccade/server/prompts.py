@@ -18,8 +18,9 @@ from msgspec import Raw, structs
 
 from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
+from saccade.front.content import Chat
 from saccade.front.front import Event
-from saccade.front.intake import Prepared
+from saccade.front.intake import Ask, Intake, Prepared
 from saccade.server.answers import (
     Completion,
     CompletionLogprobs,
@@ -56,6 +57,18 @@ def score_bytes(prepared: Sequence[Prepared]) -> int:
             "prompt_logprobs",
         )
     return _SCORE_BYTES * values
+
+
+def texts_of(asks: Sequence[Ask], intake: Intake) -> list[str]:
+    """What an echo says of each prompt: the text that was sent, or that of the tokens."""
+    most = intake.spec.vocab_size  # a token beyond is refused later
+    return [
+        ask.prompt
+        if isinstance(ask.prompt, str)
+        else intake.tokenizer.decode([token for token in ask.prompt if token < most])
+        for ask in asks
+        if not isinstance(ask.prompt, Chat)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ def test_no_answer_may_be_wanted_where_the_prompt_is_shown(served: Served) -> No
         ("completions", {"echo": True, "logprobs": 1, "stream": True}, "echo"),
         ("completions", {"echo": True, "logprobs": 21}, "logprobs"),
         ("completions", {"echo": True, "best_of": 2}, "best_of"),
+        ("completions", {"echo": True, "prompt": [5, 2**40]}, "prompt"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
