@@ -22,6 +22,7 @@ from saccade.front.content import Chat
 from saccade.front.front import Event
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.server.answers import (
+    ChatChoice,
     Completion,
     CompletionLogprobs,
     PromptLogprob,
@@ -131,16 +132,17 @@ class PromptTeller:
         for each in self._opened(event):
             self._inner.keep(each)
 
-    def whole(self) -> Scroll:
+    def whole(self) -> Completion | Scroll:
         completion = self._inner.whole()
         choices = [
             self._with_prompt(choice) if isinstance(choice, TextChoice) else choice
             for choice in completion.choices
         ]
         completion = structs.replace(completion, choices=choices)
-        if self._view.top is not None and not any(isinstance(c, TextChoice) for c in choices):
-            completion = self._of_chat(completion, self._view.top)
-        return Scroll(completion, self._runs)
+        if self._view.top is not None and isinstance(choices[0], ChatChoice):
+            entries = self._later(self._prompts[0].entries(self._view.top))
+            completion = structs.replace(completion, prompt_logprobs=entries)
+        return Scroll(completion, self._runs) if self._runs else completion
 
     def _opened(self, event: Event) -> Iterable[Event]:
         """The echo comes before an answer's first text."""
@@ -148,10 +150,6 @@ class PromptTeller:
             self._begun.add(event.choice)
             yield Event(event.choice, self._view.texts[event.choice // self._n])
         yield event
-
-    def _of_chat(self, completion: Completion, top: int) -> Completion:
-        entries = self._later(self._prompts[0].entries(top))
-        return structs.replace(completion, prompt_logprobs=entries)
 
     def _with_prompt(self, choice: TextChoice) -> TextChoice:
         index, view = choice.index // self._n, self._view
