@@ -69,6 +69,7 @@ class _Settings:
     offer: Offer
     variables: Mapping[str, Any]
     wish: Wish | None
+    prompt_logprobs: int | None
 
 
 class LLM:
@@ -110,6 +111,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -125,6 +127,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -139,6 +142,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
@@ -147,8 +151,8 @@ class LLM:
         response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
         "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
         (Lark). The answers are then of that form, unless they end for their length. tools,
-        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. All of these hold
-        for every conversation.
+        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
+        vLLM's, from 0 to 20. All of these hold for every conversation.
 
         Raises a RequestError that names the field when a conversation cannot be served; the others
         of the batch are then given up.
@@ -159,6 +163,7 @@ class LLM:
             Offer(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
             read_wish(given),
+            prompt_logprobs,
         )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
@@ -197,11 +202,13 @@ class LLM:
         )
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields, wish=set_to.wish))
+        prepared = await self._front.prepare(
+            Ask(chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs)
+        )
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
-        scored: list[TokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
+        scored: list[TokenLogprobs | None] = [] if set_to.prompt_logprobs is None else [None]
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
                 parts += event.parts

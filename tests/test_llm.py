@@ -98,9 +98,9 @@ def test_a_prompts_tokens_are_scored_as_transformers_does(
 ) -> None:
     """In the engine's own process, in whose chunks nothing of the prompt is left out."""
     judge, pixels = reference("qwen3_vl"), picture(64, 96, seed=5)
-    asked = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=2)
+    asked = SamplingParams(max_tokens=2, ignore_eos=True)
     for _ in range(2):
-        answer = llm.chat(ask([pixels, "how many red circles?"]), asked)
+        answer = llm.chat(ask([pixels, "how many red circles?"]), asked, prompt_logprobs=2)
         first, *scored = answer.prompt_logprobs
         assert first is None and len(scored) == answer.prompt_tokens - 1
         assert answer.cached_tokens == 0

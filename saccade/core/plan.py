@@ -44,7 +44,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix).
+    cached prefix). `prompt_logprobs`: as in `Request`.
     """
 
     slot: int
@@ -54,6 +54,7 @@ class Open:
     images: tuple[Image, ...]
     sampling: SamplingParams
     pages: tuple[int, ...]
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

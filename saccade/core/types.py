@@ -91,7 +91,6 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "frequency_penalty": (NUMBER, -2, 2),
     "seed": (int, -(2**63), LARGEST),
     "logprobs": (int | None, 0, MAX_LOGPROBS),
-    "prompt_logprobs": (int | None, 0, MAX_LOGPROBS),
 }
 """Field: what it is, the least and the most it may be."""
 
@@ -107,9 +106,7 @@ class SamplingParams:
     HTTP or from Python, passes here.
 
     temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives
-    to report beside the chosen token, None for no log-probabilities at all; `prompt_logprobs` is
-    the same for the tokens of the prompt, which is then computed without the prefix cache. `stop`
-    strings are
+    to report beside the chosen token, None for no log-probabilities at all. `stop` strings are
     watched by the front (the engine knows no text); the other fields by the engine. `seed` alone
     decides the random draws: the n-th token of a request depends on (seed, n) and its logits, on
     nothing else in the batch.
@@ -130,7 +127,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, least, most) in SAMPLING_BOUNDS.items():
@@ -210,6 +206,8 @@ class Request:
     `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
     an address). `group`: the answers of one HTTP request share it; "": a group of its own.
     `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
+    `prompt_logprobs`: alternatives to name beside each token of the prompt, whose
+    log-probabilities are told; None: they are not.
     """
 
     id: str
@@ -223,6 +221,7 @@ class Request:
     group: str = ""
     grammar: str = ""
     caching: Caching = Caching()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

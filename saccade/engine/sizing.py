@@ -189,7 +189,6 @@ def resolve(
             "or free memory"
         )
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -199,7 +198,9 @@ def resolve(
         page_size=engine.page_size,
         kv_pages=kv_pages,
         prefix_cache=not engine.disable_radix_cache,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
+        embeddings=resolve_embeddings(
+            engine, spec, dtype, max(0, free - kv_pages * page_bytes), hardware.host_free_bytes
+        ),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),

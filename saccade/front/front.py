@@ -550,6 +550,6 @@ def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        if choice:  # the first tells of the prompt
-            sampling = replace(sampling, prompt_logprobs=None)
-        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)
+        top = None if choice else request.prompt_logprobs  # the first tells of the prompt
+        id = f"{request.id}-{choice}"
+        yield replace(request, id=id, sampling=sampling, group=group, prompt_logprobs=top)

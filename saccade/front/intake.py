@@ -22,7 +22,7 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import MAX_BIAS, Request, SamplingParams, Span
+from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Request, SamplingParams, Span
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
@@ -67,6 +67,7 @@ class Ask:
     does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
     look like; None: any text.
     `separate_reasoning`: reasoning is told apart from text, where the model reasons.
+    `prompt_logprobs`: as in `Request`.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -77,9 +78,16 @@ class Ask:
     silent: bool = False
     wish: Wish | MakeWish | None = None
     separate_reasoning: bool = True
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
+        if not 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs: expected None or a whole number from 0 to {MAX_LOGPROBS}, got "
+                f"{self.prompt_logprobs}",
+                "prompt_logprobs",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +198,7 @@ class Intake:
             arrival,
             client.share(ask.cache_salt),
             grammar="" if grammar is None else grammar.text,
+            prompt_logprobs=ask.prompt_logprobs,
         )
         reading = ReadAs(
             prompt.reasoning if ask.separate_reasoning else None,

@@ -162,7 +162,7 @@ class Batcher:
             following - len(tokens),
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
-            sampling.prompt_logprobs,
+            opened.prompt_logprobs,
         )
         self._table.open(opened.slot, opened.pages)
 

@@ -84,6 +84,7 @@ class PlanBuilder:
                 images=request.images,
                 sampling=request.sampling,
                 pages=tuple(run.pages),
+                prompt_logprobs=request.prompt_logprobs,
             )
         )
 

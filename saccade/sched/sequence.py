@@ -70,7 +70,6 @@ class Sequence:
         "encoded",
         "found",
         "guide",
-        "images_end",
         "last_use",
         "matched",
         "order",
@@ -91,7 +90,6 @@ class Sequence:
         self.state = State.WAITING
         self.run: Run | None = None
         self.last_use = {request.images[span.image].key: span.end for span in request.spans}
-        self.images_end = max(self.last_use.values(), default=0)
         self.matched: int | None = None
         self.blocked: ImageKey | None = None
         self.cramped = False
@@ -100,7 +98,7 @@ class Sequence:
         self.cached: int | None = None
         self.reported = False
         self.scored = len(request.tokens)
-        if request.sampling.prompt_logprobs is not None:
+        if request.prompt_logprobs is not None:
             self.scored = 1  # nothing stands before the first
 
     @property
@@ -144,6 +142,12 @@ class Sequence:
         """The next row is one answer token."""
         run = self.run
         return run is not None and self.prompt_length <= run.planned == self.length - 1
+
+    @property
+    def images_end(self) -> int:
+        """The token after the last image."""
+        spans = self.request.spans
+        return spans[-1].end if spans else 0
 
     @property
     def shareable(self) -> int:

@@ -132,7 +132,7 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Integer | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -165,7 +165,7 @@ class TextPrompt(Struct, kw_only=True):
 
     prompt: str | list[str | Natural | list[Natural]]
     logprobs: Integer | None = None
-    prompt_logprobs: Integer | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
 
@@ -343,9 +343,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
-    if answer.prompt_logprobs is not None:
-        sampling["prompt_logprobs"] = answer.prompt_logprobs
-    silent = _show_prompt(sampling, request.reply, False)
+    silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
@@ -383,6 +381,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
         silent=silent,
+        prompt_logprobs=answer.prompt_logprobs,
         separate_reasoning=answer.separate_reasoning is not False,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
@@ -397,15 +396,15 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
     text, echo = request.text, bool(request.text.echo)
-    tops = [text.prompt_logprobs, text.logprobs if echo else None]
-    if given := [top for top in tops if top is not None]:
-        sampling["prompt_logprobs"] = max(given)
+    tops = (text.prompt_logprobs, text.logprobs if echo else None)
+    top = max((each for each in tops if each is not None), default=None)
     ask = Ask(
         prompt="",
         sampling=sampling,
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
-        silent=_show_prompt(sampling, reply, echo),
+        silent=_show_prompt(sampling, reply, top, echo),
+        prompt_logprobs=top,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
     return [
@@ -414,13 +413,13 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     ]
 
 
-def _show_prompt(sampling: dict[str, Any], reply: Reply, echo: bool) -> bool:
+def _show_prompt(sampling: dict[str, Any], reply: Reply, top: int | None, echo: bool) -> bool:
     """Whether nothing of the answer is wanted: `max_tokens: 0` where the prompt is shown. The
     engine draws a token all the same.
 
     Raises InvalidRequest where no chunk of a stream has a place for what is to be shown.
     """
-    scored = "prompt_logprobs" in sampling
+    scored = top is not None
     if scored and reply.stream:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "

@@ -73,7 +73,7 @@ def describe() -> dict[str, Any]:
     components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
     components["TextCompletion"] = _completion("TextChoice")
     for name, (low, high) in _bounds().items():
-        for group in ("Sampling", "Ending", "ChatAnswer", "TextPrompt"):
+        for group in ("Sampling", "Ending", "TextPrompt"):
             for option in _options(components[group], name):
                 option.update(minimum=low, maximum=high)
     paths: dict[str, Any] = {}

@@ -47,7 +47,7 @@ def score_bytes(prepared: Sequence[Prepared]) -> int:
     """
     values = 0
     for each in prepared:
-        top = each.request.sampling.prompt_logprobs
+        top = each.request.prompt_logprobs
         if top is not None:
             values += each.n * len(each.request.tokens) * (1 + top)
     if values > MAX_PROMPT_SCORES:

@@ -116,13 +116,17 @@ class Harness:
         return Guide(matcher, self.matchers.words, THREADS, lambda: None, self.slow_seconds)
 
     def request(
-        self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: Any
+        self,
+        id: str,
+        tokens: Sequence[int],
+        images: Sequence[Image] = (),
+        **sampling: Any,
     ) -> Request:
         """`tokens` hold one placeholder per picture."""
         expanded, spans = self.net.spec.expand_prompt(tokens, images)
-        return Request(
-            id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling})
-        )
+        top = sampling.pop("prompt_logprobs", None)
+        params = SamplingParams(**{"ignore_eos": True, **sampling})
+        return Request(id, expanded, spans, tuple(images), params, prompt_logprobs=top)
 
     def run(
         self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None

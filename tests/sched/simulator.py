@@ -372,12 +372,22 @@ class Simulation:
         salt: str = "",
         client: str = "",
         group: str = "",
+        prompt_logprobs: int | None = None,
         **sampling: Any,
     ) -> Request:
         number = len(self.requests)
         params = SamplingParams(seed=number, **sampling)
         self.requests[number] = Request(
-            f"r{number}", tuple(tokens), spans, images, params, salt, 0.0, client, group
+            f"r{number}",
+            tuple(tokens),
+            spans,
+            images,
+            params,
+            salt,
+            0.0,
+            client,
+            group,
+            prompt_logprobs=prompt_logprobs,
         )
         return self.requests[number]
 
@@ -509,7 +519,7 @@ class Simulation:
             assert (outcome.level == "kv") == cached or (outcome.level == "kv" and again)
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
-            wanted = () if request.sampling.prompt_logprobs is None else request.tokens[1:]
+            wanted = () if request.prompt_logprobs is None else request.tokens[1:]
             assert tuple(self.scored[request.id]) == wanted
             assert {outcome.image for outcome in first.images} == ends.keys()
 

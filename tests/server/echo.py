@@ -191,7 +191,7 @@ def score(place: int, alternative: int) -> float:
 
 def _scores(request: Request) -> Iterator[PromptScores]:
     """In chunks. The best alternative to a token is the one after it, the second it itself."""
-    top, tokens = request.sampling.prompt_logprobs, request.tokens
+    top, tokens = request.prompt_logprobs, request.tokens
     if top is None:
         return
     for start in range(1, len(tokens), CHUNK):

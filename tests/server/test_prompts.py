@@ -52,7 +52,7 @@ def test_a_chat_tells_of_its_prompts_tokens(served: Served, top: int) -> None:
         "/v1/chat/completions", json={"messages": HI, "prompt_logprobs": top, "n": 2}
     ).json()
     first, second = submitted(served)
-    assert (first.sampling.prompt_logprobs, second.sampling.prompt_logprobs) == (top, None)
+    assert (first.prompt_logprobs, second.prompt_logprobs) == (top, None)
     check_entries(answer["prompt_logprobs"], first.tokens, top)
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello!"] * 2
 
@@ -75,7 +75,7 @@ def test_an_echo_comes_before_each_answer(served: Served) -> None:
     answer = complete(served, echo=True, n=2)
     assert [choice["text"] for choice in answer["choices"]] == [PROMPT + "Hello!"] * 2
     assert all(choice["logprobs"] is None for choice in answer["choices"])
-    assert submitted(served)[0].sampling.prompt_logprobs is None, "nothing is scored for it"
+    assert submitted(served)[0].prompt_logprobs is None, "nothing is scored for it"
     assert complete(served, prompt=TOKENS, echo=True)["choices"][0]["text"] == PROMPT + "Hello!"
 
 
