@@ -166,7 +166,6 @@ def resolve(
             f"--context-length {context}: the model was made for {spec.context_length} tokens "
             "at most"
         )
-
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
     # A GPU is the engine's alone; a CPU's memory is everybody's, and what others hold is not for us
@@ -189,6 +188,7 @@ def resolve(
             "or free memory"
         )
     context = min(context, (kv_pages - 1) * engine.page_size)
+    left = max(0, free - kv_pages * page_bytes)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -198,9 +198,7 @@ def resolve(
         page_size=engine.page_size,
         kv_pages=kv_pages,
         prefix_cache=not engine.disable_radix_cache,
-        embeddings=resolve_embeddings(
-            engine, spec, dtype, max(0, free - kv_pages * page_bytes), hardware.host_free_bytes
-        ),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, flash=cuda and dtype != "float32"),
