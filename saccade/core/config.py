@@ -8,6 +8,9 @@ from typing import Literal
 MIB = 1 << 20
 GIB = 1 << 30
 
+SCORE_BLOCK_BYTES = 32 * MIB
+"""Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "sdpa"]

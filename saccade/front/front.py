@@ -49,6 +49,7 @@ from saccade.core.types import (
     ImageKey,
     ImageOutcome,
     Missed,
+    PromptScores,
     Request,
     Tier,
     TokenLogprobs,
@@ -123,7 +124,8 @@ class Event:
     `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
     stop string that ended the answer.
     `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
-    it) stand in a choice's first.
+    it) stand in a choice's first. `scores`: of the prompt, in the first of its answers alone,
+    before any token.
     """
 
     choice: int
@@ -134,6 +136,7 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    scores: PromptScores | None = None
     stop: str | None = None
     caching: CacheReport | None = None
 
@@ -375,7 +378,7 @@ class Front:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
-                yield event
+                yield _silenced(event) if prepared[0].silent else event
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
@@ -469,6 +472,9 @@ class Front:
                 ),
             )
             return
+        if delta.scores is not None:
+            answer.events.put_nowait(Event(answer.choice, scores=delta.scores))
+            return
         self._time(answer, len(delta.tokens))
         event = replace(
             answer.advance(delta),
@@ -542,9 +548,17 @@ def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) ->
     return replace(report, missed=replace(report.missed, place=place))
 
 
+def _silenced(event: Event) -> Event:
+    """What is told of an answer of which nothing is wanted."""
+    finish: Finish | None = "length" if event.finish else None
+    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
+
+
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)
+        top = None if choice else request.prompt_logprobs  # the first tells of the prompt
+        id = f"{request.id}-{choice}"
+        yield replace(request, id=id, sampling=sampling, group=group, prompt_logprobs=top)

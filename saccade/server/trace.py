@@ -147,7 +147,7 @@ class Tracer:
         self._prompt = CacheTrace(0)
 
     def add(self, event: Event) -> None:
-        if self._first is None:
+        if self._first is None and event.scores is None:
             self._first = time.monotonic()
             report = event.caching or CacheReport()
             kept = {f"{seconds}s": tokens for seconds, tokens in report.written}

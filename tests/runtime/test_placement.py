@@ -213,7 +213,8 @@ def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
     attention = attention_for([(cache, cache)] * layout.layers, 16)
     attention.plan(batch)
-    return net.forward(batch, attention)
+    states = net.forward(batch, attention)
+    return net.logits(states.index_select(0, batch.sample_rows))
 
 
 class Operators(TorchDispatchMode):

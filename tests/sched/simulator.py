@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
+from array import array
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -22,7 +23,16 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
-from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
+from saccade.core.types import (
+    Delta,
+    Image,
+    ImageKey,
+    PromptScores,
+    Request,
+    SamplingParams,
+    Span,
+    TokenLogprobs,
+)
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
 from saccade.sched.sequence import State
@@ -124,12 +134,18 @@ class Worker:
         self._check_budgets(plan)
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
+        scores: list[PromptScores] = []
         first = 0
         for row in plan.rows:
             seat = self.seats[row.slot]
             seat.pages += row.pages
             self._forward(row, seat, first, shown)
             first += row.length
+            if row.scored:
+                start, end = row.scored
+                assert row.start < start < end <= row.start + row.length + 1
+                ids = array("i", seat.open.tokens[start:end]).tobytes()
+                scores.append(PromptScores(start, ids, ids, ids))
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
                 seat.tokens.append(drawn[-1])
@@ -149,6 +165,7 @@ class Worker:
             logprobs,
             tuple((key, 1.0, 0.0) for key in encoded),
             tuple(self._disk_events(plan)),
+            scores=tuple(scores),
         )
 
     def _move(self, move: Move) -> None:
@@ -339,6 +356,7 @@ class Simulation:
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests)
         self.deltas: dict[str, list[Delta]] = {}
+        self.scored: defaultdict[str, list[int]] = defaultdict(list)
         self.alive: dict[str, Request] = {}
         self.wanted: dict[ImageKey, PixelSlot] = {}  # asked for by the engine, not yet answered
         self.unwanted: set[ImageKey] = set()  # of those
@@ -354,12 +372,22 @@ class Simulation:
         salt: str = "",
         client: str = "",
         group: str = "",
+        prompt_logprobs: int | None = None,
         **sampling: Any,
     ) -> Request:
         number = len(self.requests)
         params = SamplingParams(seed=number, **sampling)
         self.requests[number] = Request(
-            f"r{number}", tuple(tokens), spans, images, params, salt, 0.0, client, group
+            f"r{number}",
+            tuple(tokens),
+            spans,
+            images,
+            params,
+            salt,
+            0.0,
+            client,
+            group,
+            prompt_logprobs=prompt_logprobs,
         )
         return self.requests[number]
 
@@ -461,6 +489,11 @@ class Simulation:
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             assert delta.id in self.alive, "news after the end"
+            if delta.scores:
+                assert delta.scores.start == 1 + len(self.scored[delta.id]), "once, and in order"
+                self.scored[delta.id] += array("i", delta.scores.ids)
+                assert delta == Delta(delta.id, scores=delta.scores)
+                continue
             assert (delta.error is not None) == (delta.finish == "error")
             assert delta.tokens or delta.finish
             if self.deltas[delta.id]:
@@ -486,6 +519,8 @@ class Simulation:
             assert (outcome.level == "kv") == cached or (outcome.level == "kv" and again)
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
+            wanted = () if request.prompt_logprobs is None else request.tokens[1:]
+            assert tuple(self.scored[request.id]) == wanted
             assert {outcome.image for outcome in first.images} == ends.keys()
 
     def _notice(self) -> None:
@@ -617,4 +652,5 @@ def random_request(simulation: Simulation, rng: random.Random, longest: int, nam
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 2]))),
         logprobs=rng.choice([None, 0]),
+        prompt_logprobs=rng.choice([None, None, 2]),
     )
