@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from saccade.cache.popularity import Popularity
 from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
-from saccade.core.config import EmbeddingBudgets
+from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey, Missed, Tier
 
@@ -69,11 +69,13 @@ class EmbeddingCache:
         bytes_per_token: int,
         on_disk: Iterable[tuple[ImageKey, int]] = (),
         worth: Worth = saved_encoding,
+        file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
         """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
-        first.
+        first. `file_bytes`: what an embedding of so many bytes takes of the disk.
         """
         self._worth_of = worth
+        self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
         self.device = Shelf(budgets.device_bytes)
         self.host = Shelf(budgets.host_bytes)
@@ -87,7 +89,7 @@ class EmbeddingCache:
         for key, num_tokens in on_disk:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
-            self.disk.put(key, num_tokens * bytes_per_token, self._worth(key))
+            self.disk.put(key, self._bytes_on(self.disk, key), self._worth(key))
         self.beyond_budget = [
             Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)
         ]
@@ -205,7 +207,7 @@ class EmbeddingCache:
         """What must go from the disk for `key`, just encoded, and whether it is worth its room
         there.
         """
-        if key in self.disk or self._bytes(key) > self.disk.budget_bytes:
+        if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
         evicted = self._shelve(self.disk, key)
         return [
@@ -266,6 +268,10 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
+    def _bytes_on(self, shelf: Shelf, key: ImageKey) -> int:
+        """What it takes of a tier."""
+        return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
+
     def _worth(self, key: ImageKey) -> float:
         known = self._known[key]
         return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
@@ -295,7 +301,7 @@ class EmbeddingCache:
 
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
-        shelf.put(key, self._bytes(key), self._worth(key))
+        shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return shelf.make_room(0)
 
     def _forget(self, key: ImageKey) -> int:
