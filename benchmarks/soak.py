@@ -167,8 +167,9 @@ def images_by_url() -> Iterator[str]:
 class Soaker:
     """One client: draws requests and sends them one after another on a connection of its own."""
 
-    def __init__(self, url: str, origin: str, seed: int) -> None:
+    def __init__(self, url: str, origin: str, seed: int, images: int) -> None:
         self._draw = random.Random(seed)
+        self._images = images
         self._origin = origin
         split = urlsplit(url)
         self._connection = http.client.HTTPConnection(split.hostname or "", split.port, timeout=120)
@@ -237,7 +238,7 @@ class Soaker:
         return [*parts, {"type": "text", "text": self._words(8)}]
 
     def _seed(self) -> int:
-        return KNOWN_IMAGES + self._draw.randrange(10**9)
+        return KNOWN_IMAGES + self._draw.randrange(self._images)
 
     def text(self) -> tuple[str, set[int]]:
         return self._chat(self._words(60)), {200}
@@ -261,7 +262,8 @@ class Soaker:
 
     def by_url(self) -> tuple[str, set[int]]:
         seed = self._draw.choice((self._seed(), self._draw.randrange(KNOWN_IMAGES)))
-        part = {"type": "image_url", "image_url": {"url": f"{self._origin}/{seed}"}}
+        url = {"url": f"{self._origin}/{seed}"}
+        part: dict[str, object] = {"type": "image_url", "image_url": url}
         return self._chat(self._about(part)), {200}
 
     def file(self) -> tuple[str, set[int]]:
@@ -321,7 +323,8 @@ class Soaker:
             return str(self._send("POST", CHAT, b"{", content_type="application/json")[0]), {400}
         if draw == 1:
             broken = base64.b64encode(image(self._seed())[:60]).decode()
-            part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{broken}"}}
+            url = {"url": f"data:image/png;base64,{broken}"}
+            part: dict[str, object] = {"type": "image_url", "image_url": url}
             return self._chat(self._about(part)), {400}
         if draw == 2:
             return self._chat("hi", temperature=-self._draw.random()), {400}
@@ -341,14 +344,15 @@ class Soaker:
 class Run:
     """So many requests by several clients, within so many seconds, with a sample now and then."""
 
-    def __init__(self, server: Server, origin: str, requests: int, seconds: float) -> None:
+    def __init__(self, server: Server, origin: str, options: argparse.Namespace) -> None:
         self._server = server
-        self._most = requests
-        self._seconds = seconds
+        self._most = options.requests
+        self._seconds = options.seconds
         self._begun = time.monotonic()
         self._count = 0
         self._lock = threading.Lock()
-        self._soakers = [Soaker(server.url, origin, seed) for seed in range(CLIENTS)]
+        images = options.images or 10**9
+        self._soakers = [Soaker(server.url, origin, seed, images) for seed in range(CLIENTS)]
         self.samples: list[Sample] = []
 
     def _over(self) -> bool:
@@ -392,6 +396,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=3600.0, help="at most")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=2000,
+        help="different images beside those that come often: far more than the caches hold, and "
+        "few enough that names of images seen (65,536 are kept) and answers of hosts (256 MB) stop "
+        "growing early; 0: without end",
+    )
     parser.add_argument("--every", type=int, default=1000, help="requests between samples")
     parser.add_argument("--output", type=Path, required=True, help="a JSON file")
     options = parser.parse_args()
@@ -400,7 +412,7 @@ def main() -> None:
         model = make_checkpoint(folder / "model", "qwen3_vl")
         dirs = ("--files-dir", str(folder / "files"), "--embedding-cache-dir", str(folder / "disk"))
         with serving(model, folder, *OPTIONS, *dirs) as server:
-            run = Run(server, origin, options.requests, options.seconds)
+            run = Run(server, origin, options)
 
             def note() -> None:
                 log = server.log.read_text(errors="replace")

@@ -28,6 +28,7 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ConnectionOptions
 from saccade.server.crowd import Crowd
+from saccade.server.gate import Stamp
 from saccade.server.responses import ErrorResponse
 
 HEAD_BYTES = 32 * 1024
@@ -122,7 +123,8 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """See the module. `largest`: bytes that are still taken of a body that was refused.
 
-    `open_paths`: what a connection beyond the limit may ask for.
+    `open_paths`: what a connection beyond the limit may ask for. `stamp`: what answers carry that
+    are made here.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Connection(HttpToolsProtocol):
         options: ConnectionOptions,
         largest: int,
         open_paths: frozenset[bytes],
+        stamp: Stamp,
         **uvicorns: object,
     ) -> None:
         super().__init__(**uvicorns)  # type: ignore[arg-type]
@@ -138,6 +141,7 @@ class Connection(HttpToolsProtocol):
         self._options = options
         self._largest = largest
         self._open_paths = open_paths
+        self._stamp = stamp
         self._welcome = True
         self._message = _Message()
         self._surplus = bytearray()  # what the parser has not been given yet
@@ -357,6 +361,7 @@ class Connection(HttpToolsProtocol):
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",
+            *self._stamp.lines(self.headers or ()),
         ]
         if isinstance(error, Overloaded):
             lines.append(b"retry-after: %d" % error.retry_after)
@@ -427,7 +432,11 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(
-    crowd: Crowd, options: ConnectionOptions, largest: int, open_paths: frozenset[bytes]
+    crowd: Crowd,
+    options: ConnectionOptions,
+    largest: int,
+    open_paths: frozenset[bytes],
+    stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
     """What uvicorn makes its connections with."""
-    return partial(Connection, crowd, options, largest, open_paths)
+    return partial(Connection, crowd, options, largest, open_paths, stamp)
