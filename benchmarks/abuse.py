@@ -157,8 +157,9 @@ def markdown(rows: list[Row]) -> str:
     """The table."""
     lines = [
         "| attack | key | what came of it | CPU s: front / engine / decode | "
-        "MB before -> peak: front, engine, decode | worst /health | failed | tracebacks |",
-        "|---|---|---|---|---|---|---|---|",
+        "MB before -> peak: front, engine, decode | worst /health | of it the front's CPU | failed "
+        "| tracebacks |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     roles = ("front", "engine", "decode")
     for row in rows:
@@ -172,7 +173,7 @@ def markdown(rows: list[Row]) -> str:
         dead = "" if row.alive else " (server gone)"
         lines.append(
             f"| {row.attack} | {'yes' if row.needs_key else 'no'} | {row.outcome}{dead} | {cpu} | "
-            f"{memory} | {health} | {cost.failures} | {row.tracebacks} |"
+            f"{memory} | {health} | {cost.stretch * 1e3:.0f} ms | {cost.failures} | {row.tracebacks} |"
         )
     return "\n".join(lines) + "\n"
 
