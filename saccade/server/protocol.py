@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
             self.flow.open()  # type: ignore[attr-defined]
         elif not self._scheduled:
             self._scheduled = True
-            self.loop.call_soon(self._pump)
+            self._crowd.soon(self._pump)
 
     def _pump(self) -> None:
         """Give the parser what has come of this message; what belongs to the next waits."""
