@@ -143,13 +143,11 @@ class Crowd:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """What is asked for meanwhile waits for the next turn."""
-        pieces = [self._soon.popleft() for _ in range(min(PIECES_PER_TURN, len(self._soon)))]
-        self._turn = None
-        if self._soon:
-            self._turn = asyncio.get_running_loop().call_soon(self._work)
-        for work in pieces:
-            work()
+        """What is asked for meanwhile waits for the next turn, as does the rest if a piece fails."""
+        count = min(PIECES_PER_TURN, len(self._soon))
+        self._turn = asyncio.get_running_loop().call_soon(self._work) if count else None
+        for _ in range(count):
+            self._soon.popleft()()
 
     def closed(self, reason: str) -> None:
         """Count a connection that the server ended early."""
