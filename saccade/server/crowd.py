@@ -143,7 +143,7 @@ class Crowd:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """What is asked for meanwhile waits for the next turn, as does the rest if a piece fails."""
+        """What is asked for meanwhile waits for the next turn, and the rest if a piece fails."""
         count = min(PIECES_PER_TURN, len(self._soon))
         self._turn = asyncio.get_running_loop().call_soon(self._work) if count else None
         for _ in range(count):

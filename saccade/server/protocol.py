@@ -69,6 +69,11 @@ class _Message:
     keep_alive: bool = True
     refused: RequestError | None = None
 
+    @property
+    def meagre(self) -> bool:
+        """Whether a chunked body's pieces are small, or none has come that tells."""
+        return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
+
 
 class _Outlet:
     """What an answer is written to. Counts, so that an answer that nobody reads is noticed."""
@@ -173,6 +178,9 @@ class Connection(HttpToolsProtocol):
             self._lingering -= len(data)
             if self._lingering < 0:
                 self.drop("body")
+            else:
+                self.flow.pause_reading()
+                self._crowd.soon(self.flow.open)  # type: ignore[attr-defined]
             return
         left = self._message.left
         if not self._surplus and left is not None and len(data) <= left:
@@ -180,7 +188,11 @@ class Connection(HttpToolsProtocol):
             self._parse(data)  # most of what comes: part of a body, which needs no look
             return
         self._surplus += data
-        self._pump()
+        if self._message.meagre:
+            self.flow.pause_reading()
+            self._pump_soon()
+        else:
+            self._pump()
 
     def shutdown(self) -> None:
         self._stopping = True
@@ -202,8 +214,6 @@ class Connection(HttpToolsProtocol):
         """Give the parser what has come of this message; what belongs to the next waits."""
         self._scheduled = False
         budget = PIECE
-        if self._message.content < MEAN_CHUNK * self._message.chunks:
-            budget = MEAGRE_PIECE
         while self._surplus and budget > 0 and self._lingering is None:
             if self._message.ended:
                 if not self.cycle.response_complete:
@@ -212,6 +222,8 @@ class Connection(HttpToolsProtocol):
             elif self._is_full():
                 break
             budget -= self._feed()
+            if self._message.meagre:
+                budget = 0
         if self._lingering is not None or self.transport.is_closing():
             self._drop_surplus()
         elif not self._surplus and not self._is_full():
@@ -243,8 +255,7 @@ class Connection(HttpToolsProtocol):
             message.left -= size
         else:
             # Heads and chunked bodies end with an empty line, and nowhere else.
-            meagre = message.content < MEAN_CHUNK * message.chunks
-            size = min(MEAGRE_PIECE if meagre else PIECE, len(surplus))
+            size = min(MEAGRE_PIECE if message.meagre else PIECE, len(surplus))
             end = (message.tail + surplus[:size]).find(EMPTY_LINE)
             if end >= 0:
                 size = end + len(EMPTY_LINE) - len(message.tail)
