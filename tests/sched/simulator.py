@@ -89,8 +89,14 @@ class Seat:
     request: Request
     pages: list[int]
     computed: int
+    shown: list[object]
     history: list[bytes] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     fresh: bool = True
+
+    def grow(self, token: int) -> None:
+        self.tokens.append(token)
+        self.shown.append(token)
 
 
 class Worker:
@@ -148,7 +154,7 @@ class Worker:
                 scores.append(PromptScores(start, ids, ids, ids))
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
-                seat.tokens.append(drawn[-1])
+                seat.grow(drawn[-1])
         spliced = [
             (s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)
         ]
@@ -214,6 +220,7 @@ class Worker:
             self.requests[entry.sampling.seed],
             list(entry.pages),
             computed,
+            items(list(entry.tokens), entry.spans, entry.images),
         )
         self.seats[entry.slot] = seat
         self._learn(seat, computed)
@@ -279,10 +286,9 @@ class Worker:
 
     def _learn(self, seat: Seat, end: int) -> None:
         """Extend the seat's expected history to `end` tokens."""
-        shown = items(seat.tokens, seat.open.spans, seat.open.images)
         while len(seat.history) < end:
             before = seat.history[-1] if seat.history else seat.request.cache_salt.encode()
-            seat.history.append(digest(before, shown[len(seat.history)]))
+            seat.history.append(digest(before, seat.shown[len(seat.history)]))
 
     def _forward(
         self, row: Row, seat: Seat, first: int, shown: dict[int, tuple[ImageKey, int]]
@@ -302,16 +308,16 @@ class Worker:
             and len(set(seat.pages)) == len(seat.pages)
         )
         self._learn(seat, end)
-        slots = [seat.pages[i // size] * size + i % size for i in range(end)]
-        for i in range(row.start):
-            assert self.kv.get(slots[i]) == seat.history[i], (
-                f"token {i} of {seat.request.id} attends to something else"
-            )
+        places = seat.places  # where in the KV cache each token lies; pages are only added
+        places += [seat.pages[i // size] * size + i % size for i in range(len(places), end)]
+        found = list(map(self.kv.get, places[: row.start]))
+        assert found == seat.history[: row.start], (
+            f"a token of {seat.request.id} attends to something else"
+        )
         for i in range(row.start, end):
-            self.kv[slots[i]] = seat.history[i]
-        wanted = items(seat.tokens, seat.open.spans, seat.open.images)
+            self.kv[places[i]] = seat.history[i]
         for i in range(row.start, end):
-            item = wanted[i]
+            item = seat.shown[i]
             if isinstance(item, tuple):
                 shown[first + i - row.start] = item
         seat.computed = end
@@ -348,7 +354,9 @@ class Simulation:
         self.in_flight = in_flight
         self.pool = PagePool(pages + 1, page_size)
         self.embeddings = WatchedEmbeddings(
-            EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8
+            EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8),
+            8,
+            file_bytes=int,
         )
         self.scheduler = Scheduler(
             limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,)
