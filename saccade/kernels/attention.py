@@ -75,6 +75,21 @@ def causal_attention(
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
 
 
+def decode_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:  # [R, Hq, D]
+    """Attention of q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
+
+    mask [R, K]: added to the scores; -inf where a sequence has no such key.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    # The queries that share a key head become rows of one problem.
+    queries = q.view(rows, kv_heads, heads // kv_heads, dim)
+    out = F.scaled_dot_product_attention(queries, k, v, mask[:, None, None], scale=scale)
+    return out.reshape(rows, heads, dim)
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Where sequences begin and end in packed rows: those of sequence i are

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from saccade.kernels.attention import Runs, causal_attention, packed_causal_attention, write_kv
+from saccade.kernels.attention import (
+    Runs,
+    causal_attention,
+    decode_attention,
+    packed_causal_attention,
+    write_kv,
+)
 from saccade.nn.protocol import Attention, Batch
 
 KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -21,8 +29,15 @@ A kv slot is page * page_size + offset in page.
 """
 
 
-Reads = Callable[[torch.Tensor], torch.Tensor]
-"""From a layer's keys, or values, to those of one sequence [1, kv heads, tokens, head dim]."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Attention of some of a batch's queries, given a layer's keys and values (its whole cache)."""
+
+ABREAST_VALUES = 1 << 15
+"""Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
+of others than to have a call of its own (measured: LOG.md).
+"""
+FEWEST_ABREAST = 4
+"""Sequences that a shared call is worth while for."""
 
 
 def attention_for(kv: KVCache, page_size: int) -> Attention:
@@ -32,7 +47,9 @@ def attention_for(kv: KVCache, page_size: int) -> Attention:
 
 
 class SequenceAttention:
-    """For CPUs: one call per sequence. Consecutive pages are read in place, others are gathered."""
+    """For CPUs: neighbours that decode after few tokens share a call, any other sequence has one of
+    its own. There, consecutive pages are read in place, others are gathered.
+    """
 
     def __init__(self, kv: KVCache, page_size: int) -> None:
         self._kv = kv
@@ -42,24 +59,28 @@ class SequenceAttention:
         slot, head, value = kv[0][0].stride()
         self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
-        self._rows: list[tuple[slice, Reads]] = []  # query rows, and how to read keys and values
+        self._rows: list[tuple[slice, Attend]] = []
+        # A window of it that begins `length` before the middle masks all but `length` keys.
+        self._abreast_keys = keys = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
+        self._strip = torch.zeros(2 * keys, dtype=kv[0][0].dtype)
+        self._strip[keys:] = -torch.inf
+        self._places = np.arange(keys)
+        self._page, self._offset = np.divmod(self._places, page_size)
 
     def plan(self, batch: Batch) -> None:
         self._out_slots = batch.out_slots
-        table, size = batch.page_table.numpy(), self._page_size
-        starts, self._rows = batch.q_starts.tolist(), []
-        for line, start, end, length in zip(
-            batch.slots.tolist(), starts, starts[1:], batch.kv_lengths.tolist()
-        ):
-            pages = table[line, : -(-length // size)]
-            first = int(pages[0])
-            follows = pages.tolist() == list(range(first, first + len(pages)))
-            read = (
-                partial(self._slice, (1, self._kv_heads, length, self._dim), first * size)
-                if follows
-                else partial(self._gather, torch.from_numpy(pages), length)
-            )
-            self._rows.append((slice(start, end), read))
+        table = batch.page_table.numpy()
+        starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
+        lengths = batch.kv_lengths.tolist()
+        self._rows, row = [], 0
+        while row < len(lines):
+            end = self._abreast(starts, lengths, row)
+            if end - row >= FEWEST_ABREAST:
+                attend = self._together(table, lines[row:end], lengths[row:end])
+            else:
+                end, attend = row + 1, self._alone(table[lines[row]], lengths[row])
+            self._rows.append((slice(starts[row], starts[end]), attend))
+            row = end
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int
@@ -67,14 +88,46 @@ class SequenceAttention:
         k_cache, v_cache = self._kv[layer]
         write_kv(k, v, k_cache, v_cache, self._out_slots)
         if len(self._rows) == 1:
-            read = self._rows[0][1]
-            return causal_attention(q, read(k_cache), read(v_cache), self._scale)
-        return torch.cat(
-            [
-                causal_attention(q[rows], read(k_cache), read(v_cache), self._scale)
-                for rows, read in self._rows
-            ]
-        )
+            return self._rows[0][1](q, k_cache, v_cache)
+        return torch.cat([attend(q[rows], k_cache, v_cache) for rows, attend in self._rows])
+
+    def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
+        """Where the rows from `row` on end that decode after few tokens."""
+        while (
+            row < len(lengths)
+            and starts[row + 1] - starts[row] == 1
+            and lengths[row] <= self._abreast_keys
+        ):
+            row += 1
+        return row
+
+    def _together(
+        self, table: npt.NDArray[np.int32], lines: Sequence[int], lengths: Sequence[int]
+    ) -> Attend:
+        """For rows of one token each, whose sequences have these lines of the page table."""
+        counts, longest = np.array(lengths), max(lengths)
+        pages = table[np.array(lines)[:, None], self._page[:longest]]
+        index = pages * np.int64(self._page_size)
+        index += self._offset[:longest]  # [R, longest]
+        # What is masked is read all the same, and the rest of a page may hold anything.
+        index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
+        windows = torch.from_numpy(len(self._places) - counts)
+        mask = self._strip.unfold(0, longest, 1).index_select(0, windows)
+        shape = (len(lengths), longest, self._kv_heads, self._dim)
+        read = partial(self._gather, torch.from_numpy(index.reshape(-1)), shape)
+        return lambda q, k, v: decode_attention(q, read(k), read(v), mask, self._scale)
+
+    def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
+        """For the last tokens of one sequence, whose pages begin `line`."""
+        size = self._page_size
+        pages = line[: -(-length // size)]
+        first = int(pages[0])
+        if pages.tolist() == list(range(first, first + len(pages))):
+            shape = (1, self._kv_heads, length, self._dim)
+            read = partial(self._slice, shape, first * size)
+        else:
+            read = partial(self._gather_pages, torch.from_numpy(pages), length)
+        return lambda q, k, v: causal_attention(q, read(k), read(v), self._scale)
 
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
@@ -84,10 +137,16 @@ class SequenceAttention:
         # token.
         return cache.as_strided(shape, self._strides, first * self._strides[2])
 
-    def _gather(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
+    def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
         """The same, page by page: at worst half the time of token by token."""
         paged = cache.view(-1, self._page_size, self._kv_heads, self._dim).index_select(0, pages)
         return paged.view(-1, self._kv_heads, self._dim)[:length].transpose(0, 1).unsqueeze(0)
+
+    def _gather(
+        self, index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Keys or values [R, Hkv, K, D] in the kv slots `index` [R * K]; shape: [R, K, Hkv, D]."""
+        return cache.index_select(0, index).view(shape).transpose(1, 2)
 
 
 class PackedAttention:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from saccade.kernels import attention
 from saccade.nn.protocol import Batch, Bounds
+from saccade.runtime import attention as runtime
 from saccade.runtime.attention import SequenceAttention
 from tests.kernels.test_attention import expected
 
@@ -73,7 +77,14 @@ class Case:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "lengths", [[(1, 33)], [(20, 20)], [(9, 31)], [(1, 1), (1, 40), (7, 7), (5, 30)]]
+    "lengths",
+    [
+        [(1, 33)],
+        [(20, 20)],
+        [(9, 31)],
+        [(1, 1), (1, 40), (7, 7), (5, 30)],
+        [(1, 5), (1, 33), (1, 1), (1, 12)],
+    ],
 )
 def test_queries_see_their_own_past_and_nothing_else(
     lengths: list[tuple[int, int]],
@@ -98,11 +109,41 @@ def test_queries_see_their_own_past_and_nothing_else(
         torch.testing.assert_close(out[rows].double(), wanted, atol=tolerance, rtol=0.0)
 
 
+@pytest.mark.parametrize("few", [0, 16, 1 << 10], ids=["none", "some", "all"])
+def test_sequences_that_decode_after_few_tokens_share_a_call(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [(1, n) for n in (5, 16, 3, 8, 30, 2, 9, 7, 1, 17)] + [(3, 8), (1, 7)]
+    monkeypatch.setattr(runtime, "ABREAST_VALUES", 1 << 20)
+    wanted = Case(lengths, 4, True, torch.float32).attend()
+    calls = Calls(attention.decode_attention)
+    monkeypatch.setattr(runtime, "decode_attention", calls)
+    monkeypatch.setattr(runtime, "ABREAST_VALUES", few * KV_HEADS * DIM)
+    found = Case(lengths, 4, True, torch.float32).attend()
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0.0)
+    assert calls.rows == {0: [], 16: [4, 4], 1 << 10: [10]}[few]
+
+
+class Calls:
+    """Counts the rows of each call."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        self.function = function
+        self.rows: list[int] = []
+
+    def __call__(self, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.rows.append(len(q))
+        return self.function(q, *rest)
+
+
+@pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_what_lies_in_other_slots_does_not_matter(page_size: int) -> None:
-    before = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
+def test_what_lies_in_other_slots_does_not_matter(
+    page_size: int, lengths: list[tuple[int, int]]
+) -> None:
+    before = Case(lengths, page_size, True, torch.float32)
     wanted = before.attend()
-    after = Case([(4, 20), (1, 9)], page_size, True, torch.float32)
+    after = Case(lengths, page_size, True, torch.float32)
     others = torch.ones(PAGES * page_size, dtype=torch.bool)
     for slots in after.slots:
         others[slots] = False
