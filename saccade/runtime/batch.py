@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, uniform
 
 Integers = npt.NDArray[np.int64]
-FLOAT, LONG = Struct("d"), Struct("q")
 IN_FLIGHT = 2
 """Plans that may be begun before the first one's result is read."""
 UPDATES = 4096
@@ -91,6 +90,58 @@ class PageTable:
         self.on_device[slot, start : start + count].copy_(send(pages, self.on_device.device))
 
 
+class Layout(NamedTuple):
+    """How many there are of each kind in a step."""
+
+    tokens: int
+    rows: int
+    draws: int
+    updates: int
+    splices: int
+
+
+class Fields(NamedTuple):
+    """A step's numbers on the device, as views of the staging buffer."""
+
+    tokens: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [3, T] int64
+    out_slots: torch.Tensor  # [T] int64
+    owners: torch.Tensor  # [R] int64: the slot of each row
+    sample_rows: torch.Tensor  # [D] int64
+    drawing: torch.Tensor  # [D] int64: the slots that draw
+    places: torch.Tensor  # [U] int64: of the page table
+    uniforms: torch.Tensor  # [D] float64
+    splice_rows: torch.Tensor  # [S] int64
+    q_starts: torch.Tensor  # [R + 1] int32
+    kv_lengths: torch.Tensor  # [R] int32
+    pages: torch.Tensor  # [U] int32: what the places hold
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
+        """In the order in which `Batcher.build` writes them."""
+        total, rows, draws, updates, splices = layout
+        sizes = (total, 3 * total, total, rows, draws, draws, updates, draws, splices)
+        tokens, positions, *longs, shown, rest = buffer.split([*sizes, len(buffer) - sum(sizes)])
+        out_slots, owners, sample_rows, drawing, places, chances = longs
+        q_starts, kv_lengths, pages, _ = rest.view(torch.int32).split(
+            [rows + 1, rows, updates, 2 * len(rest) - 2 * rows - 1 - updates]
+        )
+        return cls(
+            tokens,
+            positions.view(3, total),
+            out_slots,
+            owners,
+            sample_rows,
+            drawing,
+            places,
+            chances.view(torch.float64),
+            shown,
+            q_starts,
+            kv_lengths,
+            pages,
+        )
+
+
 class Staging:
     """One buffer of `words` x 8 bytes on the device, and what fills it: on a CPU the same memory,
     else pinned buffers, one per plan that may be in flight.
@@ -109,6 +160,8 @@ class Staging:
         self._apart = apart
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
+        self._layout = Layout(0, 0, 0, 0, 0)
+        self._fields = Fields.of(self._device, self._layout)
 
     def next(self) -> Integers:
         """Host memory to be filled for the next step."""
@@ -117,13 +170,18 @@ class Staging:
             copied.synchronize()  # of two steps ago: long done
         return self._arrays[self._turn]
 
-    def send(self, words: int) -> torch.Tensor:
-        """Its first words, on the device, always at the same address."""
+    def send(self, words: int) -> None:
+        """Its first words go to the device."""
         if self._apart:
             self._device[:words].copy_(self._hosts[self._turn][:words], non_blocking=True)
             self._copied[self._turn] = copied = torch.cuda.Event()
             copied.record()
-        return self._device[:words]
+
+    def cut(self, layout: Layout) -> Fields:
+        """Where a step's numbers lie on the device: always at the same address."""
+        if layout != self._layout:  # decoding goes on with the same layout, step after step
+            self._layout, self._fields = layout, Fields.of(self._device, layout)
+        return self._fields
 
 
 class Batcher:
@@ -187,41 +245,35 @@ class Batcher:
         splices = splice_rows(plan.splices)
         places, pages = table.take_updates()
         longs = [
-            *(row.slot for row in rows),
-            *(q_starts[index + 1] - 1 for index in drawn),
+            *[row.slot for row in rows],
+            *[q_starts[index + 1] - 1 for index in drawn],
             *slots,
             *places,
-            *map(bits, points),
         ]
-        words = append(host, 5 * total, longs, splices, [*q_starts, *ends, *pages])
-        count, lines = len(drawn), len(rows)
-        sizes = (total, 3 * total, total, lines, count, count, len(places), count, len(splices))
-        there = self._staging.send(words).split([*sizes, words - sum(sizes)])
-        tokens, positions, out_slots, owners, sample_rows, drawing, updates, chances, shown, _ = (
-            there
-        )
-        ints = there[-1].view(torch.int32)
+        words = append(host, 5 * total, longs, points, splices, [*q_starts, *ends, *pages])
+        self._staging.send(words)
+        there = self._staging.cut(Layout(total, len(rows), len(drawn), len(places), len(splices)))
         if places:
-            at = 2 * lines + 1
-            table.on_device.view(-1).index_copy_(0, updates, ints[at : at + len(places)])
+            table.on_device.view(-1).index_copy_(0, there.places, there.pages)
         if decoding:
-            torch.index_select(self._drawn, 0, owners[:decoding], out=tokens[:decoding])
+            owners, tokens = there.owners[:decoding], there.tokens[:decoding]
+            torch.index_select(self._drawn, 0, owners, out=tokens)
         batch = Batch(
-            tokens=tokens,
-            positions=positions.view(3, total),
-            out_slots=out_slots,
-            slots=owners,
+            tokens=there.tokens,
+            positions=there.positions,
+            out_slots=there.out_slots,
+            slots=there.owners,
             page_table=table.on_device,
-            q_starts=ints[: lines + 1],
-            kv_lengths=ints[lines + 1 : 2 * lines + 1],
+            q_starts=there.q_starts,
+            kv_lengths=there.kv_lengths,
             bounds=Bounds(max(row.length for row in rows), max(ends), sum(ends)),
-            splice_rows=shown,
+            splice_rows=there.splice_rows,
             embeddings=embeddings.gather(
                 [(each.key, each.offset, each.length) for each in plan.splices]
             ),
-            sample_rows=sample_rows,
+            sample_rows=there.sample_rows,
         )
-        return batch, Draws(slots, counts, drawing, chances.view(torch.float64))
+        return batch, Draws(slots, counts, there.drawing, there.uniforms)
 
     def _grow(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -271,23 +323,24 @@ class Batcher:
 
 
 def append(
-    host: Integers, start: int, longs: Sequence[int], rows: Integers, ints: Sequence[int]
+    host: Integers,
+    start: int,
+    longs: Sequence[int],
+    floats: Sequence[float],
+    rows: Integers,
+    ints: Sequence[int],
 ) -> int:
     """Write numbers into `host` from word `start` on, back to back; where they end."""
-    host[start : start + len(longs)] = longs
-    start += len(longs)
+    end = start + len(longs)
+    host[start:end] = longs
+    start, end = end, end + len(floats)
+    host[start:end].view(np.float64)[:] = floats
     if len(rows):
-        host[start : start + len(rows)] = rows
-        start += len(rows)
-    end = start + -(-len(ints) // 2)
+        start, end = end, end + len(rows)
+        host[start:end] = rows
+    start, end = end, end + -(-len(ints) // 2)
     host[start:end].view(np.int32)[: len(ints)] = ints
     return end
-
-
-def bits(value: float) -> int:
-    """Those of a float64, as an int64."""
-    whole: int = LONG.unpack(FLOAT.pack(value))[0]
-    return whole
 
 
 def splice_rows(splices: Sequence[Splice]) -> Integers:
