@@ -102,20 +102,27 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
         return
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
-    x = x[..., :size]
+    if size < x.shape[-1]:
+        x = x[..., :size]
     step = max(1, CPU_VALUES // (x.shape[1] * size))
+    if x.shape[0] <= step:
+        _turn(x, rotation.cos, rotation.sin, halves)
+        return
     for start in range(0, x.shape[0], step):
-        rows = x[start : start + step]
-        cos, sin = (
-            table[start : start + step].unsqueeze(1) for table in (rotation.cos, rotation.sin)
-        )
-        wide = rows.float()
-        partner = (
-            wide.roll(size // 2, -1)
-            if halves
-            else wide.unflatten(-1, (size // 2, 2)).flip(-1).flatten(-2)
-        )
-        if wide is rows:
-            rows.mul_(cos).addcmul_(partner, sin)
-        else:
-            rows.copy_(wide.mul_(cos).addcmul_(partner, sin))
+        rows = slice(start, start + step)
+        _turn(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
+    """Turn all values of heads [T, H, R] in place; cos, sin: [T, R]."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    wide = x.float()
+    partner = (
+        wide.roll(x.shape[-1] // 2, -1)
+        if halves
+        else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    )
+    if wide is x:
+        x.mul_(cos).addcmul_(partner, sin)
+    else:
+        x.copy_(wide.mul_(cos).addcmul_(partner, sin))
