@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.linear import linear, pack
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -40,25 +41,26 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Logits: products with every row of an embedding's table, which it may share with the
-    embedding itself.
+    """Logits: products with every row of an embedding's table, which may also be the token
+    embedding's own.
+
+    Where weights are packed, the head has a packed copy, for the embedding reads single rows. That
+    is memory for time: the products take half of it (LOG.md).
     """
 
-    __slots__ = ("rows",)
+    __slots__ = ("shard", "share", "vocab_size", "weight")
 
     def __init__(self, rows: TokenEmbedding) -> None:
-        self.rows = rows
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """This rank's rows [share, hidden]."""
-        return self.rows.table
+        self.vocab_size = rows.vocab_size
+        self.share = rows.share
+        self.shard = rows.shard
+        self.weight = pack(rows.table)  # this rank's rows [share, hidden]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] on every rank."""
-        logits = F.linear(x, self.rows.table)
-        if self.rows.shard.size == 1:
+        logits = linear(x, self.weight)
+        if self.shard.size == 1:
             return logits
-        padded = F.pad(logits, (0, self.rows.share - logits.shape[1]))
-        everyones = self.rows.shard.all_gather(padded)  # [size, R, share]
-        return everyones.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.rows.vocab_size]
+        padded = F.pad(logits, (0, self.share - logits.shape[1]))
+        everyones = self.shard.all_gather(padded)  # [size, R, share]
+        return everyones.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.vocab_size]
