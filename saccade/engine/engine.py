@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -64,12 +63,17 @@ class Ranks(Protocol):
         """Why no step has ended although one should have; empty while all is well."""
         ...
 
+    @property
+    def in_flight(self) -> int:
+        """Plans that were sent and whose answers have not been taken."""
+        ...
+
     def send(self, plan: Plan) -> None:
         """Have a plan carried out after those before it. Never waits."""
         ...
 
-    def take(self) -> Sequence[StepResult]:
-        """Answers to the oldest plans in flight, in order."""
+    def take(self) -> Sequence[tuple[Plan, StepResult]]:
+        """The oldest plans in flight that are answered, in order, with their answers."""
         ...
 
     def tick(self) -> None:
@@ -103,7 +107,6 @@ class Engine:
         self._arrived = arrived
         self._metrics = metrics
         self._depth = depth
-        self._flight: deque[Plan] = deque()
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
@@ -120,8 +123,8 @@ class Engine:
                 self._arrived.clear()
                 for message in self._front.take():
                     self._handle(message)
-                for result in self._workers.take():
-                    self._apply(result)
+                for plan, result in self._workers.take():
+                    self._apply(plan, result)
                 self._plan()
                 self._report()
                 if self._workers.in_trouble:
@@ -150,7 +153,7 @@ class Engine:
             self._deltas += self._scheduler.fail_all("the server is shutting down")
             self._report()
             return True
-        return self._scheduler.idle and not self._flight
+        return self._scheduler.idle and not self._workers.in_flight
 
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
@@ -179,27 +182,25 @@ class Engine:
         """Send plans until as many are in flight as may be, or nothing can be done before something
         arrives.
         """
-        while len(self._flight) < self._depth:
+        while self._workers.in_flight < self._depth:
             plan = self._scheduler.plan()
             if not plan.empty:
                 self._send(plan)
-            elif self._unadapted and self._scheduler.idle and not self._flight:
+            elif self._unadapted and self._scheduler.idle and not self._workers.in_flight:
                 # One graph at a time: whatever comes in meanwhile goes first.
                 self._send(Plan(plan.step, adapt=True))
             else:
                 return
 
     def _send(self, plan: Plan) -> None:
-        self._flight.append(plan)
         self._workers.send(plan)
         if plan.encode:
             self._unadapted = True
             most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
             self._metrics.set("saccade_step_patches_largest", most)
 
-    def _apply(self, result: StepResult) -> None:
-        """Take in the answer to the oldest plan in flight."""
-        plan = self._flight.popleft()
+    def _apply(self, plan: Plan, result: StepResult) -> None:
+        """Take in the answer to `plan`, the oldest in flight."""
         if plan.adapt:
             self._unadapted = result.unfinished
         else:

@@ -189,20 +189,26 @@ class Workers:
         self._flight.append(plan)
         self._write(plan)
 
-    def take(self) -> list[StepResult]:
-        """Answers to the oldest plans in flight, in order. Raises AssertionError for an answer to
-        another.
+    @property
+    def in_flight(self) -> int:
+        """Plans that were sent and whose answers have not been taken."""
+        return len(self._flight)
+
+    def take(self) -> list[tuple[Plan, StepResult]]:
+        """The oldest plans in flight that are answered, in order, with their answers. Raises
+        AssertionError for an answer to another.
         """
-        results = []
+        answered = []
         for answer in self._ranks[0].read(self._metrics):
-            assert isinstance(answer, StepResult) and self._flight[0].step == answer.step
+            plan = self._flight.popleft()
+            assert isinstance(answer, StepResult) and plan.step == answer.step
             now = time.monotonic()
-            self._pace.note(self._flight.popleft(), now - self._since)
+            self._pace.note(plan, now - self._since)
             self._since = now
-            results.append(answer)
+            answered.append((plan, answer))
         for rank in self._ranks[1:]:
             rank.read(self._metrics)
-        return results
+        return answered
 
     # ---- trouble
 

@@ -73,11 +73,6 @@ class Scheduler:
         return min(self.limits.context_length, self.pool.capacity * self.pool.page_size)
 
     @property
-    def in_flight(self) -> int:
-        """Plans that have yet to be applied."""
-        return len(self._flights)
-
-    @property
     def idle(self) -> bool:
         """No request is alive and the workers hold nothing for one."""
         return not (self._ids or self._closing or self._flights or self.gallery.busy)

@@ -182,16 +182,20 @@ class Inline:
         self.workers = workers
         self.arrived = arrived
         self.plans: list[Plan] = []
-        self.results: list[StepResult] = []
+        self.answered: list[tuple[Plan, StepResult]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.answered)
 
     def send(self, plan: Plan) -> None:
         self.plans.append(plan)
-        self.results.append(self.workers.execute(plan))
+        self.answered.append((plan, self.workers.execute(plan)))
         self.arrived.set()
 
-    def take(self) -> list[StepResult]:
-        results, self.results = self.results, []
-        return results
+    def take(self) -> list[tuple[Plan, StepResult]]:
+        answered, self.answered = self.answered, []
+        return answered
 
     def tick(self) -> None: ...
 

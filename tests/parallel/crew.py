@@ -145,8 +145,8 @@ class ProcessCrew:
         self._workers.send(plan)
         while True:
             self._arrived.clear()
-            if results := self._workers.take():
-                return results[0]
+            if answered := self._workers.take():
+                return answered[0][1]
             if self._workers.in_trouble:
                 raise WorkersLost(await self._workers.explain())
             await self._arrived.wait()

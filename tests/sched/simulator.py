@@ -398,6 +398,8 @@ class Simulation:
             assert self.scheduler.plan().empty, "an empty plan, though there was something to do"
         assert self.embeddings.excesses <= 1, "only one image a step may exceed the budget"
         assert {encode.key for encode in plan.encode} <= self._needed(), "encoded for nobody"
+        if not plan.empty:
+            self._follow(plan)
         self._notice()
         self.check()
         for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
@@ -405,8 +407,6 @@ class Simulation:
                 assert len(shelf) == len({*shelf.held, *plan.save}), (
                     "over the budget, though something could have been evicted"
                 )
-        if not plan.empty:
-            self._follow(plan)
         return plan
 
     def _follow(self, plan: Plan) -> None:
@@ -520,7 +520,7 @@ class Simulation:
         for s in scheduler.running:
             assert s.state is State.RUNNING and s.run is not None
             assert 0 <= s.run.computed <= s.run.planned <= s.length
-            assert s.run.computed <= len(s.tokens) and s.run.drawing <= scheduler.in_flight
+            assert s.run.computed <= len(s.tokens) and s.run.drawing <= len(self.flights)
             assert all(s.needs(key) for key in s.run.pins), "a pin outlives the last span"
             pins |= s.run.pins
         assert all(s.state is State.WAITING and s.run is None for s in scheduler.waiting)

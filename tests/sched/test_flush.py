@@ -65,7 +65,7 @@ def test_embeddings_leave_every_tier_with_the_next_plan() -> None:
     assert len(plan.moves) == 6 and {move.target for move in plan.moves} == {None}
     sim.finish(plan)
     assert not any(tiers.values())
-    assert (sim.scheduler.in_flight, sim.scheduler.idle) == (0, True)
+    assert (len(sim.flights), sim.scheduler.idle) == (0, True)
     assert [shelf.used_bytes for shelf in sim.embeddings.tiers.values()] == [0, 0, 0]
     assert [shelf.evictions for shelf in sim.embeddings.tiers.values()] == evictions
     sim.check_end()
