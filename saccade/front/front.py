@@ -259,11 +259,10 @@ class Front:
 
         Raises EngineUnavailable.
         """
-        _ = self.ready
+        self.check_ready()
         self._engine.send(Flush(embeddings))
 
-    @property
-    def ready(self) -> Ready:
+    def check_ready(self) -> Ready:
         """What the engine said when it was ready.
 
         Raises EngineUnavailable while it is not, and when it no longer is.
@@ -280,7 +279,7 @@ class Front:
 
         Raises Overloaded, or EngineUnavailable.
         """
-        _ = self.ready
+        self.check_ready()
         name = client.name
         if client.limited and self._admitted_of[name] >= max(1, self._max_requests * SHARE):
             raise Overloaded(
@@ -307,7 +306,7 @@ class Front:
 
     async def prepare(self, ask: Ask, client: Client = ANYBODY, room: Room = BOUNDLESS) -> Prepared:
         """`Intake.prepare` within this engine's context length."""
-        return await self.intake.prepare(ask, self.ready.context_length, client, room)
+        return await self.intake.prepare(ask, self.check_ready().context_length, client, room)
 
     async def generate(self, *prepared: Prepared) -> AsyncGenerator[Event, None]:
         """The events of all answers as they come; ends when each has had its last, or raises the
@@ -316,7 +315,7 @@ class Front:
         Choices count through the `n` answers of each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts what still runs.
         """
-        _ = self.ready
+        self.check_ready()
         events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
         group = prepared[0].request.id
         requests = [

@@ -160,7 +160,7 @@ class _Api:
         async with self._admit(scope, receive) as (body, held):
             ask, reply, counting = await self._read(read_tokenize, body)
             self._name(reply.model)
-            context_length = self.front.ready.context_length
+            context_length = self.front.check_ready().context_length
             prompt = await _while_connected(
                 receive, self.front.intake.read(ask, context_length, held.client, held)
             )
@@ -187,7 +187,7 @@ class _Api:
 
     async def _read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """What a body says; it is emptied, for whoever read it still holds it."""
-        context_length = self.front.ready.context_length
+        context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
             found = read(body, context_length)
         else:
@@ -276,7 +276,7 @@ class _Api:
     def _model(self, name: str) -> Model:
         if self.front.state != "ready":
             return Model(name, self.started)
-        return Model(name, self.started, self.front.ready.context_length)
+        return Model(name, self.started, self.front.check_ready().context_length)
 
     async def models(self, _: Request) -> Response:
         return _json(ModelList([self._model(name) for name in self.names]))
