@@ -80,7 +80,7 @@ DECLARED: tuple[Metric, ...] = (
         "Runs of an image decoder; one serves all sizes asked of the same bytes at the time",
     ),
     Metric(
-        "saccade_decode_worker_restarts_total",
+        "saccade_image_worker_restarts_total",
         "counter",
         "Image workers replaced after a crash, a hang or a memory blow-up",
     ),

@@ -175,7 +175,7 @@ class Lanes:
             status = await self._live()
             if self._life != begun:
                 failures = 0
-                self._metrics.inc("saccade_decode_worker_restarts_total")
+                self._metrics.inc("saccade_image_worker_restarts_total")
             elif status >= 0:
                 failures += 1
                 if failures >= FAILED_STARTS:
@@ -237,7 +237,7 @@ class Lanes:
     def _hear(self, answer: Answer) -> None:
         assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
-            self._metrics.inc("saccade_decode_worker_restarts_total")
+            self._metrics.inc("saccade_image_worker_restarts_total")
         self._lanes[answer.worker].put(answer)
 
 

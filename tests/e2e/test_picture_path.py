@@ -407,7 +407,7 @@ def test_the_metrics_of_the_picture_path_have_their_names_from_the_start(bare: S
         "saccade_images_encoded_total",
         *(f'saccade_image_hits_total{{level="{level}"}}' for level in LEVELS),
         "saccade_arena_bytes_in_use",
-        "saccade_decode_worker_restarts_total",
+        "saccade_image_worker_restarts_total",
     }
 
 
@@ -594,7 +594,7 @@ def test_too_many_tokens_are_refused_before_decoding(server: Server) -> None:
 # ---- death
 
 
-def decode_workers(server: Server) -> list[psutil.Process]:
+def image_workers(server: Server) -> list[psutil.Process]:
     return [
         p
         for p in psutil.Process(server.process.pid).children(recursive=True)
@@ -610,15 +610,15 @@ def named_shared_memory(process: psutil.Process) -> list[str]:
     ]
 
 
-def test_a_killed_decode_worker_is_replaced_and_its_pictures_are_decoded_all_the_same(
+def test_a_killed_image_worker_is_replaced_and_its_pictures_are_decoded_all_the_same(
     server: Server,
 ) -> None:
-    restarts = "saccade_decode_worker_restarts_total"
+    restarts = "saccade_image_worker_restarts_total"
     before = server.metric(restarts)
     messages = [user(image(png(400, 500)), text("what?")) for _ in range(12)]
     with ThreadPoolExecutor(12) as pool, spent(server, DECODED, ENCODED) as so_far:
         answers = [pool.submit(ask, server, message) for message in messages]
-        for worker in decode_workers(server):
+        for worker in image_workers(server):
             worker.kill()
         assert all(words(answer.result()) for answer in answers)
         assert so_far() == [12, 12]

@@ -135,7 +135,7 @@ def test_a_failure_is_told_and_not_remembered(media_path: MakePath) -> None:
             for _ in range(2):
                 with pytest.raises(ImageError, match=r"cannot be decoded: .*truncated"):
                     await into_slot(path.media, picture)
-            assert path.metrics.value("saccade_decode_worker_restarts_total") == 0
+            assert path.metrics.value("saccade_image_worker_restarts_total") == 0
             await into_slot(path.media, await ready(path.media, data))
 
     asyncio.run(scenario())

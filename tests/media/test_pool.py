@@ -33,7 +33,7 @@ from saccade.media.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
 
-RESTARTS, DECODES = "saccade_decode_worker_restarts_total", "saccade_decodes_total"
+RESTARTS, DECODES = "saccade_image_worker_restarts_total", "saccade_decodes_total"
 ROOT = Path(__file__).parent.parent.parent
 
 
