@@ -434,6 +434,8 @@ class Simulation:
             assert self.scheduler.plan().empty, "an empty plan, though there was something to do"
         assert self.embeddings.excesses <= 1, "only one image a step may exceed the budget"
         assert {encode.key for encode in plan.encode} <= self._needed(), "encoded for nobody"
+        if not plan.empty:
+            self._follow(plan)
         self._notice()
         self.check()
         for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
@@ -441,8 +443,6 @@ class Simulation:
                 assert len(shelf) == len({*shelf.held, *plan.save}), (
                     "over the budget, though something could have been evicted"
                 )
-        if not plan.empty:
-            self._follow(plan)
         return plan
 
     def _follow(self, plan: Plan) -> None:
