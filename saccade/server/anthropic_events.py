@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from saccade.text.answer import AnswerEvent, Reasoned
 from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
@@ -191,9 +194,33 @@ class WholeMessage:
         content = []
         for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
-            value = (json.loads(text) if text else {}) if field == "input" else text
+            value = _input(text) if field == "input" else text
             content.append({**block, field: value})
         return {**self._message, "content": content}
+
+
+def _input(text: str) -> Any:
+    """The input of a call: an object; an empty one where the length has cut the call off."""
+    try:
+        return _tellable(json.loads(text or "{}", parse_int=_number, parse_float=_number))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _number(word: str) -> Any:
+    """As the model wrote it where it is too large to be told otherwise."""
+    value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
+    told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
+    return value if told else msgspec.Raw(word.encode())
+
+
+def _tellable(value: Any) -> Any:
+    """`value` without halves of surrogate pairs, which JSON can name and no text can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_tellable(key): _tellable(each) for key, each in value.items()}
+    return [_tellable(each) for each in value] if isinstance(value, list) else value
 
 
 def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from saccade.server.anthropic_events import MessageStream, MessageUsage, whole_m
 from saccade.server.openai import CHAT
 from saccade.server.refusals import error_body
 from saccade.text.answer import AnswerReader
+from saccade.text.tool_calls import CallArguments, CallStarted
 
 PIXEL = "iVBORw0KGgo="
 TOOL: dict[str, Any] = {
@@ -368,6 +369,29 @@ def test_the_sdk_reads_a_stream_as_the_whole_message(eager: bool) -> None:
 def test_an_answer_says_why_it_ended(words: str, finish: str, stop: Any, reason: str) -> None:
     message = whole_message(events_of(words, finish, stop))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"where": "he', b"{}"),  # the length has cut it off: once, a 500
+        ('{"n": 123456789012345678901234567890}', b'{"n":123456789012345678901234567890}'),
+        ('{"n": [1e999, 2.5, -3]}', b'{"n":[1e999,2.5,-3]}'),
+        ('{"\\ud800": "a\\ud83d\\ude00\\udc00"}', '{"\ufffd":"a😀\ufffd"}'.encode()),
+        ("", b"{}"),
+    ],
+)
+def test_any_input_of_a_call_can_be_told(arguments: str, told: bytes) -> None:
+    stream = MessageStream("msg_1", "m", True)
+    usage = MessageUsage(1, 0, 0, 1, 0)
+    events = [
+        *stream.begin(usage),
+        *stream.feed([CallStarted(0, "call_1", "f"), CallArguments(0, arguments)]),
+        *stream.end("length", None, usage),
+    ]
+    message = whole_message(events)
+    assert msgspec.json.encode(message["content"][0]["input"]) == told
+    assert message["stop_reason"] == "max_tokens"
 
 
 def test_an_error_has_anthropics_shape() -> None:
