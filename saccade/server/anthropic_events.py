@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -194,11 +194,3 @@ class WholeMessage:
             value = (json.loads(text) if text else {}) if field == "input" else text
             content.append({**block, field: value})
         return {**self._message, "content": content}
-
-
-def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
-    """The message that a whole stream tells of."""
-    message = WholeMessage()
-    for event in events:
-        message.add(event)
-    return message.told()
