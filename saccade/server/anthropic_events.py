@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -221,11 +221,3 @@ def _tellable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_tellable(key): _tellable(each) for key, each in value.items()}
     return [_tellable(each) for each in value] if isinstance(value, list) else value
-
-
-def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
-    """The message that a whole stream tells of."""
-    message = WholeMessage()
-    for event in events:
-        message.add(event)
-    return message.told()

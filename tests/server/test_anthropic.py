@@ -14,7 +14,7 @@ from anthropic.types import Message
 from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.server.anthropic_body import COUNT_TOKENS, MESSAGES, MessagesRequest
 from saccade.server.anthropic_chat import ChatBody, as_chat
-from saccade.server.anthropic_events import MessageStream, MessageUsage, whole_message
+from saccade.server.anthropic_events import MessageStream, MessageUsage, WholeMessage
 from saccade.server.openai import CHAT
 from saccade.server.refusals import error_body
 from saccade.text.answer import AnswerReader
@@ -69,6 +69,14 @@ def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: A
         events += stream.feed(reader.feed(letter))
     events += stream.feed(reader.end())
     return events + stream.end(finish, stop, MessageUsage(7, 20, 300, 12))
+
+
+def whole_message(events: list[Any]) -> dict[str, Any]:
+    """The message that a whole stream tells of."""
+    message = WholeMessage()
+    for event in events:
+        message.add(event)
+    return message.told()
 
 
 def user(*parts: Any) -> dict[str, Any]:
