@@ -191,9 +191,50 @@ class WholeMessage:
         content = []
         for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
-            value = (json.loads(text) if text else {}) if field == "input" else text
+            value = read_input(text) if field == "input" else text
             content.append({**block, field: value})
         return {**self._message, "content": content}
+
+
+def read_input(text: str) -> Any:
+    """A call's input; of one that its length cut off, what was whole: as the SDKs read a stream."""
+    try:
+        return json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return json.loads(whole_part(text))
+
+
+def whole_part(text: str) -> str:
+    """The longest beginning of a JSON document, cut between its values, with its brackets closed.
+
+    text: the beginning of an object or a list.
+    """
+    closers: list[str] = []
+    best, closing = 0, "{}"
+    in_string = escaped = is_value = False
+    for index, character in enumerate(text):
+        end = index + 1
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+            if in_string or not is_value:
+                continue
+        elif character == '"':
+            in_string = True
+            continue
+        elif character in "{[":
+            closers.append("}" if character == "{" else "]")
+            is_value = character == "["
+        elif character in "}]":
+            closers.pop()
+        elif character == ",":
+            is_value = closers[-1] == "]"
+            end = index
+        else:
+            is_value = is_value or character == ":"
+            continue
+        best, closing = end, "".join(reversed(closers))
+    return text[:best] + closing
 
 
 def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
