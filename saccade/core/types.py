@@ -331,7 +331,8 @@ class Delta:
     `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
     for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
     `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
-    fault.
+    fault. `admitted`: `time.monotonic()` when the request first got a slot; 0.0 if it never did. It
+    stands beside `images`.
     """
 
     id: str
@@ -343,3 +344,4 @@ class Delta:
     images: tuple[ImageOutcome, ...] = ()
     code: str | None = None
     caching: CacheReport | None = None
+    admitted: float = 0.0

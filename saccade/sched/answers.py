@@ -92,4 +92,5 @@ def report(
         return Delta(id, tokens, logprobs, reason, error, code=code)
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
-    return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching)
+    admitted = sequence.account.admitted
+    return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching, admitted)
