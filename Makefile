@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Tests of one file stay together: they share servers and checkpoints.
-ABREAST := -n auto --maxprocesses 4 --dist loadfile
+# Tests of one file stay together: they share servers and checkpoints. tests/conftest.py says in
+# which order files come.
+ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-all check bench gpu-check clean
 

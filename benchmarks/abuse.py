@@ -157,8 +157,9 @@ def markdown(rows: list[Row]) -> str:
     """The table."""
     lines = [
         "| attack | key | what came of it | CPU s: front / engine / decode | "
-        "MB before -> peak: front, engine, decode | worst /health | failed | tracebacks |",
-        "|---|---|---|---|---|---|---|---|",
+        "MB before -> peak: front, engine, decode | worst /health | of it the front's CPU | failed "
+        "| tracebacks |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     roles = ("front", "engine", "decode")
     for row in rows:
@@ -169,10 +170,11 @@ def markdown(rows: list[Row]) -> str:
             for name in roles
         )
         health = f"{cost.health * 1e3:.0f} ms of {cost.healths}"
+        stretch = f"{cost.stretch * 1e3:.0f} ms"
         dead = "" if row.alive else " (server gone)"
         lines.append(
             f"| {row.attack} | {'yes' if row.needs_key else 'no'} | {row.outcome}{dead} | {cpu} | "
-            f"{memory} | {health} | {cost.failures} | {row.tracebacks} |"
+            f"{memory} | {health} | {stretch} | {cost.failures} | {row.tracebacks} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -52,7 +52,8 @@ MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts an
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer, and what it took. `text` is without the reasoning and the calls, which stand
-    apart.
+    apart. `prompt_logprobs`: one per token of the prompt where they were asked for, None for the
+    first.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[Call, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class _Settings:
     offer: Offer
     variables: Mapping[str, Any]
     wish: Wish | None
+    prompt_logprobs: int | None
 
 
 class LLM:
@@ -115,6 +118,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> Answer: ...
 
@@ -130,6 +134,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> list[Answer]: ...
 
@@ -144,6 +149,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
+        prompt_logprobs: int | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
         """Answer one conversation, or many side by side (then with a progress bar, in the order
@@ -152,8 +158,8 @@ class LLM:
         response_format: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
         "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
         (Lark). The answers are then of that form, unless they end for their length. tools,
-        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. All of these hold
-        for every conversation.
+        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
+        vLLM's, from 0 to 20. All of these hold for every conversation.
 
         Raises a RequestError that names the field when a conversation cannot be served; the others
         of the batch are then given up.
@@ -164,6 +170,7 @@ class LLM:
             Offer(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
             read_wish(given),
+            prompt_logprobs,
         )
         _check_list(messages)
         if messages and isinstance(messages[0], Mapping):
@@ -202,16 +209,21 @@ class LLM:
         )
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        prepared = await self._front.prepare(Ask(chat, set_fields, wish=set_to.wish))
+        prepared = await self._front.prepare(
+            Ask(chat, set_fields, wish=set_to.wish, prompt_logprobs=set_to.prompt_logprobs)
+        )
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
+        scored: list[TokenLogprobs | None] = [] if set_to.prompt_logprobs is None else [None]
         async with aclosing(self._front.generate(prepared)) as events:
             async for event in events:
                 parts += event.parts
                 tokens += event.num_tokens
                 cached = cached or event.cached_tokens
                 logprobs += event.logprobs
+                if event.scores is not None:
+                    scored += map(_of_prompt, event.scores.read())
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
         read = gather(parts)
@@ -225,6 +237,7 @@ class LLM:
             tuple(logprobs),
             read.reasoning,
             read.calls,
+            tuple(scored),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -297,6 +310,11 @@ def check_picture(path: Path) -> None:
         probe(path.read_bytes(), MediaOptions().max_image_pixels)
     except (OSError, ImageError) as error:
         raise ImageError(f"{path}: {error}") from None
+
+
+def _of_prompt(score: tuple[list[int], list[float], int]) -> TokenLogprobs:
+    ids, logprobs, _ = score
+    return TokenLogprobs(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:])))
 
 
 def _take(kind: type[T], options: dict[str, Any]) -> T:

@@ -12,7 +12,7 @@ import pytest
 def combinations(*axes: Iterable[object], default: Sequence[tuple[object, ...]]) -> list[Any]:
     """Every combination of `axes`; those that are not in `default` are slow.
 
-    The default should have each value of each axis.
+    The default should have each value of each axis, unless another test has it.
     """
     every = list(product(*axes))
     assert set(default) <= set(every)

@@ -15,8 +15,29 @@ import pytest
 # Read when torch is first imported: threads that wait must not spin on cores that others need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+LONG = (
+    *("e2e/test_processes.py", "e2e/test_serve.py", "parallel/test_workers.py"),
+    *("media/test_pool.py", "media/test_media.py", "engine/test_tiers.py", "engine/test_parity.py"),
+    *("e2e", "parallel", "sched", "lab", "demo", "media", "tools"),
+)
+"""Files and folders with the longest tests, which come first: files are given to whichever process
+is free, and one that began with a long file at the end would end alone.
+"""
+
 if TYPE_CHECKING:
     from tests.checkpoints import FamilyName, Reference
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; otherwise the order stays."""
+    root = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        place = item.path.relative_to(root) if item.path.is_relative_to(root) else item.path
+        names = (place.as_posix(), place.parts[0])
+        return min((LONG.index(name) for name in names if name in LONG), default=len(LONG))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

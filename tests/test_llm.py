@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer
 
 from saccade import LLM, SamplingParams
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
-from tests.checkpoints import picture
+from tests.checkpoints import Reference, picture
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -92,6 +93,28 @@ def test_what_cannot_be_served_is_refused_by_its_place(llm: LLM, tmp_path: Path)
             llm.chat(ask(content), GREEDY)
         assert caught.value.param == param
     assert llm.chat(ask("still there?"), GREEDY).text
+
+
+def test_a_prompts_tokens_are_scored_as_transformers_does(
+    llm: LLM, reference: Callable[..., Reference]
+) -> None:
+    """In the engine's own process, in whose chunks nothing of the prompt is left out."""
+    judge, pixels = reference("qwen3_vl"), picture(64, 96, seed=5)
+    asked = SamplingParams(max_tokens=2, ignore_eos=True)
+    for _ in range(2):
+        answer = llm.chat(ask([pixels, "how many red circles?"]), asked, prompt_logprobs=2)
+        first, *scored = answer.prompt_logprobs
+        assert first is None and len(scored) == answer.prompt_tokens - 1
+        assert answer.cached_tokens == 0
+        found = [each for each in scored if each is not None]
+        begin = Tokenizer.from_file(str(judge.folder / "tokenizer.json")).encode("<|im_start|>").ids
+        tokens = [*begin, *(each.token for each in found)]
+        rows = judge.logits(tokens, [judge.resize(pixels)]).log_softmax(dim=-1)[:-1]
+        for row, score in zip(rows, found, strict=True):
+            ids = [score.token, *(token for token, _ in score.top)]
+            logprobs = [score.logprob, *(logprob for _, logprob in score.top)]
+            assert len(ids) == 3 and logprobs == pytest.approx(row[ids].tolist(), abs=2e-4)
+    assert llm.chat(ask("how many?"), GREEDY).prompt_logprobs == ()
 
 
 @pytest.mark.parametrize(

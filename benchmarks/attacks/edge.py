@@ -164,6 +164,20 @@ def echoed(url: str) -> str:
     return f"answers of {sizes} bytes"
 
 
+@attack("255 MB in `user`")
+def long_user(url: str) -> str:
+    body = {**HELLO, "max_tokens": 1, "user": "u" * (255 << 20)}
+    return str(raw.ask(url, raw.post(CHAT, body), timeout=120).status)
+
+
+@attack("log-probabilities, 20 x 128 answers x 200")
+def log_probabilities(url: str) -> str:
+    body = {**HELLO, "n": 128, "max_tokens": 200, "ignore_eos": True}
+    body |= {"logprobs": True, "top_logprobs": 20}
+    answer = raw.ask(url, raw.post(CHAT, body), timeout=240)
+    return f"{answer.status}, {len(answer.body) / 1e6:.1f} MB"
+
+
 @attack("64 bodies of one-byte chunks, 20 s")
 def small_chunks(url: str) -> str:
     with raw.connections(url, 64) as sockets:

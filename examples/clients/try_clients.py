@@ -1,17 +1,20 @@
 """Existing clients, unchanged, against a running server: what works.
 
     saccade serve demo &
-    pip install openai litellm langchain-openai guidellm
+    pip install openai litellm langchain-openai guidellm 'lm-eval[api]'
     python examples/clients/try_clients.py http://127.0.0.1:8000 [FOLDER OF A TOKENIZER]
 
 Each client that is installed is tried; a client that is not is said to be missing. The last line
-counts. Knows nothing of Saccade: any OpenAI-compatible server will do.
+counts. The folder may be the whole checkpoint: then lm-eval's log-likelihoods are compared with
+those of transformers (exact where the server runs with --dtype float32). Knows nothing of Saccade:
+any OpenAI-compatible server will do.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import struct
 import subprocess
@@ -152,6 +155,94 @@ def guidellm(base: str, model: str) -> str:
     return "4 of 4 requests"
 
 
+LM_EVAL_TASK = """
+task: quick_sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{metric: acc}, {metric: acc_norm}]
+metadata: {version: 1}
+"""
+LM_EVAL_DOCUMENTS: list[dict[str, Any]] = [
+    {"question": f"There are {a} red circles and {b} blue squares. How many shapes? Answer:",
+     "choices": [f" {a + b}", f" {a + b + 1} shapes", " none at all", " red"], "answer": 0}
+    for a, b in ((1, 2), (3, 4), (2, 2), (5, 1), (4, 4), (1, 1))
+]  # fmt: skip
+
+
+def lm_eval(base: str, model: str) -> str:
+    """A multiple choice task of its own, by log-likelihoods of an echo (`local-completions`)."""
+    import lm_eval as _  # type: ignore[import-not-found]  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = folder / "questions.jsonl"
+        data.write_text("\n".join(map(json.dumps, LM_EVAL_DOCUMENTS)))
+        (folder / "quick_sums.yaml").write_text(LM_EVAL_TASK.replace("DATA", str(data)))
+        settings = {
+            "model": model,
+            "base_url": f"{base}/v1/completions",
+            "tokenizer": TOKENIZER,
+            "tokenizer_backend": "huggingface",
+            "num_concurrent": 2,
+        }
+        command = [
+            *(sys.executable, "-m", "lm_eval", "--model", "local-completions"),
+            *("--model_args", ",".join(f"{key}={value}" for key, value in settings.items())),
+            *("--tasks", "quick_sums", "--include_path", name, "--batch_size", "4"),
+            *("--output_path", str(folder / "out"), "--log_samples"),
+        ]
+        offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache")}
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+            env={**os.environ, **offline},
+        )
+        files = list(folder.glob("out/**/samples_*.jsonl"))
+        assert files, (done.stderr or done.stdout)[-1500:]
+        samples = [json.loads(line) for line in files[0].read_text().splitlines()]
+    found = [
+        (*(arguments["arg_0"], arguments["arg_1"]), *(float(answer[0][0]), answer[0][1] == "True"))
+        for sample in samples
+        for arguments, answer in zip(sample["arguments"].values(), sample["resps"])
+    ]
+    assert len(found) == sum(len(each["choices"]) for each in LM_EVAL_DOCUMENTS)
+    return f"{len(found)} log-likelihoods; {compared(found)}"
+
+
+def compared(found: list[tuple[str, str, float, bool]]) -> str:
+    """(context, continuation, log-likelihood, whether it is the greedy one), beside those of
+    transformers.
+    """
+    if not (Path(TOKENIZER) / "config.json").is_file():
+        return "not compared: no checkpoint was given"
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+    kind: Any = AutoModelForImageTextToText
+    network = kind.from_pretrained(TOKENIZER, dtype=torch.float32).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(TOKENIZER)
+    largest, greedy = 0.0, 0
+    for context, continuation, score, is_greedy in found:
+        before = len(tokenizer.encode(context))
+        tokens = torch.tensor([tokenizer.encode(context + continuation)])
+        with torch.inference_mode():
+            rows = torch.log_softmax(network(tokens).logits[0, before - 1 : -1], dim=-1)
+        answer = tokens[0, before:]
+        expected = float(rows.gather(1, answer.unsqueeze(1)).sum())
+        largest = max(largest, abs(score - expected))
+        greedy += is_greedy == bool((rows.argmax(dim=-1) == answer).all())
+    assert largest < 0.05 * abs(found[0][2]) + 0.05, f"off by {largest}"
+    return f"off from transformers by {largest:.1g} at most, {greedy} of {len(found)} greedy alike"
+
+
 CLIENTS: dict[str, Callable[[str, str], str]] = {
     "openai, three turns": openai_three_turns,
     "openai, stream() sent back": openai_stream_helper,
@@ -159,10 +250,11 @@ CLIENTS: dict[str, Callable[[str, str], str]] = {
     "litellm": litellm_three_turns,
     "langchain-openai": langchain,
     "guidellm": guidellm,
+    "lm-eval": lm_eval,
 }
 
 TOKENIZER = ""
-"""A folder or name that guidellm loads a tokenizer from."""
+"""A folder or name that guidellm and lm-eval load a tokenizer from."""
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from saccade.cache.pins import PinBook
 from saccade.cache.popularity import Popularity
 from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
-from saccade.core.config import EmbeddingBudgets
+from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey, Missed, Tier
 
@@ -74,11 +74,14 @@ class EmbeddingCache:
         on_disk: Iterable[tuple[ImageKey, int]] = (),
         worth: Worth = saved_encoding,
         pins: PinBook[ImageKey] | None = None,
+        file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
         """`on_disk`: (key, tokens) of what an earlier run has saved, the least recently used
         first. `pins`: an empty book, whose share is in bytes; None: nothing can be kept.
+        `file_bytes`: what an embedding of so many bytes takes of the disk.
         """
         self._worth_of = worth
+        self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
         self.pins = PinBook() if pins is None else pins
         self._kept: dict[ImageKey, set[str]] = {}  # by which clients
@@ -94,7 +97,7 @@ class EmbeddingCache:
         for key, num_tokens in on_disk:
             self._seen.add(key)
             self._known[key] = _Known(num_tokens)
-            self.disk.put(key, num_tokens * bytes_per_token, self._worth(key))
+            self.disk.put(key, self._bytes_on(self.disk, key), self._worth(key))
         self.beyond_budget = [
             Move(key, "disk", None, self._forget(key)) for key in self.disk.make_room(0)
         ]
@@ -212,7 +215,7 @@ class EmbeddingCache:
         """What must go from the disk for `key`, just encoded, and whether it is worth its room
         there.
         """
-        if key in self.disk or self._bytes(key) > self.disk.budget_bytes:
+        if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
         evicted = self._shelve(self.disk, key)
         return [
@@ -316,6 +319,10 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
+    def _bytes_on(self, shelf: Shelf, key: ImageKey) -> int:
+        """What it takes of a tier."""
+        return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
+
     def _worth(self, key: ImageKey) -> float:
         known = self._known[key]
         return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
@@ -345,7 +352,7 @@ class EmbeddingCache:
 
     def _shelve(self, shelf: Shelf, key: ImageKey) -> list[ImageKey]:
         """Put `key` on `shelf`; returns what goes for it, which may be `key` itself."""
-        shelf.put(key, self._bytes(key), self._worth(key))
+        shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
         return self._make_room(shelf, 0)
 
     def _make_room(

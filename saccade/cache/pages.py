@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 DUMMY_PAGE = 0
 """Padding rows write here; it is never handed out."""
@@ -81,17 +82,18 @@ class PagePool:
         """Assert that free and held pages are all pages, each counted as often as `holders` hold
         it.
         """
-        held = Counter(page for pages in holders for page in pages)
-        free = {
-            page for start, length in self._runs.items() for page in range(start, start + length)
-        }
+        held = Counter(chain.from_iterable(holders))
+        free: set[int] = set()
+        for start, length in self._runs.items():
+            free.update(range(start, start + length))
         assert len(free) == self.free == sum(self._runs.values())
         assert not free & held.keys() and len(free) + len(held) == self.capacity, (
             "a page is lost, or both free and held"
         )
-        assert all(self.refs[page] == held[page] for page in range(1, self.capacity + 1)), (
-            "a reference count is wrong"
-        )
+        expected = [0] * len(self.refs)
+        for page, holders_of_it in held.items():
+            expected[page] = holders_of_it
+        assert self.refs[1:] == expected[1:], "a reference count is wrong"
 
     def _open_run(self, n: int) -> int:
         """Where a new run of `n` pages had best begin: in the longest free run, leaving its left

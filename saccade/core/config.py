@@ -7,6 +7,11 @@ from typing import Literal
 
 MIB = 1 << 20
 GIB = 1 << 30
+DISK_BLOCK = 4096
+"""Bytes of disk that a file takes at a time. The header of an embedding's file fills one."""
+
+SCORE_BLOCK_BYTES = 32 * MIB
+"""Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
@@ -49,6 +54,11 @@ class EncoderConfig:
 
     attention: EncoderAttention = "sdpa"
     graph_sizes: tuple[int, ...] = ()
+
+
+def embedding_file_bytes(nbytes: int) -> int:
+    """What an embedding of `nbytes` takes of a disk as a file: its header, and whole blocks."""
+    return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.types import Grid, Image, ImageKey, SamplingParams, Span, TokenLogprobs
+from saccade.core.types import (
+    Grid,
+    Image,
+    ImageKey,
+    PromptScores,
+    SamplingParams,
+    Span,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Open:
 
     `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
     are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix).
+    cached prefix). `prompt_logprobs`: as in `Request`.
     """
 
     slot: int
@@ -47,6 +55,7 @@ class Open:
     images: tuple[Image, ...]
     sampling: SamplingParams
     pages: tuple[int, ...]
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Row:
     table. `sample`: draw the next token. `masked`: which tokens may be drawn follows in `Masks`,
     once the step before has told its tokens; the worker waits for it before it draws, not before it
     computes. `tokens`: those of the row, its last ones, that neither `Open` told nor a step drew.
+    `scored`: prompt tokens [first, end) to score, each of which follows one of the row's.
     """
 
     slot: int
@@ -64,6 +74,7 @@ class Row:
     sample: bool
     masked: bool = False
     tokens: tuple[int, ...] = ()
+    scored: tuple[int, int] | None = None
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -174,7 +185,8 @@ not read: it counts as gone; it is there again once it has been encoded and save
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
-    `logprobs[i]` is None where none were asked for.
+    `logprobs[i]` is None where none were asked for. `scores`: one per row with `scored`, in row
+    order.
 
     `encoded`: images whose encoding has ended since the last step, the ms that it took (their
     pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
@@ -188,3 +200,4 @@ class StepResult:
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
     disk: tuple[DiskEvent, ...] = ()
     unfinished: bool = False
+    scores: tuple[PromptScores, ...] = ()

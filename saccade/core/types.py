@@ -6,9 +6,12 @@ afterwards. Knows nothing of bytes, pixels, tensors, pages or HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal
+
+import numpy as np
 
 from saccade.core.errors import InvalidRequest
 
@@ -203,6 +206,8 @@ class Request:
     `time.monotonic()` seconds. `client`: who shares turns with whom (an API key's name, a salt or
     an address). `group`: the answers of one HTTP request share it; "": a group of its own.
     `grammar`: what the answer must be (`text.grammar.Grammar.text`); "": any text.
+    `prompt_logprobs`: alternatives to name beside each token of the prompt, whose
+    log-probabilities are told; None: they are not.
     """
 
     id: str
@@ -216,6 +221,7 @@ class Request:
     group: str = ""
     grammar: str = ""
     caching: Caching = Caching()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +233,34 @@ class TokenLogprobs:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What the model made of C prompt tokens, from place `start` (1 or more: nothing stands before
+    the first) on, given the tokens before each. Packed, for a prompt may be long.
+
+    ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best,
+    best first. ranks: int32 [C], 1 where no token is likelier.
+    """
+
+    start: int
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks) // 4
+
+    def read(
+        self, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[list[int], list[float], int]]:
+        """(ids, logprobs, rank) of each token, or of those [first, last), in order."""
+        part, shape = slice(first, last), (self.count, -1)
+        ids = np.frombuffer(self.ids, np.int32).reshape(shape)[part].tolist()
+        logprobs = np.frombuffer(self.logprobs, np.float32).reshape(shape)[part].tolist()
+        return zip(ids, logprobs, np.frombuffer(self.ranks, np.int32)[part].tolist())
 
 
 Missed = Literal[
@@ -247,6 +281,7 @@ no full page: the page with its last tokens is not cached, for it was not full, 
 differently.
 other prompt: something else stood before it. From the first eviction on nobody can tell: it may
 have gone since.
+prefix cache off: for all, or for a request whose prompt is scored.
 """
 
 
@@ -331,8 +366,8 @@ class Delta:
     `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
     for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
     `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
-    fault. `admitted`: `time.monotonic()` when the request first got a slot; 0.0 if it never did. It
-    stands beside `images`.
+    fault. `scores` go on where the last ones ended, and come before any token. `admitted`:
+    `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
     """
 
     id: str
@@ -344,4 +379,5 @@ class Delta:
     images: tuple[ImageOutcome, ...] = ()
     code: str | None = None
     caching: CacheReport | None = None
+    scores: PromptScores | None = None
     admitted: float = 0.0

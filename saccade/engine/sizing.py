@@ -18,6 +18,7 @@ from typing import Literal
 from saccade.core.config import (
     GIB,
     MIB,
+    SCORE_BLOCK_BYTES,
     Dtype,
     EmbeddingBudgets,
     EncoderConfig,
@@ -165,7 +166,6 @@ def resolve(
             f"--context-length {context}: the model was made for {spec.context_length} tokens "
             "at most"
         )
-
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
     # A GPU is the engine's alone; a CPU's memory is everybody's, and what others hold is not for us
@@ -173,7 +173,8 @@ def resolve(
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes))
+    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk))
+    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
@@ -187,7 +188,7 @@ def resolve(
             "or free memory"
         )
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = hardware.free_bytes - kv_pages * page_bytes
+    left = max(0, free - kv_pages * page_bytes)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -335,6 +336,15 @@ def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1
         * layout.head_dim
         * (4 if dtype == "float32" else 2)
     )
+
+
+def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
+    """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
+    gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
+    larger.
+    """
+    rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
+    return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)
 
 
 def describe(

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 SHARE = 0.5
-"""Where there are several keys: what one may have of the permits, and of the bytes in flight."""
+"""Where there are several keys: what one may have of the permits, of the bytes in flight, and of
+the disk for uploaded files.
+"""
 SALT_BYTES = 16
 """Length of a salt within the server, whatever the client sent."""
 

@@ -50,12 +50,14 @@ from saccade.core.types import (
     ImageKey,
     ImageOutcome,
     Missed,
+    PromptScores,
     Request,
     Tier,
     TokenLogprobs,
 )
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
+from saccade.front.standing import InFlight
 from saccade.media.turns import BOUNDLESS, Room
 from saccade.text.answer import AnswerEvent
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
@@ -128,7 +130,7 @@ class Event:
     stop string that ended the answer.
     `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
     it) stand in a choice's first, and so does `admitted`: `time.monotonic()` when the engine began
-    with it.
+    with it. `scores`: of the prompt, in the first of its answers alone, before any token.
     """
 
     choice: int
@@ -139,21 +141,10 @@ class Event:
     cached_tokens: int = 0
     found: tuple[FoundImage, ...] = ()
     parts: tuple[AnswerEvent, ...] = ()
+    scores: PromptScores | None = None
     stop: str | None = None
     caching: CacheReport | None = None
     admitted: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """An answer that is on its way. `seconds`: since its request arrived. `generated`: tokens of it
-    so far.
-    """
-
-    seconds: float
-    prompt_tokens: int
-    images: int
-    generated: int
 
 
 class _Answer:
@@ -399,7 +390,7 @@ class Front:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
-                yield event
+                yield _silenced(event) if prepared[0].silent else event
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
@@ -501,6 +492,9 @@ class Front:
                 ),
             )
             return
+        if delta.scores is not None:
+            answer.events.put_nowait(Event(answer.choice, scores=delta.scores))
+            return
         self._time(answer, len(delta.tokens))
         event = replace(
             answer.advance(delta),
@@ -582,9 +576,17 @@ def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) ->
     return replace(report, missed=replace(report.missed, place=place))
 
 
+def _silenced(event: Event) -> Event:
+    """What is told of an answer of which nothing is wanted."""
+    finish: Finish | None = "length" if event.finish else None
+    return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
+
+
 def _requests(prepared: Prepared, group: str) -> Iterator[Request]:
     """One engine request per answer wanted, all of one group; their seeds count up."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        yield replace(request, id=f"{request.id}-{choice}", sampling=sampling, group=group)
+        top = None if choice else request.prompt_logprobs  # the first tells of the prompt
+        id = f"{request.id}-{choice}"
+        yield replace(request, id=id, sampling=sampling, group=group, prompt_logprobs=top)

@@ -24,7 +24,7 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import MAX_BIAS, Caching, Request, SamplingParams, Span
+from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Caching, Request, SamplingParams, Span
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
@@ -66,11 +66,12 @@ class Ask:
     """What a client wants: `n` answers to one prompt (a chat, a text, or token ids).
 
     `add_special_tokens`: what the tokenizer puts around a bare text is added; None: to texts, not
-    to chats. `sampling` holds the fields of `SamplingParams` that the client set; the rest get
-    their defaults in `prepare`. Raises as that does: a field out of bounds is refused before an
-    image is fetched. `wish`: what the answers must look like; None: any text.
-    `separate_reasoning`: reasoning is told apart from text, where the model reasons. `cache`: what
-    is asked of the caches, beside the marks in a chat.
+    to chats. `silent`: of the answers only their ends are told. `sampling` holds the fields of
+    `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
+    does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
+    look like; None: any text. `separate_reasoning`: reasoning is told apart from text, where the
+    model reasons. `prompt_logprobs`: as in `Request`. `cache`: what is asked of the caches, beside
+    the marks in a chat.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -78,12 +79,20 @@ class Ask:
     n: int = 1
     cache_salt: str = ""
     add_special_tokens: bool | None = None
+    silent: bool = False
     wish: Wish | MakeWish | None = None
     separate_reasoning: bool = True
     cache: CacheWish = NO_WISH
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling)
+        if not 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs: expected None or a whole number from 0 to {MAX_LOGPROBS}, got "
+                f"{self.prompt_logprobs}",
+                "prompt_logprobs",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class Prepared:
 
     `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
     "messages[2].content[0]". `reading`: how the answers are to be read. `landmarks`: as in
-    `Prompt`.
+    `Prompt`. `silent`: as in `Ask`.
     """
 
     request: Request
@@ -131,6 +140,7 @@ class Prepared:
     n: int = 1
     reading: ReadAs = PLAIN
     landmarks: tuple[tuple[int, str], ...] = ()
+    silent: bool = False
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
@@ -214,6 +224,7 @@ class Intake:
             caching=Caching(
                 prompt.breakpoints, ask.cache.diagnose, ask.cache.family, client.salt("")
             ),
+            prompt_logprobs=ask.prompt_logprobs,
         )
         reading = ReadAs(
             prompt.reasoning if ask.separate_reasoning else None,
@@ -222,7 +233,15 @@ class Intake:
             certain=offer.open and grammar is not None,
             single=not offer.parallel,
         )
-        return Prepared(request, prompt.pictures, prompt.places, ask.n, reading, prompt.landmarks)
+        return Prepared(
+            request,
+            prompt.pictures,
+            prompt.places,
+            ask.n,
+            reading,
+            prompt.landmarks,
+            ask.silent,
+        )
 
     def _wish(self, ask: Ask) -> Wish | MakeWish | None:
         """What the answers must be, calls included. Raises InvalidRequest for tools that the model

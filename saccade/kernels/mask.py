@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import torch
 
@@ -31,10 +29,13 @@ def mask_logits(
         for mask, row in enumerate(range(len(masks)) if rows is None else rows.tolist()):
             logits[row].masked_fill_(banned[mask], -torch.inf)
         return logits
-    banned = _banned_by_octet(masks.device)[octets.int()].flatten(1)[:, :vocab]  # [M, V]
+    table = _banned_by_octet(masks.device)
+    banned = table.index_select(0, octets.flatten().int()).view(len(masks), -1)[:, :vocab]  # [M, V]
     if rows is None:
         return logits.masked_fill_(banned, -torch.inf)
-    return logits.index_copy_(0, rows, logits[rows].masked_fill_(banned, -torch.inf))
+    return logits.index_copy_(
+        0, rows, logits.index_select(0, rows).masked_fill_(banned, -torch.inf)
+    )
 
 
 def mask_logits_reference(
@@ -48,7 +49,6 @@ def mask_logits_reference(
     return logits
 
 
-@cache
 def _banned_by_octet(device: torch.device) -> torch.Tensor:
     """[256, 8] bool: which of eight tokens each octet bans."""
     octets = torch.arange(256, device=device).unsqueeze(1)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import hishel
@@ -41,6 +42,8 @@ queue: it loses connections for good when a request that waits is cancelled.
 CLIENT_FETCHES = 64
 REQUEST_FETCHES = 32
 """Of these, what one client and one request may have at a time."""
+LOCAL_READS, CLIENT_READS, REQUEST_READS = 32, 16, 8
+"""Threads that read `file:` URLs, and what one client and one request may have of them."""
 PATIENCE = 12
 """A fetch waits for its turn for so many --fetch-timeouts at most."""
 CONNECT_TIMEOUT = 5.0
@@ -82,6 +85,9 @@ class Fetcher:
         self._cache = HTTPCache(CACHE_BYTES)
         self._turns = Turns(MAX_FETCHES, CLIENT_FETCHES, REQUEST_FETCHES)
         self._flights = Flights(self._turns.enter)
+        self._disk_turns = Turns(LOCAL_READS, CLIENT_READS, REQUEST_READS)
+        self._local = Flights(self._disk_turns.enter)
+        self._readers = ThreadPoolExecutor(LOCAL_READS, "saccade-local")
         self._exchanges: set[asyncio.Task[HttpAnswer]] = set()
 
     async def fetch(self, url: str, salt: str, asker: Asker | None = None) -> bytes:
@@ -100,14 +106,15 @@ class Fetcher:
                 (url, salt), asker, lambda flight: self._fetch_http(flight, url, salt)
             )
         if scheme == "file":
-            return await self._flights.join(url, asker, partial(self._read_local, url))
+            return await self._local.join(url, asker, partial(self._read_local, url))
         raise ImageError(
             "a picture's URL must start with data:, https:, http: or file:",
             code="invalid_image_url",
         )
 
     async def close(self) -> None:
-        await self._flights.close()
+        await asyncio.gather(self._flights.close(), self._local.close())
+        self._readers.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._exchanges, return_exceptions=True)
         await self._pool.aclose()
 
@@ -253,10 +260,41 @@ class Fetcher:
     # ---- file:
 
     async def _read_local(self, url: str, flight: ByteFlight) -> bytes:
-        file = await asyncio.to_thread(self._open_file, url)
+        """On a thread that waits for nothing else: a folder that does not answer holds up nobody
+        but those who ask for its files, and of the places for them no more than a client's share.
+        """
+        seconds, in_thread = self._options.fetch_timeout, asyncio.get_running_loop().run_in_executor
+        step: asyncio.Future[BinaryIO] | asyncio.Future[bytes] | None = None
+        try:
+            await self._disk_turns.wait(flight.ticket, PATIENCE * seconds)
+            async with asyncio.timeout(seconds):
+                step = opening = in_thread(self._readers, self._open_file, url)
+                with await asyncio.shield(opening) as file:
+                    flight.grow(os.fstat(file.fileno()).st_size)
+                    rest = os.fdopen(os.dup(file.fileno()), "rb")  # the thread's own to close
+                step = reading = in_thread(self._readers, self._read_all, rest)
+                return await asyncio.shield(reading)
+        except TimeoutError:
+            raise ImageError(
+                f"{url[:200]} took longer than {seconds:g} s", code="image_unreachable"
+            ) from None
+        finally:
+            if step is None or step.done():
+                self._disk_turns.leave(flight.ticket)
+            else:  # the place is the thread's for as long as it hangs
+                step.add_done_callback(partial(self._end_late, flight))
+
+    def _end_late(self, flight: ByteFlight, step: asyncio.Future[Any]) -> None:
+        """A thread is back after its flight was given up."""
+        self._disk_turns.leave(flight.ticket)
+        if not step.cancelled() and step.exception() is None:
+            found = step.result()
+            if not isinstance(found, bytes):
+                found.close()
+
+    def _read_all(self, file: BinaryIO) -> bytes:
         with file:
-            flight.grow(os.fstat(file.fileno()).st_size)
-            return await asyncio.to_thread(file.read, self._options.max_image_bytes)
+            return file.read(self._options.max_image_bytes)
 
     def _open_file(self, url: str) -> BinaryIO:
         """A regular file below the allowed folder, open, and no larger than a picture may be."""

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +42,8 @@ BLOCK = 4096
 """Bytes of disk that the smallest file takes, and a folder."""
 LOCK_SECONDS = 5.0
 """How long another process may hold the lock before this one gives up."""
+LARGEST_LEDGER = 1 << 22
+"""Bytes of the lock file that are read: a hundred for each owner."""
 LOCK_PAUSE = 0.01
 """Seconds between two looks at a lock that is held."""
 PIECE = 1 << 18
@@ -77,8 +79,12 @@ class Stored:
 class _Ledger:
     """What is in use: bytes of disk, uploads, when the first of them expires, and the folder's
     time of change when this was true.
+
+    `owners`: bytes and uploads by owner. Each upload counts in full for its owner, also where its
+    content is there already.
     """
 
+    owners: dict[str, tuple[int, int]]
     nbytes: int = 0
     files: int = 0
     expires: int | None = None
@@ -92,9 +98,26 @@ class _Ledger:
             and not any((folder / "incoming").iterdir())
         )
 
-    def plus(self, nbytes: int, files: int, expires: int | None = None) -> _Ledger:
-        ends = [end for end in (self.expires, expires) if end is not None]
-        return _Ledger(self.nbytes + nbytes, self.files + files, min(ends, default=None))
+    def plus(self, nbytes: int) -> _Ledger:
+        return replace(self, nbytes=self.nbytes + nbytes)
+
+    def with_upload(self, stored: Stored, note: int) -> _Ledger:
+        """One upload more, whose note has so many bytes; its content is counted for its owner."""
+        ends = [end for end in (self.expires, stored.expires) if end is not None]
+        first = min(ends, default=None)
+        return replace(self._count(stored, note, 1).plus(_on_disk(note)), expires=first)
+
+    def without(self, stored: Stored, note: int) -> _Ledger:
+        """One upload less."""
+        return self._count(stored, note, -1).plus(-_on_disk(note))
+
+    def _count(self, stored: Stored, note: int, one: int) -> _Ledger:
+        nbytes, files = self.owners.get(stored.owner, (0, 0))
+        now = nbytes + one * _of_owner(note, stored.nbytes), files + one
+        owners = {**self.owners, stored.owner: now}
+        if not now[1]:
+            del owners[stored.owner]
+        return replace(self, owners=owners, files=self.files + one)
 
 
 class FileStore:
@@ -115,12 +138,19 @@ class FileStore:
         self._known: dict[Path, tuple[tuple[int, int], Stored]] = {}
 
     def save(
-        self, data: bytes, name: str, purpose: str, lifetime: int | None, owner: str = ""
+        self,
+        data: bytes,
+        name: str,
+        purpose: str,
+        lifetime: int | None,
+        owner: str = "",
+        share: float = 1.0,
     ) -> Stored:
-        """Keep `data`, for `lifetime` seconds if that is given.
+        """Keep `data`, for `lifetime` seconds if that is given. `share`: what `owner` may have of
+        the budget.
 
-        Raises TooLarge when there is no room for it within the budget, StorageFull when the disk
-        does not take it.
+        Raises TooLarge when there is no room for it within the budget, or the share, StorageFull
+        when the disk does not take it.
         """
         digest, now = blake3(data).hexdigest(), time.time_ns()
         stored = Stored(
@@ -139,6 +169,8 @@ class FileStore:
             if not home.exists():
                 needed += BLOCK + _on_disk(len(data))
             self._check_room(ledger, needed, len(data))
+            if share < 1:
+                self._check_share(ledger, owner, _of_owner(len(note), len(data)), share)
             lock.truncate(0)  # until all is written: whoever finds it so counts anew
             home.mkdir(exist_ok=True, mode=0o700)
             # Written even if it is there: a damaged copy would otherwise spoil every later upload
@@ -146,7 +178,8 @@ class FileStore:
             self._write(home / "content", data)
             self._write(self._note(stored.id), note)
             _sync(self._folder)
-            self._write_ledger(lock, ledger.plus(needed, 1, stored.expires))
+            beside = needed - _on_disk(len(note))
+            self._write_ledger(lock, ledger.with_upload(stored, len(note)).plus(beside))
         return stored
 
     def entries(self, owner: str = "") -> list[Stored]:
@@ -208,19 +241,19 @@ class FileStore:
 
     def delete(self, id: str, owner: str = "") -> None:
         """Raises NotFound."""
-        self.find(id, owner)
+        stored = self.find(id, owner)
         note = self._note(id)
         with self._locked() as lock:
             ledger = self._read_ledger(lock)
             if (nbytes := _size(note)) is None:
                 return
             lock.truncate(0)
-            freed = _on_disk(nbytes)
+            freed = 0
             note.unlink()
             if not any(note.parent.glob("*.json")):
-                freed += BLOCK + _on_disk(_size(note.parent / "content") or 0)
+                freed = BLOCK + _on_disk(_size(note.parent / "content") or 0)
                 shutil.rmtree(note.parent, ignore_errors=True)
-            self._write_ledger(lock, ledger.plus(-freed, -1))
+            self._write_ledger(lock, ledger.without(stored, nbytes).plus(-freed))
 
     # ---- notes
 
@@ -265,7 +298,7 @@ class FileStore:
     def _read_ledger(self, lock: BinaryIO) -> _Ledger:
         """What is in use, from the lock file if that can be true, else by looking at everything."""
         try:
-            ledger = _Ledger(**json.loads(lock.read(1 << 10)))
+            ledger = _Ledger(**json.loads(lock.read(LARGEST_LEDGER)))
             if not self._damaged and ledger.holds(self._folder, time.time()):
                 return ledger
         except (ValueError, TypeError):
@@ -282,7 +315,7 @@ class FileStore:
         """Remove what no upload stands for: expired and damaged notes, content without a note, what
         a crash left half written. Returns what is left.
         """
-        self._damaged, ledger = False, _Ledger()
+        self._damaged, ledger = False, _Ledger({})
         for left in (self._folder / "incoming").iterdir():
             left.unlink()
         for home in self._homes():
@@ -292,9 +325,9 @@ class FileStore:
                     note.unlink()
                 else:
                     kept += 1
-                    ledger = ledger.plus(_on_disk(_size(note) or 0), 1, stored.expires)
+                    ledger = ledger.with_upload(stored, _size(note) or 0)
             if kept:
-                ledger = ledger.plus(BLOCK + _on_disk(_size(home / "content") or 0), 0)
+                ledger = ledger.plus(BLOCK + _on_disk(_size(home / "content") or 0))
             else:
                 shutil.rmtree(home, ignore_errors=True)
         return ledger
@@ -317,6 +350,20 @@ class FileStore:
                 f"the file has {nbytes / MIB:.1f} MiB and takes {needed / MIB:.3f} of disk; of the "
                 f"{self._budget / MIB:.0f} MiB for uploaded files {ledger.nbytes / MIB:.3f} are in "
                 f"use: {remedy}, or start the server with a larger --files-mb",
+                "file",
+                "file_storage_full",
+            )
+
+    def _check_share(self, ledger: _Ledger, owner: str, needed: int, share: float) -> None:
+        """Raises TooLarge where one of several keys would have more than its share."""
+        nbytes, files = ledger.owners.get(owner, (0, 0))
+        if nbytes + needed > self._budget * share or files >= MOST_FILES * share:
+            raise TooLarge(
+                f"the file takes {needed / MIB:.3f} MiB of disk; this key's {files} files take "
+                f"{nbytes / MIB:.3f}, and one of several keys may have {share:.0%} of what there "
+                f"is: {self._budget * share / MIB:.3f} of {self._budget / MIB:.0f} MiB "
+                f"(--files-mb), {int(MOST_FILES * share)} of {MOST_FILES} files: delete some, or "
+                "upload with expires_after",
                 "file",
                 "file_storage_full",
             )
@@ -400,6 +447,11 @@ def _made(path: str, flags: int) -> int:
 def _on_disk(nbytes: int) -> int:
     """What a file takes of a disk, at least."""
     return max(1, -(-nbytes // BLOCK)) * BLOCK
+
+
+def _of_owner(note: int, content: int) -> int:
+    """What an upload counts for its owner."""
+    return _on_disk(note) + BLOCK + _on_disk(content)
 
 
 def _alive(stored: Stored, now: float) -> bool:

@@ -34,9 +34,15 @@ class Uploads:
         self._writer = ThreadPoolExecutor(1, "saccade-uploads")
 
     async def save(
-        self, data: bytes, name: str, purpose: str, lifetime: int | None, owner: str = ""
+        self,
+        data: bytes,
+        name: str,
+        purpose: str,
+        lifetime: int | None,
+        owner: str = "",
+        share: float = 1.0,
     ) -> Stored:
-        save = partial(self._store.save, data, name, purpose, lifetime, owner)
+        save = partial(self._store.save, data, name, purpose, lifetime, owner, share)
         return await self._run(self._writer, save)
 
     async def delete(self, id: str, owner: str = "") -> None:

@@ -30,7 +30,7 @@ class Batch:
     singles: so many rows, the first ones, have one token each.
     embeddings: image rows to put in place of token embeddings at `splice_rows`; all deepstack
     levels side by side.
-    sample_rows: the rows whose logits are wanted.
+    sample_rows: the rows that a token is drawn after.
     """
 
     tokens: torch.Tensor  # [T] int64
@@ -190,7 +190,13 @@ class FamilyNet(Protocol):
     def vision(self) -> VisionNet: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Logits [D, vocab_size] in float32 of `batch.sample_rows`; `attention` has planned for
+        """What all T tokens come to, [T, hidden], after the last layer; `attention` has planned for
         `batch`.
+        """
+        ...
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab_size] in float32 of some rows of what `forward` returned. Every rank
+        takes part.
         """
         ...

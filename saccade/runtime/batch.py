@@ -22,6 +22,7 @@ from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, uniform
+from saccade.runtime.scores import Wanted
 
 Integers = npt.NDArray[np.int64]
 IN_FLIGHT = 2
@@ -35,7 +36,7 @@ class Slot:
     """What is known of a sequence since it was opened.
 
     shift: from the place of a later token to its position. seed: None where nothing is drawn at
-    random.
+    random. top: alternatives to name where the prompt is scored.
     """
 
     tokens: Integers  # [P]
@@ -43,6 +44,7 @@ class Slot:
     shift: int
     prompt_length: int
     seed: int | None
+    top: int | None
 
 
 class PageTable:
@@ -218,6 +220,7 @@ class Batcher:
             following - len(tokens),
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
+            opened.prompt_logprobs,
         )
         self._table.open(opened.slot, opened.pages)
 
@@ -274,6 +277,19 @@ class Batcher:
             sample_rows=there.sample_rows,
         )
         return batch, Draws(slots, counts, there.drawing, there.uniforms)
+
+    def scored(self, rows: Sequence[Row]) -> list[Wanted]:
+        """The batch rows of a step that are scored."""
+        found, first = [], 0
+        for row in rows:
+            if row.scored:
+                start, end = row.scored
+                slot = self._slots[row.slot]
+                assert slot is not None and slot.top is not None, "nobody asked for scores"
+                at = first + start - 1 - row.start
+                found.append(Wanted(at, start, slot.tokens[start:end], slot.top))
+            first += row.length
+        return found
 
     def _grow(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
+from saccade.core.config import DISK_BLOCK
 from saccade.core.types import ImageKey
 
 log = logging.getLogger("saccade")
@@ -186,7 +187,7 @@ def _write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
     dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[rows.dtype]
     tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
     text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # whole blocks, as the budget counts them
     return len(text).to_bytes(8, "little") + text
 
 

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self
 
@@ -127,7 +128,12 @@ class CheckpointWeights:
 
     def load(self, *parts: Part) -> torch.Tensor:
         rows = [part.wanted[0] for part in parts]
-        whole = torch.empty((sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device)
+        for part in parts:  # before memory is taken for what config.json makes of them
+            self._check_shape(part)
+        with _in_memory(parts):
+            whole = torch.empty(
+                (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device
+            )
         for part, target in zip(parts, whole.split(rows)):
             piece = self._read(part)
             target.copy_(piece)
@@ -156,9 +162,9 @@ class CheckpointWeights:
         """Canonical names that nothing has asked for."""
         return sorted(self._places.keys() - self._wanted)
 
-    def _read(self, part: Part) -> torch.Tensor:
-        """The wanted slice as the file has it (a view of the mapped file where all of it is
-        wanted).
+    def _check_shape(self, part: Part) -> None:
+        """Raises CheckpointError unless a file has the tensor, in a format that can be read, and of
+        the shape that config.json makes it.
         """
         self._wanted.add(part.name)
         if part.name not in self._places:
@@ -176,9 +182,19 @@ class CheckpointWeights:
                     f"{path}: tensor {name} is {list(shape)}, but config.json makes it "
                     f"{list(part.shape)}"
                 )
+        except SafetensorError as error:
+            raise _damaged(path, name, error) from error
+
+    def _read(self, part: Part) -> torch.Tensor:
+        """The wanted slice as the file has it (a view of the mapped file where all of it is
+        wanted).
+        """
+        path, name = self._places[part.name]
+        try:
+            stored = _open(path).get_slice(name)
             piece: torch.Tensor = stored[part.index or (slice(None),)]
         except SafetensorError as error:
-            raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
+            raise _damaged(path, name, error) from error
         return piece
 
     def _check_finite(self, part: Part, target: torch.Tensor) -> None:
@@ -208,9 +224,9 @@ class DummyWeights:
         self._seed = seed
 
     def load(self, *parts: Part) -> torch.Tensor:
-        return torch.cat([self._make(part.name, part.shape)[part.index] for part in parts]).to(
-            self.dtype
-        )
+        with _in_memory(parts):
+            made = [self._make(part.name, part.shape)[part.index] for part in parts]
+            return torch.cat(made).to(self.dtype)
 
     def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:
@@ -250,6 +266,22 @@ def _weight_files(folder: Path) -> list[Path]:
             "dummy needs none)"
         )
     return files
+
+
+@contextmanager
+def _in_memory(parts: Sequence[Part]) -> Iterator[None]:
+    """Raises CheckpointError where there is no memory for these parts."""
+    try:
+        yield
+    except RuntimeError as error:  # torch has no class of its own for it on a CPU
+        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
+        raise CheckpointError(
+            f"there is no memory for what config.json asks for: {shown}: {str(error)[:200]}"
+        ) from error
+
+
+def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:
+    return CheckpointError(f"{path}: tensor {name} cannot be read: {error}")
 
 
 def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:

@@ -6,7 +6,7 @@ Decides nothing; knows nothing of requests, queues or caches beyond what plans s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from saccade.runtime.graphs import CudaCapture, eager
 from saccade.runtime.memory import EmbeddingMemory, allocate_kv
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
+from saccade.runtime.scores import Scored, Scorer
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -50,6 +51,7 @@ class Step:
         self._disk = disk
         self._tokens = torch.empty(0, dtype=torch.int64)
         self._report: Report | None = None
+        self._scored: tuple[Scored, ...] = ()
         self._copied: torch.cuda.Event | None = None
         self._unfinished = False
 
@@ -59,7 +61,17 @@ class Step:
         if report is not None:
             chosen, best, ids = map(to_host, (report.chosen, report.best, report.ids))
             self._report = replace(report, chosen=chosen, best=best, ids=ids)
-        if tokens.is_cuda:
+        self._note_copies(tokens)
+
+    def score(self, scored: Sequence[Scored]) -> None:
+        """Begin to copy the scores of prompts to the host."""
+        for each in scored:
+            ids, logprobs, ranks = map(to_host, (each.ids, each.logprobs, each.ranks))
+            self._scored += (Scored(each.start, ids, logprobs, ranks),)
+            self._note_copies(each.ids)
+
+    def _note_copies(self, copied: torch.Tensor) -> None:
+        if copied.is_cuda:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
@@ -88,7 +100,10 @@ class Step:
             disk = self._disk.collect(self._plan.wait and not encoded and self._disk.busy)
         tokens = tuple(self._tokens.tolist())
         logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
-        return StepResult(self._plan.step, tokens, logprobs, encoded, disk, self._unfinished)
+        scores = tuple(scored.read() for scored in self._scored)
+        return StepResult(
+            self._plan.step, tokens, logprobs, encoded, disk, self._unfinished, scores
+        )
 
     def _awaits(self) -> bool:
         """Whether something is under way in the background, and nothing of it has ended."""
@@ -130,6 +145,7 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
+        self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
             if shard.rank
@@ -191,9 +207,12 @@ class Worker:
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
         batch, draws = self._batcher.build(plan, self._embeddings)
         self._attention.plan(batch)
-        logits = self._net.forward(batch, self._attention)  # [D, V] float32
+        states = self._net.forward(batch, self._attention)  # [T, hidden]
+        if wanted := self._batcher.scored(plan.rows):
+            step.score(self._scorer(states, wanted))
         if not draws.rows:
             return
+        logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
         report = None
         if self._sampler:
             allowed, masked = None, _masked(plan)

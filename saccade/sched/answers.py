@@ -93,4 +93,5 @@ def report(
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
     admitted = sequence.account.admitted
-    return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching, admitted)
+    told = (id, tokens, logprobs, reason, error, cached, images, code, caching)
+    return Delta(*told, admitted=admitted)

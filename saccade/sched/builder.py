@@ -84,6 +84,7 @@ class PlanBuilder:
                 images=request.images,
                 sampling=request.sampling,
                 pages=tuple(run.pages),
+                prompt_logprobs=request.prompt_logprobs,
             )
         )
 
@@ -127,7 +128,8 @@ def _row(sequence: Sequence, run: Run, end: int) -> Row:
     if sample:
         run.drawing, run.drawn = run.drawing + 1, end
     masked = sample and sequence.guide is not None
-    return Row(run.slot, start, end - start, pages, sample, masked, unknown)
+    scored = sequence.to_score(start, end)
+    return Row(run.slot, start, end - start, pages, sample, masked, unknown, scored)
 
 
 def splices(content: Content, start: int, end: int, row: int) -> list[Splice]:

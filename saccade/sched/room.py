@@ -52,6 +52,8 @@ class PageRoom:
     def find(self, sequence: Sequence) -> list[Node]:
         """The cached pages of a waiting sequence, whose `matched` is set accordingly."""
         path = self._prefix.find(sequence.content) if self._prefix else []
+        if sequence.shareable < len(sequence.tokens):
+            path = path[: sequence.shareable // self._pool.page_size]
         sequence.matched = len(path) * self._pool.page_size
         return path
 
@@ -64,7 +66,9 @@ class PageRoom:
         which can soon share them.
         """
         start = sequence.position
-        return self._prefix is not None and has_twin(sequence, running, start, start + tokens)
+        if self._prefix is None or start + tokens > sequence.shareable:
+            return False
+        return has_twin(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
         """Where an image that is now shown was found. `place`: where its embedding was."""

@@ -383,14 +383,18 @@ class Scheduler:
             else:
                 self.gallery.read_ended(key, event == "read")
         deltas: list[Delta] = []
-        drawn = zip(result.tokens, result.logprobs, strict=True)
+        drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
         for row, (sequence, run) in zip(flight.plan.rows, flight.rows, strict=True):
             token, logprobs = next(drawn) if row.sample else (-1, None)
+            found = next(scores) if row.scored else None
             if sequence.run is run:
                 known = row.sample and run.skips > 0
                 run.skips -= known
                 run.drawing -= row.sample and not known
                 self._advance(sequence, run, row)
+                if row.scored:
+                    sequence.scored = row.scored[1]
+                    deltas.append(Delta(sequence.request.id, scores=found))
                 if row.sample and not known:
                     deltas.append(self._append(sequence, token, logprobs))
         self.pool.release(flight.pages)

@@ -97,6 +97,8 @@ class Sequence:
     encoded: images encoded on behalf of this sequence: why they were missing, and whether their
     pixels were still in the arena.
     found: where each image was found, by its index, so far as that is known.
+    scored: the first prompt token that is still to be scored, as results have told; all of them
+    count as scored where nobody asked.
     guide: what the answer may be; None: any text. told: tokens of the answer that deltas have told;
     None before the first delta.
     """
@@ -109,12 +111,12 @@ class Sequence:
         "encoded",
         "found",
         "guide",
-        "images_end",
         "last_use",
         "matched",
         "order",
         "request",
         "run",
+        "scored",
         "state",
         "told",
     )
@@ -129,7 +131,6 @@ class Sequence:
         self.state = State.WAITING
         self.run: Run | None = None
         self.last_use = {request.images[span.image].key: span.end for span in request.spans}
-        self.images_end = max(self.last_use.values(), default=0)
         self.matched: int | None = None
         self.blocked: ImageKey | None = None
         self.cramped = False
@@ -137,6 +138,9 @@ class Sequence:
         self.found: dict[int, ImageOutcome] = {}
         self.account = Account()
         self.told: int | None = None
+        self.scored = len(request.tokens)
+        if request.prompt_logprobs is not None:
+            self.scored = 1  # nothing stands before the first
 
     @property
     def client(self) -> str:
@@ -189,6 +193,23 @@ class Sequence:
     def untold(self) -> tuple[int, ...]:
         """Tokens of the answer that no delta has told."""
         return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
+
+    @property
+    def images_end(self) -> int:
+        """The token after the last image."""
+        spans = self.request.spans
+        return spans[-1].end if spans else 0
+
+    @property
+    def shareable(self) -> int:
+        """Tokens that may come from the prefix cache: no score comes from there."""
+        done = self.scored >= self.prompt_length
+        return len(self.content.tokens) if done else self.scored - 1
+
+    def to_score(self, start: int, end: int) -> tuple[int, int] | None:
+        """The prompt tokens [first, end) that a row of tokens [start, end) is to score, if any."""
+        first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
+        return (first, last) if first < last else None
 
     def may_draw(self, token_limit: int) -> bool:
         """Whether a token more than plans in flight draw may be planned: the answer has room for

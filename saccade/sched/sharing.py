@@ -36,7 +36,7 @@ def why_not_in_prefix(
 
     `lost`: why its embedding was not resident, if it was not.
     """
-    if prefix is None:
+    if prefix is None or sequence.request.prompt_logprobs is not None:
         return "prefix cache off"
     if lost is not None and lost != "evicted":
         return lost

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -69,11 +69,25 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class PromptLogprob(Struct):
+    """What the model made of a token of the prompt, in vLLM's words; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""One per token of the prompt: itself and the likeliest by id; null for the first."""
+
+
 class CompletionLogprobs(Struct):
-    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already."""
+    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. Those
+    of an echoed prompt come first, of which the first is null.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     top_logprobs: list[Raw]
     text_offset: list[int]
 
@@ -163,6 +177,7 @@ class TextChoice(Struct):
     text: str
     finish_reason: Finish | None = None
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class MissReason(Struct):
@@ -195,7 +210,8 @@ class Completion(Struct):
     then it is null in all but the last.
 
     `saccade` stands in answers and last chunks whose client asked for the trace, `diagnostics`
-    where it asked about the cache.
+    where it asked about the cache, `prompt_logprobs` in a chat's answer whose client asked for
+    them.
     """
 
     id: str
@@ -206,6 +222,7 @@ class Completion(Struct):
     usage: Usage | UnsetType | None = UNSET
     saccade: Trace | UnsetType = UNSET
     diagnostics: CacheDiagnostics | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -496,8 +513,18 @@ class TextShape:
             offsets.append(offset)
             offset += len(each)
         self._offsets[choice] = offset
-        top = [_as_json({_text(name(token)): logprob for token, logprob in t.top}) for t in tokens]
+        top = [_as_json(by_text(t.top, self._vocabulary)) for t in tokens]
         return CompletionLogprobs(names, [t.logprob for t in tokens], top, offsets)
+
+
+def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens, best first, by their text: of several with one text (pieces of
+    characters have none of their own), the best.
+    """
+    found: dict[str, float] = {}
+    for token, logprob in top:
+        found.setdefault(_text(vocabulary.name_of(token)), logprob)
+    return found
 
 
 def _as_json(value: object) -> Raw:

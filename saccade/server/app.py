@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET
 from starlette.applications import Starlette
@@ -57,6 +58,7 @@ from saccade.server.openai import (
 )
 from saccade.server.openapi import describe
 from saccade.server.page import PAGE_PATHS, page_routes
+from saccade.server.prompts import PromptTeller, View, texts_of
 from saccade.server.refusals import body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
@@ -178,14 +180,19 @@ class _Api:
                 isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
                 answer.include_reasoning is not False,
             )
-            tell = self._choices(shape, reply)
+            tell = self._choices(shape, reply, View(top=answer.prompt_logprobs))
             await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, held):
             asks, reply, prompt = await self.door.read(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            tell = self._choices(shape, reply)
+            view = View(top=prompt.prompt_logprobs)
+            if prompt.echo:
+                read = partial(texts_of, asks, self.front.intake)
+                texts = await self.front.intake.in_thread(read)
+                view = View(texts, prompt.logprobs, prompt.prompt_logprobs)
+            tell = self._choices(shape, reply, view)
             await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,15 +224,20 @@ class _Api:
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 
-    def _choices(self, shape: Shape, reply: Reply) -> Callable[[Told], Choices]:
+    def _choices(
+        self, shape: Shape, reply: Reply, view: View
+    ) -> Callable[[Told], Choices | PromptTeller]:
         """Tells in OpenAI's words."""
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
 
-        def tell(told: Told) -> Choices:
+        def tell(told: Told) -> Choices | PromptTeller:
             writer = Writer(shape, self.door.name_of(reply.model))
-            return Choices(writer, told, usage)
+            choices = Choices(writer, told, usage)
+            if view == View():
+                return choices
+            return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
 
         return tell
 

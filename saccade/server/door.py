@@ -29,6 +29,7 @@ from saccade.server.answers import Tally
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.gate import request_id
 from saccade.server.openai import Reply
+from saccade.server.prompts import Scroll, score_bytes
 from saccade.server.stream import Teller, Told, stream
 from saccade.server.tenant import client_of
 from saccade.server.trace import Tracer
@@ -84,7 +85,7 @@ class Door:
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {picture.encoded for each in prepared for picture in each.pictures}
-        held.resize(sum(len(each.data) for each in encoded))
+        held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
         tally = Tally(
             sum(len(each.request.tokens) for each in prepared),
             prepared[0].n,
@@ -98,8 +99,20 @@ class Door:
             else:
                 async for event in told.counted(events):
                     teller.keep(event)
-                await send_json(send, teller.whole())
+                content = teller.whole()
+                if isinstance(content, Scroll):
+                    await self._send_scroll(send, content)
+                else:
+                    await send_json(send, content)
         self.log(prepared, tally, told.tracer)
+
+    async def _send_scroll(self, send: Send, content: Scroll) -> None:
+        pieces = content.pieces()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while piece := await self.front.intake.in_thread(partial(next, pieces, b"")):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     def log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
         """A line for every request, and what became of images in slow ones, where asked for."""

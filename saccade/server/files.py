@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import InvalidRequest, StorageFull
+from saccade.front.client import SHARE
 from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
 from saccade.media.uploads import Uploads
@@ -130,7 +131,8 @@ class _Files:
         with self.bodies.hold(request, self.largest) as held:
             async with aclosing(pieces(request, held, self.largest)) as body:
                 form = await _parse(request, body)
-            owner = held.client.name
+            client = held.client
+            share = SHARE if client.limited else 1.0
             try:
                 usual = "vision" if _is_anthropics(request) else None
                 purpose, lifetime = _purpose(form, usual), _lifetime(form)
@@ -148,7 +150,7 @@ class _Files:
                 await form.close()
             if purpose not in DATA:
                 await self.media.check(data, "file")
-            stored = await self.media.files.save(data, name, purpose, lifetime, owner)
+            stored = await self.media.files.save(data, name, purpose, lifetime, client.name, share)
             return _described(request, stored)
 
     async def list(self, request: Request) -> Response:

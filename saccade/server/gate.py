@@ -1,4 +1,5 @@
-"""What a request says of itself in its headers: its id, and its key.
+"""What a request says of itself in its headers: its id, its key and its origin; and what every
+answer says in return.
 
 Knows nothing of routes, and not which keys are right.
 """
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _USUAL_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -18,23 +21,56 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request that is being served, for the log."""
 
 
-class RequestIds:
-    """Gives every answer the header x-request-id, and request-id, by which Anthropic's clients know
-    it: the request's own, where that is short and plain, else a new one.
+NAME_HEADERS = ("x-request-id", "request-id")
+"""Where an answer says which request it is of; Anthropic's clients know the second."""
+
+
+def name_of(headers: Headers) -> str:
+    """A request's own id, where that is short and plain, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _USUAL_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+
+
+class Stamp:
+    """The headers of answers that are made before the application is asked: as the application's,
+    with the request's name, and for `origins` those that let a browser read them.
     """
+
+    def __init__(self, origins: Sequence[str] = ()) -> None:
+        self._cors = CORSMiddleware(_nothing, origins) if origins else None
+
+    def lines(self, name: str, asked: Headers) -> list[bytes]:
+        """For a request with the headers `asked`, as far as they have come."""
+        answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
+        if (cors := self._cors) is not None:
+            origin = asked.get("origin")
+            if origin is not None:
+                answer.update(cors.simple_headers)
+            if origin and not cors.allow_all_origins and cors.is_allowed_origin(origin):
+                cors.allow_explicit_origin(answer, origin)
+            else:
+                answer["vary"] = "Origin"
+        return [name + b": " + value for name, value in answer.raw]
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """No application."""
+
+
+class RequestIds:
+    """Gives every answer its request's name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        name = given if _USUAL_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        name = name_of(Headers(scope=scope))
         request_id.set(name)
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = name
+                headers.update(dict.fromkeys(NAME_HEADERS, name))
             await send(message)
 
         await self._app(scope, receive, send_named)

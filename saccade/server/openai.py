@@ -9,7 +9,7 @@ templates or the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -174,6 +174,7 @@ class ChatAnswer(Struct, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -202,10 +203,12 @@ class Structure(Struct, kw_only=True):
 
 
 class TextPrompt(Struct, kw_only=True):
-    """Prompts, one or several, as text or as token ids."""
+    """Prompts, one or several, as text or as token ids, and what is shown of them."""
 
     prompt: str | list[str | Natural | list[Natural]]
     logprobs: Integer | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
 
 
 class Counting(Struct, kw_only=True):
@@ -383,6 +386,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
+    silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
@@ -420,6 +424,8 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         sampling=sampling,
         n=reply.n or 1,
         cache_salt=reply.cache_salt or "",
+        silent=silent,
+        prompt_logprobs=answer.prompt_logprobs,
         separate_reasoning=answer.separate_reasoning is not False,
         cache=request.caching.wish,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
@@ -434,22 +440,43 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
-    n, salt, wish = (
-        reply.n or 1,
-        reply.cache_salt or "",
-        read_wish(msgspec.structs.asdict(request.structure)),
+    text, echo = request.text, bool(request.text.echo)
+    tops = (text.prompt_logprobs, text.logprobs if echo else None)
+    top = max((each for each in tops if each is not None), default=None)
+    ask = Ask(
+        prompt="",
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        silent=_show_prompt(sampling, reply, top, echo),
+        prompt_logprobs=top,
+        cache=request.caching.wish,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
     return [
-        Ask(
-            prompt=prompt,
-            sampling=sampling,
-            n=n,
-            cache_salt=salt,
-            cache=request.caching.wish,
-            wish=wish,
-        )
-        for prompt in _prompts(request.text.prompt, n, context_length)
+        replace(ask, prompt=prompt)
+        for prompt in _prompts(request.text.prompt, ask.n, context_length)
     ]
+
+
+def _show_prompt(sampling: dict[str, Any], reply: Reply, top: int | None, echo: bool) -> bool:
+    """Whether nothing of the answer is wanted: `max_tokens: 0` where the prompt is shown. The
+    engine draws a token all the same.
+
+    Raises InvalidRequest where no chunk of a stream has a place for what is to be shown.
+    """
+    scored = top is not None
+    if scored and reply.stream:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "
+            "prompt's tokens; leave out stream",
+            "echo" if echo else "prompt_logprobs",
+            "unsupported_parameter",
+        )
+    silent = (scored or echo) and sampling.get("max_tokens") == 0
+    if silent:
+        sampling["max_tokens"] = 1
+    return silent
 
 
 def _prompts(

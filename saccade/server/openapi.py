@@ -77,9 +77,11 @@ def describe() -> dict[str, Any]:
     components |= _anthropics()
     _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
+    entries = components["TextChoice"]["properties"]["prompt_logprobs"]
+    components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
     components["TextCompletion"] = _completion("TextChoice")
     for name, (low, high) in _bounds().items():
-        for group in ("Sampling", "Ending"):
+        for group in ("Sampling", "Ending", "TextPrompt"):
             for option in _options(components[group], name):
                 option.update(minimum=low, maximum=high)
     paths: dict[str, Any] = {}
@@ -128,11 +130,8 @@ def _raw(kind: type[Any]) -> dict[str, Any]:
 
 
 def _bounds() -> dict[str, tuple[float, float]]:
-    return {
-        name: (least, most)
-        for name, (_, least, most) in SAMPLING_BOUNDS.items()
-        if name != "logprobs"
-    }
+    bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
+    return {**bounds, "max_tokens": (0, bounds["max_tokens"][1])}  # 0 where the prompt is shown
 
 
 def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 import httptools
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -27,6 +28,7 @@ from saccade.core.errors import (
 )
 from saccade.core.options import ConnectionOptions
 from saccade.server.crowd import Crowd
+from saccade.server.gate import Stamp, name_of
 from saccade.server.refusals import refusal
 
 HEAD_BYTES = 32 * 1024
@@ -66,6 +68,11 @@ class _Message:
     left: int | None = None
     keep_alive: bool = True
     refused: RequestError | None = None
+
+    @property
+    def meagre(self) -> bool:
+        """Whether a chunked body's pieces are small, or none has come that tells."""
+        return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
 class _Outlet:
@@ -121,7 +128,8 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """See the module. `largest`: bytes that are still taken of a body that was refused.
 
-    `open_paths`: what a connection beyond the limit may ask for.
+    `open_paths`: what a connection beyond the limit may ask for. `stamp`: what answers carry that
+    are made here.
     """
 
     def __init__(
@@ -130,6 +138,7 @@ class Connection(HttpToolsProtocol):
         options: ConnectionOptions,
         largest: int,
         open_paths: frozenset[bytes],
+        stamp: Stamp,
         **uvicorns: object,
     ) -> None:
         super().__init__(**uvicorns)  # type: ignore[arg-type]
@@ -137,6 +146,7 @@ class Connection(HttpToolsProtocol):
         self._options = options
         self._largest = largest
         self._open_paths = open_paths
+        self._stamp = stamp
         self._welcome = True
         self._message = _Message()
         self._surplus = bytearray()  # what the parser has not been given yet
@@ -169,6 +179,9 @@ class Connection(HttpToolsProtocol):
             self._lingering -= len(data)
             if self._lingering < 0:
                 self.drop("body")
+            else:
+                self.flow.pause_reading()
+                self._crowd.soon(self.flow.open)  # type: ignore[attr-defined]
             return
         left = self._message.left
         if not self._surplus and left is not None and len(data) <= left:
@@ -176,7 +189,11 @@ class Connection(HttpToolsProtocol):
             self._parse(data)  # most of what comes: part of a body, which needs no look
             return
         self._surplus += data
-        self._pump()
+        if self._message.meagre:
+            self.flow.pause_reading()
+            self._pump_soon()
+        else:
+            self._pump()
 
     def shutdown(self) -> None:
         self._stopping = True
@@ -192,14 +209,12 @@ class Connection(HttpToolsProtocol):
             self.flow.open()  # type: ignore[attr-defined]
         elif not self._scheduled:
             self._scheduled = True
-            self.loop.call_soon(self._pump)
+            self._crowd.soon(self._pump)
 
     def _pump(self) -> None:
         """Give the parser what has come of this message; what belongs to the next waits."""
         self._scheduled = False
         budget = PIECE
-        if self._message.content < MEAN_CHUNK * self._message.chunks:
-            budget = MEAGRE_PIECE
         while self._surplus and budget > 0 and self._lingering is None:
             if self._message.ended:
                 if not self.cycle.response_complete:
@@ -208,6 +223,8 @@ class Connection(HttpToolsProtocol):
             elif self._is_full():
                 break
             budget -= self._feed()
+            if self._message.meagre:
+                budget = 0
         if self._lingering is not None or self.transport.is_closing():
             self._drop_surplus()
         elif not self._surplus and not self._is_full():
@@ -239,8 +256,7 @@ class Connection(HttpToolsProtocol):
             message.left -= size
         else:
             # Heads and chunked bodies end with an empty line, and nowhere else.
-            meagre = message.content < MEAN_CHUNK * message.chunks
-            size = min(MEAGRE_PIECE if meagre else PIECE, len(surplus))
+            size = min(MEAGRE_PIECE if message.meagre else PIECE, len(surplus))
             end = (message.tail + surplus[:size]).find(EMPTY_LINE)
             if end >= 0:
                 size = end + len(EMPTY_LINE) - len(message.tail)
@@ -355,13 +371,16 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.drop("body")
                 return
-        status, headers, body = refusal(self._path().decode("latin-1"), error)
+        asked = Headers(raw=[*(self.headers or ())])
+        name = name_of(asked)
+        status, headers, body = refusal(self._path().decode("latin-1"), error, name)
         lines = [
             STATUS_LINE[status].rstrip(),
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",
             *(f"{name}: {value}".encode() for name, value in headers.items()),
+            *self._stamp.lines(name, asked),
         ]
         self._outlet.write(b"\r\n".join([*lines, b"", body]))
         self._message.ended = False
@@ -430,7 +449,11 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(
-    crowd: Crowd, options: ConnectionOptions, largest: int, open_paths: frozenset[bytes]
+    crowd: Crowd,
+    options: ConnectionOptions,
+    largest: int,
+    open_paths: frozenset[bytes],
+    stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
     """What uvicorn makes its connections with."""
-    return partial(Connection, crowd, options, largest, open_paths)
+    return partial(Connection, crowd, options, largest, open_paths, stamp)

@@ -39,6 +39,7 @@ from saccade.front.assemble import build_front
 from saccade.front.front import Front
 from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
+from saccade.server.gate import Stamp
 from saccade.server.protocol import connections
 from saccade.text.manner import Manner
 
@@ -87,7 +88,13 @@ class Server(uvicorn.Server):
         open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
             build_app(front, names, options, edge.body_timeout, kept),
-            http=connections(self._crowd, edge, options.max_body_mb * MIB, open_paths),  # type: ignore[arg-type]
+            http=connections(  # type: ignore[arg-type]
+                self._crowd,
+                edge,
+                options.max_body_mb * MIB,
+                open_paths,
+                Stamp(options.cors_origins),
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

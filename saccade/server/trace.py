@@ -170,7 +170,7 @@ class Tracer:
         self._prompt = CacheTrace(0)
 
     def add(self, event: Event) -> None:
-        if self._first is None:
+        if self._first is None and event.scores is None:
             self._first = time.monotonic()
             self._admitted = event.admitted
             report = event.caching or CacheReport()

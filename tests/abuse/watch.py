@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -24,13 +25,15 @@ LONGEST_HEALTH = 120.0
 @dataclass
 class Cost:
     """CPU seconds spent and the largest resident memory (MB), by process; the worst answer of
-    /health in seconds, of how many, and how many failed.
+    /health in seconds, of how many, and how many failed. `stretch`: most CPU seconds that the
+    front's event loop spent while one /health waited, which another process's load does not change.
     """
 
     cpu: dict[str, float] = field(default_factory=dict)
     memory_before: dict[str, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     health: float = 0.0
+    stretch: float = 0.0
     healths: int = 0
     failures: int = 0
     seconds: float = 0.0
@@ -86,16 +89,17 @@ class _Processes(threading.Thread):
 class _Health(threading.Thread):
     """Asks /health on a new connection each time, as a probe does."""
 
-    def __init__(self, url: str, cost: Cost) -> None:
+    def __init__(self, url: str, cost: Cost, pid: int) -> None:
         super().__init__(daemon=True)
         split = urlsplit(url)
+        self._clock = Path(f"/proc/{pid}/task/{pid}/schedstat")
         self._address = split.hostname or "", split.port
         self._cost = cost
         self.done = threading.Event()
 
     def run(self) -> None:
         while not self.done.wait(PERIOD):
-            started = time.monotonic()
+            started, spent = time.monotonic(), self._spent()
             connection = HTTPConnection(*self._address, timeout=LONGEST_HEALTH)
             try:
                 connection.request("GET", "/health")
@@ -104,9 +108,16 @@ class _Health(threading.Thread):
                 right = False
             finally:
                 connection.close()
+            self._cost.stretch = max(self._cost.stretch, self._spent() - spent)
             self._cost.healths += 1
             self._cost.failures += not right
             self._cost.health = max(self._cost.health, time.monotonic() - started)
+
+    def _spent(self) -> float:
+        """CPU seconds of the thread that has the event loop; 0 once it has gone."""
+        with suppress(OSError):
+            return int(self._clock.read_text().split()[0]) / 1e9
+        return 0.0
 
 
 @contextmanager
@@ -114,7 +125,7 @@ def watching(pid: int, url: str) -> Iterator[Cost]:
     """The cost of what happens inside; it is complete when the block has ended."""
     cost = Cost()
     started = time.monotonic()
-    threads = (_Processes(pid, cost), _Health(url, cost))
+    threads = (_Processes(pid, cost), _Health(url, cost, pid))
     for thread in threads:
         thread.start()
     try:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.core.config import EmbeddingBudgets
+from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 
@@ -15,7 +15,8 @@ A, B, C, D = (ImageKey(bytes([n] * 32), bytes(16)) for n in range(4))
 def cache(
     device: int = 100, host: int = 0, disk: int = 0, saved: tuple[tuple[ImageKey, int], ...] = ()
 ) -> EmbeddingCache:
-    return EmbeddingCache(EmbeddingBudgets(device, host, disk), 1, saved)
+    """A token is a byte in every tier."""
+    return EmbeddingCache(EmbeddingBudgets(device, host, disk), 1, saved, file_bytes=int)
 
 
 def use(embeddings: EmbeddingCache, key: ImageKey) -> None:
@@ -25,6 +26,23 @@ def use(embeddings: EmbeddingCache, key: ImageKey) -> None:
 
 def gone(*keys: ImageKey, tokens: int = 50) -> list[Move]:
     return [Move(key, "device", None, tokens) for key in keys]
+
+
+def test_the_disk_counts_what_its_files_take() -> None:
+    """However small the embeddings: each is a file with a header."""
+    budgets = EmbeddingBudgets(100, 0, 2 * embedding_file_bytes(1))
+    embeddings = EmbeddingCache(budgets, 1)
+    went = []
+    for key in (A, B, C):
+        embeddings.admit(key, 1)
+        use(embeddings, key)
+        moves, kept = embeddings.save(key)
+        assert kept
+        went += moves
+    assert went == [Move(A, "disk", None, 1)] and len(embeddings.disk) == 2
+    assert embeddings.disk.used_bytes == budgets.disk_bytes
+    again = EmbeddingCache(budgets, 1, [(A, 1), (B, 1), (C, 1)])
+    assert again.beyond_budget == [Move(A, "disk", None, 1)]
 
 
 def test_of_equals_the_least_recently_used_goes_first() -> None:

@@ -14,7 +14,14 @@ import pytest
 from cyclopts import CycloptsError
 
 from saccade.__main__ import app
-from saccade.core.config import GIB, MIB, EncoderConfig, EngineConfig, Hardware
+from saccade.core.config import (
+    GIB,
+    MIB,
+    SCORE_BLOCK_BYTES,
+    EncoderConfig,
+    EngineConfig,
+    Hardware,
+)
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import (
@@ -61,6 +68,14 @@ def test_the_kv_cache_fits_the_share_of_memory_it_may_take(spec: FamilySpec) -> 
     config = decide(spec, mem_fraction_static=0.2, max_running_requests=1000)
     page = kv_page_bytes(spec, config.page_size, "bfloat16")
     assert 0.2 * MACHINE.free_bytes - page < config.kv_pages * page <= 0.2 * MACHINE.free_bytes
+
+
+def test_scores_of_a_prompt_find_memory_that_pages_do_not_take(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
+    more = {"mem_fraction_static": 0.98, "max_running_requests": 1000}
+    config = decide(spec, gpu, chunked_prefill_size=1 << 20, **more)
+    kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
+    assert gpu.free_bytes - kv >= 4 * SCORE_BLOCK_BYTES
 
 
 def test_a_gpu_counts_what_the_weights_took(spec: FamilySpec) -> None:

@@ -24,6 +24,7 @@ CHAT = "/v1/chat/completions"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 KEY = "the-key"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
+PAGE = "https://page.example"
 MOST = 48
 SOON = 15
 """Seconds that tell a hang from an answer; the server's own clocks are set to one and two."""
@@ -39,7 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        with serving("demo", folder, "--api-key", KEY, *clocks, *others, *own) as server:
+        page = ("--cors-origins", PAGE)
+        with serving("demo", folder, "--api-key", KEY, *clocks, *others, *own, *page) as server:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             yield server
             assert "Traceback" not in server.log.read_text()
@@ -122,6 +124,20 @@ def test_a_head_has_a_limit(server: Server, start: bytes) -> None:
         assert (answer.status, answer.error["code"]) == (431, "head_too_large")
         assert answer.headers["connection"] == "close"
     assert front_mb(server) - before < 20
+
+
+@pytest.mark.parametrize("origin", ["https://page.example", "https://other.example"])
+def test_answers_of_the_connection_itself_are_headed_as_any(server: Server, origin: str) -> None:
+    """A page that is let in can read why, and every answer has a name."""
+    named = raw.head("GET", "/health", f"origin: {origin}", "x-request-id: mine", *["a: b"] * 200)
+    ordinary = raw.head("GET", "/nowhere", f"origin: {origin}", "x-request-id: mine", **WITH_KEY)
+    refused, usual = raw.ask(server.url, named), raw.ask(server.url, ordinary)
+    assert (refused.status, usual.status) == (431, 404)
+    for name in ("x-request-id", "access-control-allow-origin", "vary"):
+        assert refused.headers.get(name) == usual.headers.get(name)
+    assert ("access-control-allow-origin" in refused.headers) == (origin == PAGE)
+    unnamed = [raw.ask(server.url, b"\x00\r\n\r\n").headers["x-request-id"] for _ in range(2)]
+    assert unnamed[0].startswith("req-") and unnamed[0] != unnamed[1]
 
 
 def test_headers_have_a_limit(server: Server) -> None:

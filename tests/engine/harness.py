@@ -53,6 +53,7 @@ class Outcome:
     levels: list[str] = field(default_factory=list)
     tiers: list[str | None] = field(default_factory=list)
     error: str | None = None
+    scores: list[tuple[list[int], list[float], int]] = field(default_factory=list)
 
 
 class Workers(Protocol):
@@ -115,13 +116,17 @@ class Harness:
         return Guide(matcher, self.matchers.words, THREADS, lambda: None, self.slow_seconds)
 
     def request(
-        self, id: str, tokens: Sequence[int], images: Sequence[Image] = (), **sampling: Any
+        self,
+        id: str,
+        tokens: Sequence[int],
+        images: Sequence[Image] = (),
+        **sampling: Any,
     ) -> Request:
         """`tokens` hold one placeholder per picture."""
         expanded, spans = self.net.spec.expand_prompt(tokens, images)
-        return Request(
-            id, expanded, spans, tuple(images), SamplingParams(**{"ignore_eos": True, **sampling})
-        )
+        top = sampling.pop("prompt_logprobs", None)
+        params = SamplingParams(**{"ignore_eos": True, **sampling})
+        return Request(id, expanded, spans, tuple(images), params, prompt_logprobs=top)
 
     def run(
         self, requests: Sequence[Request], between: Callable[[Plan], None] | None = None
@@ -161,7 +166,11 @@ class Harness:
                 raise AssertionError(delta)
 
     def _note(self, outcome: Outcome, delta: Delta) -> None:
-        if not outcome.tokens:
+        if delta.scores:
+            assert delta.scores.start == 1 + len(outcome.scores), "each score comes once, in order"
+            assert not outcome.tokens
+            outcome.scores += delta.scores.read()
+        elif not outcome.tokens:
             outcome.cached_tokens = delta.cached_tokens
             outcome.levels = [picture.level for picture in delta.images]
             outcome.tiers = [picture.tier for picture in delta.images]

@@ -112,7 +112,7 @@ class Session:
         self.done = end
         attention = attention_for(self.kv, self.page_size)
         attention.plan(batch)
-        return self.net.forward(batch, attention)
+        return self.net.logits(self.net.forward(batch, attention))
 
     def _splices(self, start: int, end: int) -> tuple[list[int], list[torch.Tensor]]:
         rows: list[int] = []

@@ -5,6 +5,7 @@ and a seen picture ships nothing.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ if __name__ == "__main__":
 def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(CODE)
-    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     run = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
         capture_output=True,

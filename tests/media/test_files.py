@@ -226,6 +226,26 @@ def test_each_owner_sees_its_own_files(store: FileStore) -> None:
     assert store.read(yours.id, "you") == DATA, "equal bytes of two owners are two files"
 
 
+def test_one_of_several_owners_may_fill_its_share_only(tmp_path: Path) -> None:
+    budget = 24 * BLOCK  # four uploads with a folder, a content and a note for each, and a half
+    store = FileStore(tmp_path, budget)
+    kept = [store.save(DATA + bytes([n]), "a", "vision", None, "me", 0.5) for n in range(4)]
+    with pytest.raises(TooLarge, match=r"this key's 4 files .* 50% .*--files-mb") as caught:
+        store.save(b"one more", "a", "vision", None, "me", 0.5)
+    assert caught.value.code == "file_storage_full"
+    with pytest.raises(TooLarge, match="this key's 4 files"):
+        store.save(DATA + bytes([0]), "a", "vision", None, "me", 0.5)  # though it is there
+    for n in range(4):
+        store.save(DATA + bytes([n]), "b", "vision", None, "you", 0.5)
+    (tmp_path / "lock").write_bytes(b"")  # another start, which counts anew
+    again = FileStore(tmp_path, budget)
+    with pytest.raises(TooLarge, match="this key's 4 files"):
+        again.save(b"one more", "a", "vision", None, "me", 0.5)
+    again.delete(kept[0].id, "me")
+    assert again.save(b"one more", "a", "vision", None, "me", 0.5)
+    assert again.save(b"yet one", "a", "vision", None, "nobody's share"), "one key has all of it"
+
+
 HOLD = """
 import fcntl, sys
 lock = open(sys.argv[1], "r+b")

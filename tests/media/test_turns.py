@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import threading
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
 from saccade.media import fetch as fetch_module
-from saccade.media.fetch import CLIENT_FETCHES, MAX_FETCHES, REQUEST_FETCHES, Fetcher
+from saccade.media.fetch import (
+    CLIENT_FETCHES,
+    LOCAL_READS,
+    MAX_FETCHES,
+    REQUEST_FETCHES,
+    REQUEST_READS,
+    Fetcher,
+)
 from saccade.media.media import FileId, ImageSource
 from saccade.media.turns import Asker, Ticket, Turns
 from tests.media.conftest import MakePath
@@ -310,6 +320,65 @@ def test_links_in_a_circle_are_no_file(tmp_path: Path) -> None:
                 await fetch.fetch(f"file://{tmp_path}/a", "")
 
     asyncio.run(scenario())
+
+
+def test_local_files_take_no_place_of_other_fetches_and_give_their_own_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+
+    async def scenario() -> None:
+        async with (
+            fetcher(allowed_local_media_path=str(tmp_path), fetch_timeout=0.5) as (fetch, _),
+            origin(ok) as server,
+        ):
+            asker = Asker("one")
+            for _ in range(2 * MAX_FETCHES):
+                assert await fetch.fetch(f"file://{tmp_path}/a.png", "", asker) == b"a"
+            assert await fetch.fetch(f"{server.url}/a", "", asker) == PICTURE
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_does_not_answer_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", *map(str, range(40))):
+        (tmp_path / name).write_bytes(b"a")
+    back, open_file = threading.Event(), Fetcher._open_file
+    begun: list[str] = []
+
+    def away(self: Fetcher, url: str) -> BinaryIO:
+        if not url.endswith("here"):
+            begun.append(url)
+            assert back.wait(60)
+        return open_file(self, url)
+
+    monkeypatch.setattr(Fetcher, "_open_file", away)
+    monkeypatch.setattr("saccade.media.fetch.PATIENCE", 1)
+
+    async def scenario() -> None:
+        folder = str(tmp_path)
+        async with fetcher(allowed_local_media_path=folder, fetch_timeout=0.2) as (fetch, _):
+            urls, hung = [f"file://{tmp_path}/{n}" for n in range(40)], Asker("hung")
+            ends = await asyncio.gather(
+                *(fetch.fetch(url, "", hung) for url in urls), return_exceptions=True
+            )
+            codes = Counter(type(end).__name__ for end in ends)
+            assert codes == {"ImageError": REQUEST_READS, "Overloaded": 40 - REQUEST_READS}
+            assert len(begun) == REQUEST_READS, "each thread that hangs holds a place"
+            await asyncio.to_thread(int)
+            assert await fetch.fetch(f"file://{tmp_path}/here", "", Asker("other")) == b"a"
+            back.set()
+            assert await fetch.fetch(urls[0], "", hung) == b"a", "places come back with the folder"
+            async with asyncio.timeout(30):
+                while fetch._disk_turns._free < LOCAL_READS:
+                    await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        back.set()
 
 
 # ---- bytes are counted before they are there

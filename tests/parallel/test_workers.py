@@ -19,6 +19,7 @@ from saccade.engine.workers import WorkersLost
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
 from tests.checkpoints import picture
+from tests.combinations import combinations
 from tests.engine.harness import Harness, set_threads
 from tests.parallel.crew import ProcessCrew
 
@@ -38,7 +39,7 @@ def test_a_worker_that_cannot_load_is_reported_with_its_reason(tmp_path: Path) -
         assert str(tmp_path / "nothing") in str(caught.value)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", combinations([0, 1], default=[(1,)]))
 def test_a_worker_that_is_killed_while_it_loads_is_reported(
     checkpoint: Callable[..., Path], rank: int
 ) -> None:
@@ -50,7 +51,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_reported(
         assert str(caught.value) == f"rank {rank} (process {pid}) was killed by signal 9"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", combinations([0, 1], default=[(1,)]))
 def test_workers_execute_plans_and_are_missed_when_they_fall_silent(
     checkpoint: Callable[..., Path], tmp_path: Path, rank: int
 ) -> None:

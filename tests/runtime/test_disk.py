@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from saccade.core.config import DISK_BLOCK, embedding_file_bytes
 from saccade.core.types import ImageKey
 from saccade.runtime import disk
 from saccade.runtime import files as on_disk
@@ -63,6 +64,18 @@ def test_what_was_written_is_read(tier: DiskTier) -> None:
         events += tier.collect(wait=True)
     assert events == ((A, "read"), (B, "read"))
     assert torch.equal(tier.take(B), rows(B)) and torch.equal(tier.take(A), rows(A))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 256, 257, 2000])
+@pytest.mark.parametrize("salt", ["", "f" * 32])
+def test_a_file_takes_what_is_counted_for_it(tmp_path: Path, num_tokens: int, salt: str) -> None:
+    key = ImageKey(bytes([255] * 32), bytes([255] * 16), salt)
+    tier = open_tier(tmp_path)
+    tier.write(key, rows(key, num_tokens))
+    tier.close()
+    size = tier.files.path(key).stat().st_size
+    taken = -(-size // DISK_BLOCK) * DISK_BLOCK
+    assert taken == embedding_file_bytes(rows(key, num_tokens).nbytes)
 
 
 def test_it_survives_a_restart_the_oldest_first(tmp_path: Path, files: list[Path]) -> None:

@@ -213,7 +213,8 @@ def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch
     cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
     attention = attention_for([(cache, cache)] * layout.layers, 16)
     attention.plan(batch)
-    return net.forward(batch, attention)
+    states = net.forward(batch, attention)
+    return net.logits(states.index_select(0, batch.sample_rows))
 
 
 class Operators(TorchDispatchMode):
@@ -251,7 +252,7 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
         counts.append((gpu.count, operators.count))
         net.text.layers.pop()  # one that no level of embeddings follows
     (kernels, operators_of), (fewer, others) = counts
-    assert kernels - fewer in (5, 6)  # where keys are split, a launch merges them
+    assert kernels - fewer in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
     assert kernels - fewer + operators_of - others <= 11
 
 

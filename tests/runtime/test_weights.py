@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
-from saccade.runtime.weights import CheckpointWeights, load_net
+from saccade.nn.weights import Part
+from saccade.runtime.weights import CheckpointWeights, DummyWeights, load_net
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
@@ -194,6 +195,23 @@ def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl", tie=True))
     assert isinstance(net, QwenVLNet)
     assert net.text.head.weight.data_ptr() == net.text.embedding.table.data_ptr()
+
+
+@pytest.mark.parametrize("rows", [10**9, 2**31 - 1])
+def test_a_vocabulary_beyond_all_memory_is_named(folder: Path, rows: int) -> None:
+    """Before memory is asked for: no machine has it, or worse, one has."""
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = rows
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=rf"embed_tokens\.weight is \[600, 64\].*\[{rows}, 64\]"
+    ):
+        load(folder)
+
+
+def test_weights_that_no_memory_holds_are_named() -> None:
+    with pytest.raises(CheckpointError, match=r"no memory .* x \[2147483647, 1048576\]"):
+        DummyWeights(torch.float32, CPU).load(Part("x", (2**31 - 1, 1 << 20)))
 
 
 def test_dummy_weights_need_the_configuration_only(

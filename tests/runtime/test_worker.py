@@ -194,8 +194,8 @@ def test_the_first_rank_draws_for_all(
     )
     # The second rank's logits are of no use.
     spoilt = crew.nets[1]
-    forward = spoilt.forward
-    spoilt.forward = lambda batch, attention: torch.full_like(forward(batch, attention), torch.nan)  # type: ignore[method-assign]
+    logits = spoilt.logits
+    spoilt.logits = lambda states: torch.full_like(logits(states), torch.nan)  # type: ignore[method-assign]
     workers = together(
         lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), crew.nets, crew.shards
     )

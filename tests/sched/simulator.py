@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
+from array import array
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -22,7 +23,16 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
-from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams, Span, TokenLogprobs
+from saccade.core.types import (
+    Delta,
+    Image,
+    ImageKey,
+    PromptScores,
+    Request,
+    SamplingParams,
+    Span,
+    TokenLogprobs,
+)
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
 from saccade.sched.sequence import State
@@ -79,8 +89,14 @@ class Seat:
     request: Request
     pages: list[int]
     computed: int
+    shown: list[object]
     history: list[bytes] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     fresh: bool = True
+
+    def grow(self, token: int) -> None:
+        self.tokens.append(token)
+        self.shown.append(token)
 
 
 class Worker:
@@ -124,15 +140,21 @@ class Worker:
         self._check_budgets(plan)
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
+        scores: list[PromptScores] = []
         first = 0
         for row in plan.rows:
             seat = self.seats[row.slot]
             seat.pages += row.pages
             self._forward(row, seat, first, shown)
             first += row.length
+            if row.scored:
+                start, end = row.scored
+                assert row.start < start < end <= row.start + row.length + 1
+                ids = array("i", seat.open.tokens[start:end]).tobytes()
+                scores.append(PromptScores(start, ids, ids, ids))
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
-                seat.tokens.append(drawn[-1])
+                seat.grow(drawn[-1])
         spliced = [
             (s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)
         ]
@@ -149,6 +171,7 @@ class Worker:
             logprobs,
             tuple((key, 1.0, 0.0) for key in encoded),
             tuple(self._disk_events(plan)),
+            scores=tuple(scores),
         )
 
     def _move(self, move: Move) -> None:
@@ -197,6 +220,7 @@ class Worker:
             self.requests[entry.sampling.seed],
             list(entry.pages),
             computed,
+            items(list(entry.tokens), entry.spans, entry.images),
         )
         self.seats[entry.slot] = seat
         self._learn(seat, computed)
@@ -262,10 +286,9 @@ class Worker:
 
     def _learn(self, seat: Seat, end: int) -> None:
         """Extend the seat's expected history to `end` tokens."""
-        shown = items(seat.tokens, seat.open.spans, seat.open.images)
         while len(seat.history) < end:
             before = seat.history[-1] if seat.history else seat.request.cache_salt.encode()
-            seat.history.append(digest(before, shown[len(seat.history)]))
+            seat.history.append(digest(before, seat.shown[len(seat.history)]))
 
     def _forward(
         self, row: Row, seat: Seat, first: int, shown: dict[int, tuple[ImageKey, int]]
@@ -285,16 +308,16 @@ class Worker:
             and len(set(seat.pages)) == len(seat.pages)
         )
         self._learn(seat, end)
-        slots = [seat.pages[i // size] * size + i % size for i in range(end)]
-        for i in range(row.start):
-            assert self.kv.get(slots[i]) == seat.history[i], (
-                f"token {i} of {seat.request.id} attends to something else"
-            )
+        places = seat.places  # where in the KV cache each token lies; pages are only added
+        places += [seat.pages[i // size] * size + i % size for i in range(len(places), end)]
+        found = list(map(self.kv.get, places[: row.start]))
+        assert found == seat.history[: row.start], (
+            f"a token of {seat.request.id} attends to something else"
+        )
         for i in range(row.start, end):
-            self.kv[slots[i]] = seat.history[i]
-        wanted = items(seat.tokens, seat.open.spans, seat.open.images)
+            self.kv[places[i]] = seat.history[i]
         for i in range(row.start, end):
-            item = wanted[i]
+            item = seat.shown[i]
             if isinstance(item, tuple):
                 shown[first + i - row.start] = item
         seat.computed = end
@@ -331,7 +354,9 @@ class Simulation:
         self.in_flight = in_flight
         self.pool = PagePool(pages + 1, page_size)
         self.embeddings = WatchedEmbeddings(
-            EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8), 8
+            EmbeddingBudgets(embedding_tokens * 8, host_tokens * 8, disk_tokens * 8),
+            8,
+            file_bytes=int,
         )
         self.scheduler = Scheduler(
             limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,)
@@ -339,6 +364,7 @@ class Simulation:
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests)
         self.deltas: dict[str, list[Delta]] = {}
+        self.scored: defaultdict[str, list[int]] = defaultdict(list)
         self.alive: dict[str, Request] = {}
         self.wanted: dict[ImageKey, PixelSlot] = {}  # asked for by the engine, not yet answered
         self.unwanted: set[ImageKey] = set()  # of those
@@ -354,12 +380,22 @@ class Simulation:
         salt: str = "",
         client: str = "",
         group: str = "",
+        prompt_logprobs: int | None = None,
         **sampling: Any,
     ) -> Request:
         number = len(self.requests)
         params = SamplingParams(seed=number, **sampling)
         self.requests[number] = Request(
-            f"r{number}", tuple(tokens), spans, images, params, salt, 0.0, client, group
+            f"r{number}",
+            tuple(tokens),
+            spans,
+            images,
+            params,
+            salt,
+            0.0,
+            client,
+            group,
+            prompt_logprobs=prompt_logprobs,
         )
         return self.requests[number]
 
@@ -398,6 +434,8 @@ class Simulation:
             assert self.scheduler.plan().empty, "an empty plan, though there was something to do"
         assert self.embeddings.excesses <= 1, "only one image a step may exceed the budget"
         assert {encode.key for encode in plan.encode} <= self._needed(), "encoded for nobody"
+        if not plan.empty:
+            self._follow(plan)
         self._notice()
         self.check()
         for shelf in (self.embeddings.device, self.embeddings.host, self.embeddings.disk):
@@ -405,8 +443,6 @@ class Simulation:
                 assert len(shelf) == len({*shelf.held, *plan.save}), (
                     "over the budget, though something could have been evicted"
                 )
-        if not plan.empty:
-            self._follow(plan)
         return plan
 
     def _follow(self, plan: Plan) -> None:
@@ -461,6 +497,11 @@ class Simulation:
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             assert delta.id in self.alive, "news after the end"
+            if delta.scores:
+                assert delta.scores.start == 1 + len(self.scored[delta.id]), "once, and in order"
+                self.scored[delta.id] += array("i", delta.scores.ids)
+                assert delta == Delta(delta.id, scores=delta.scores)
+                continue
             assert (delta.error is not None) == (delta.finish == "error")
             assert delta.tokens or delta.finish
             if self.deltas[delta.id]:
@@ -486,6 +527,8 @@ class Simulation:
             assert (outcome.level == "kv") == cached or (outcome.level == "kv" and again)
         if finish in ("stop", "length"):
             assert finish == reason and len(got) == len(output)
+            wanted = () if request.prompt_logprobs is None else request.tokens[1:]
+            assert tuple(self.scored[request.id]) == wanted
             assert {outcome.image for outcome in first.images} == ends.keys()
 
     def _notice(self) -> None:
@@ -617,4 +660,5 @@ def random_request(simulation: Simulation, rng: random.Random, longest: int, nam
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 2]))),
         logprobs=rng.choice([None, 0]),
+        prompt_logprobs=rng.choice([None, None, 2]),
     )

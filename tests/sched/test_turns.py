@@ -130,7 +130,7 @@ LIMITS = SchedulerLimits(32, 2048, 4096, 16384)
 def test_a_neighbour_is_admitted_within_a_few_steps_of_a_request_of_128_answers(
     in_flight: int, prefix: bool
 ) -> None:
-    sim = Simulation(LIMITS, 4096, 16, prefix, in_flight=in_flight)
+    sim = Simulation(LIMITS, 1024, 16, prefix, in_flight=in_flight)
     fields: dict[str, Any] = {"ignore_eos": True, "max_tokens": 300, "group": "many"}
     for _ in range(128):
         sim.add(sim.request([1, 2, 3, 4], **fields))
@@ -145,7 +145,7 @@ def test_a_neighbour_is_admitted_within_a_few_steps_of_a_request_of_128_answers(
 
 
 def test_a_client_with_one_request_does_not_wait_for_those_of_a_client_with_many() -> None:
-    sim = Simulation(LIMITS, 4096, 16)
+    sim = Simulation(LIMITS, 1024, 16)
     for first in range(100):
         sim.add(sim.request([1 + first % 30, 2], client="a", ignore_eos=True, max_tokens=300))
     advance(sim, 20)
@@ -158,10 +158,10 @@ def test_a_client_with_one_request_does_not_wait_for_those_of_a_client_with_many
 
 
 def test_text_takes_its_turn_while_images_wait_for_pixels_and_tower() -> None:
-    """100 images come first; text is answered while none of them has been encoded."""
+    """40 images come first; text is answered while none of them has been encoded."""
     limits = SchedulerLimits(8, 2048, 4096, 400, tower_budget=10, tower_blocks=2)
-    sim = Simulation(limits, 4096, 16)
-    shown = [sim.add(gallery(sim, picture(n, 100), before=300)) for n in range(100)]
+    sim = Simulation(limits, 1024, 16)
+    shown = [sim.add(gallery(sim, picture(n, 100), before=300)) for n in range(40)]
     advance(sim, 5)
     texts = [sim.add(sim.request([3, n], **ENDLESS)) for n in range(4)]
     advance(sim, 15)

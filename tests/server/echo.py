@@ -9,7 +9,8 @@ nothing else: no model runs. What needs one is tested through the real engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +30,19 @@ from saccade.core.messages import (
     ToFront,
 )
 from saccade.core.plan import PixelSlot
-from saccade.core.types import Delta, ImageKey, ImageOutcome, Request, TokenLogprobs
+from saccade.core.types import (
+    Delta,
+    ImageKey,
+    ImageOutcome,
+    PromptScores,
+    Request,
+    TokenLogprobs,
+)
 from saccade.families.registry import load_spec
 from saccade.sched.slots import PixelSlots
 
 CONTEXT = 512
+CHUNK = 5
 CACHED = 5
 ARENA_BYTES = 16 * MIB
 PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
@@ -117,6 +126,8 @@ class EchoEngine:
             self._say(Delta(request.id, finish="error", error=error))
             return
         sampling = request.sampling
+        for scores in _scores(request):
+            self._say(Delta(request.id, scores=scores))
         for count, token in enumerate((*self.reply(request), 2), 1):
             ends = (token == 2 and not sampling.ignore_eos) or token in sampling.stop_token_ids
             finish: Literal["stop", "length"] | None = (
@@ -175,3 +186,26 @@ def _logprobs(request: Request, token: int) -> tuple[TokenLogprobs, ...]:
         if wanted is None
         else (TokenLogprobs(token, -0.5, tuple((token + i, -0.5 - i) for i in range(wanted))),)
     )
+
+
+def score(place: int, alternative: int) -> float:
+    """Of the prompt's token at `place`, or of the alternative (1 the best) to it. The token is the
+    second best.
+    """
+    return -0.125 * place - 0.25 * (alternative or 2)
+
+
+def _scores(request: Request) -> Iterator[PromptScores]:
+    """In chunks. The best alternative to a token is the one after it, the second it itself."""
+    top, tokens = request.prompt_logprobs, request.tokens
+    if top is None:
+        return
+    for start in range(1, len(tokens), CHUNK):
+        places = range(start, min(start + CHUNK, len(tokens)))
+        ids, logprobs = array("i"), array("f")
+        for place in places:
+            token = tokens[place]
+            ids.extend((token, token + 1, token, *range(token + 2, token + top))[: 1 + top])
+            logprobs.extend(score(place, i) for i in range(1 + top))
+        ranks = array("i", [2] * len(places))
+        yield PromptScores(start, ids.tobytes(), logprobs.tobytes(), ranks.tobytes())

@@ -186,15 +186,14 @@ def test_marks_are_kept_by_place() -> None:
         messages=[user(text("q"), image(BASE64, cache_control=mark)), user(result, text("b"))],
         cache_control=mark,
     )
-    minutes = {**mark, "ttl": "5m"}
     (tool,), (system, question, answer, last) = made.body["tools"], made.body["messages"]
-    assert tool["cache_control"] == minutes
+    assert tool["cache_control"] == mark
     assert system["content"][0]["cache_control"] == hour
     assert "cache_control" not in question["content"][0]
-    assert question["content"][1]["cache_control"] == minutes
-    assert answer["content"][0]["cache_control"] == minutes
+    assert question["content"][1]["cache_control"] == mark
+    assert answer["content"][0]["cache_control"] == mark
     assert answer["cache_control"] == hour
-    assert last["cache_control"] == minutes
+    assert last["cache_control"] == mark
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.server.crowd import Crowd, client_of
+from saccade.server.crowd import PIECES_PER_TURN, Crowd, client_of
 
 
 class Member:
@@ -89,6 +90,34 @@ def test_what_waits_unread_is_bounded_over_all_connections() -> None:
     assert full.hold_surplus(30 << 20) and not full.hold_surplus(3 << 20)
     full.hold_surplus(-(30 << 20))
     assert full.surplus == 0 and full.hold_surplus(3 << 20)
+
+
+def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
+    """However many connections ask: what is new in the event loop waits for a few pieces only."""
+
+    async def scenario() -> None:
+        full, _ = crowd()
+        done: list[int] = []
+
+        def again(number: int) -> None:
+            done.append(number)
+            if number < 100:
+                full.soon(lambda: again(number + 100))
+
+        def fail() -> None:
+            done.append(-1)
+            raise ValueError
+
+        for number in range(100):
+            full.soon(lambda number=number: again(number))  # type: ignore[misc]
+        full.soon(fail)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for turn in range(40):
+            assert len(done) <= PIECES_PER_TURN * turn
+            await asyncio.sleep(0)
+        assert done == [*range(100), -1, *range(100, 200)]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

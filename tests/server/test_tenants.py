@@ -93,6 +93,22 @@ def submitted(served: Served) -> list[Request]:
     return [each.request for each in served.engine.received if isinstance(each, Submit)]
 
 
+def test_a_key_fills_its_share_of_the_disk_and_no_more(keyed: dict[str, openai.OpenAI]) -> None:
+    """Of one MiB."""
+    anna, ben = keyed["key-a"], keyed["key-b"]
+    kept = [anna.files.create(file=("a", bytes([n]) * 200_000), purpose="batch") for n in range(2)]
+    with pytest.raises(openai.APIStatusError, match="one of several keys may have 50%") as caught:
+        anna.files.create(file=("a", bytes([9]) * 200_000), purpose="batch")
+    assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
+    yours = ben.files.create(file=("b", bytes([9]) * 200_000), purpose="batch")
+    for file in kept:
+        anna.files.delete(file.id)
+    assert anna.files.create(file=("a", bytes([9]) * 200_000), purpose="batch").id != yours.id
+    for client in (anna, ben):
+        for file in client.files.list():
+            client.files.delete(file.id)
+
+
 def test_each_key_sees_its_own_files_only(keyed: dict[str, openai.OpenAI]) -> None:
     anna, ben, old = keyed.values()
     data = png()

@@ -127,7 +127,6 @@ def test_neutral_values_of_other_servers_fields_are_accepted(served: Served, pat
         ("use_beam_search", True),
         ("priority", 1),
         ("bad_words", ["x"]),
-        ("prompt_logprobs", 1),
         ("store", True),
         ("service_tier", "cheap"),
         ("reasoning_effort", "huge"),

@@ -41,6 +41,10 @@ class QwenVLNet:
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         return self.text(batch, attention)
 
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.logits(states)
+
 
 def build(
     spec: QwenVLSpec,

@@ -1,8 +1,8 @@
 """The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
 (normalised queries and keys).
 
-Rotary tables are computed once per forward and shared by all layers; only rows that are sampled go
-through the last norm and the head.
+Rotary tables are computed once per forward and shared by all layers; only rows whose logits
+somebody asks for go through the last norm and the head.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TextLayer:
 
 
 class TextModel:
-    """Tokens and spliced image rows to logits."""
+    """Tokens and spliced image rows to states, states to logits."""
 
     __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
 
@@ -98,7 +98,7 @@ class TextModel:
         self.rope = MultiRope(config.rope, config.head_dim, weights.device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Logits [D, vocab_size] in float32 of `batch.sample_rows`.
+        """States [T, hidden] after the last layer.
 
         Image rows take the first level of their embedding instead of the token's, and level i + 1
         is added after layer i.
@@ -115,9 +115,8 @@ class TextModel:
             if i < len(deep):
                 x = (x + delta).index_add_(0, batch.splice_rows, deep[i])
                 delta = None
-        x = x.index_select(0, batch.sample_rows)
-        if delta is None:
-            normed = self.norm(x)
-        else:
-            _, normed = self.norm.add(x, delta.index_select(0, batch.sample_rows))
-        return self.head(normed).float()
+        return x if delta is None else x + delta
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab_size] in float32."""
+        return self.head(self.norm(states)).float()
