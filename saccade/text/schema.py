@@ -264,6 +264,18 @@ class _Checked:
                 items = [("anyOf" if key == "oneOf" else key, v) for key, v in node.items()]
                 node.clear()
                 node.update(items)
+        if not any(_combines(node) for node in self.nodes.values()):
+            self._close()
+
+    def _close(self) -> None:
+        """Allow no properties but those that are named, where the schema does not say.
+
+        What fits then fits the schema too. Left open, a model could go on with names of its own
+        for as long as it may, and whoever asks with a class has no use for them.
+        """
+        for node in self.nodes.values():
+            if isinstance(node, dict) and "properties" in node:
+                node.setdefault("additionalProperties", False)
 
     def _visit(self, start: Place) -> None:
         pending = [start]
@@ -399,6 +411,21 @@ class _Checked:
         raise InvalidRequest(
             f"{where}: {why}", where, "unsupported_parameter" if unsupported else None
         )
+
+
+def _combines(node: Any) -> bool:
+    """Whether one value is held by several schemas here, or by more than the properties named: then
+    a property that one of them does not name may be another's.
+    """
+    if not isinstance(node, dict):
+        return False
+    named = node.get("properties", {})
+    holders = sum(key in node for key in ("properties", "anyOf", "oneOf", "$ref", "enum", "const"))
+    return (
+        holders + len(node.get("allOf", ())) > 1
+        or not {*node.get("required", ())} <= {*named}
+        or node.get("minProperties", 0) > len(named)
+    )
 
 
 def _list(value: Any) -> list[Any]:

@@ -241,6 +241,31 @@ def test_branches_that_exclude_each_other_are_told_apart(
         grammars.compile(format_of({"oneOf": [branches[0], same]}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "value", "taken"),
+    [
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, {"x": 1}, True),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, {"y": 1}, False),
+        ({"type": "object", "properties": {}}, {"y": 1}, False),
+        ({"type": "object"}, {"y": 1}, True),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, {"y": 1}, True),
+        ({"type": "object", "properties": {}, "required": ["y"]}, {"y": 1}, True),
+        ({"type": "object", "properties": {}, "minProperties": 1}, {"y": 1}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {}}}}, {"y": 1},
+         False),
+        ({"allOf": [{"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"]},
+                    {"type": "object", "properties": {"y": {"const": 1}}, "required": ["y"]}]},
+         {"x": 1, "y": 1}, True),
+    ],
+)  # fmt: skip
+def test_properties_are_those_that_are_named_unless_the_schema_says_otherwise(
+    grammars: Grammars, matchers: Matchers, schema: Any, value: Any, taken: bool
+) -> None:
+    jsonschema.validate(value, schema)
+    grammar = grammars.compile(format_of(schema))
+    assert takes(matchers, grammar, json.dumps(value)) is taken
+
+
 def check_schemas(grammars: Grammars, matchers: Matchers, count: int, seed: int) -> None:
     """Each schema is compiled or refused at a place; its answers, drawn and jumped to, fit it."""
     maker = SchemaMaker(seed)
