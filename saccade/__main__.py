@@ -84,6 +84,7 @@ MAIN_OPTIONS = frozenset(
         "--max-running-requests",
         "--mem-fraction-static",
         "--port",
+        "--quantization",
         "--served-model-name",
         "--tp-size",
     )
