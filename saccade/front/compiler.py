@@ -1,7 +1,7 @@
 """Grammars that are compiled beside the event loop, for `Intake`.
 
-Owns the front's lexicon, the one thread that compiles, and whose turn it is there. Knows nothing of prompts, requests or
-rows; what a wish may say is `text/grammar.py`'s.
+Owns the front's lexicon, the one thread that compiles, and whose turn it is there. Knows nothing
+of prompts, requests or rows; what a wish may say is `text/grammar.py`'s.
 """
 
 from __future__ import annotations
