@@ -253,7 +253,7 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
         counts.append((gpu.count, operators.count))
         net.text.layers.pop()  # one that stands between layers without levels of embeddings
     (kernels, operators_of), (fewer, others) = counts
-    assert kernels - fewer in (5, 6)  # where keys are split, a launch merges them
+    assert kernels - fewer in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
     assert kernels - fewer + operators_of - others <= 11
 
 
