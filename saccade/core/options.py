@@ -304,6 +304,8 @@ class ServerOptions:
     """Seconds that running requests get to finish when the server is told to stop."""
     metrics_without_key: bool = False
     """Answer /metrics also to those who do not send the key."""
+    disable_page: bool = False
+    """Serve no page at /."""
     log_requests: bool = False
     """Log a line for every request: tokens, images, times."""
     log_slow_seconds: float | None = None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from saccade.text.answer import AnswerEvent, Reasoned
 from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
@@ -191,14 +194,69 @@ class WholeMessage:
         content = []
         for block, (field, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
-            value = (json.loads(text) if text else {}) if field == "input" else text
+            value = read_input(text) if field == "input" else text
             content.append({**block, field: value})
         return {**self._message, "content": content}
 
 
-def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
-    """The message that a whole stream tells of."""
-    message = WholeMessage()
-    for event in events:
-        message.add(event)
-    return message.told()
+def read_input(text: str) -> Any:
+    """A call's input; of one that its length cut off, what was whole: as the SDKs read a stream."""
+    try:
+        return _parsed(text or "{}")
+    except json.JSONDecodeError:
+        return _parsed(whole_part(text))
+    except RecursionError:
+        return {}
+
+
+def _parsed(text: str) -> Any:
+    return _tellable(json.loads(text, parse_int=_number, parse_float=_number))
+
+
+def _number(word: str) -> Any:
+    """As the model wrote it where it is too large to be told otherwise."""
+    value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
+    told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
+    return value if told else msgspec.Raw(word.encode())
+
+
+def _tellable(value: Any) -> Any:
+    """`value` without halves of surrogate pairs, which JSON can name and no text can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_tellable(key): _tellable(each) for key, each in value.items()}
+    return [_tellable(each) for each in value] if isinstance(value, list) else value
+
+
+def whole_part(text: str) -> str:
+    """The longest beginning of a JSON document, cut between its values, with its brackets closed.
+
+    text: the beginning of an object or a list.
+    """
+    closers: list[str] = []
+    best, closing = 0, "{}"
+    in_string = escaped = is_value = False
+    for index, character in enumerate(text):
+        end = index + 1
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+            if in_string or not is_value:
+                continue
+        elif character == '"':
+            in_string = True
+            continue
+        elif character in "{[":
+            closers.append("}" if character == "{" else "]")
+            is_value = character == "["
+        elif character in "}]":
+            closers.pop()
+        elif character == ",":
+            is_value = closers[-1] == "]"
+            end = index
+        else:
+            is_value = is_value or character == ":"
+            continue
+        best, closing = end, "".join(reversed(closers))
+    return text[:best] + closing

@@ -447,6 +447,20 @@ def test_the_tool_runner_runs_a_tool_and_shows_its_image(claude_able: Any, able:
     assert seen == ['ä "b"'] and len(submitted(able)[-1].images) == 1
 
 
+def test_a_forced_call_that_its_length_cuts_off_is_told(able: Served, claude_able: Any) -> None:
+    """The stream's pieces as they came; the whole message with what was whole, as the SDK does."""
+    cut = TOKENIZER.encode('<tool_call>\n{"name": "look", "arguments": {"where": "here", "n')
+    able.engine.reply = lambda request: [*cut, *cut]
+    choice = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}
+    asked = {"model": "demo", "max_tokens": len(cut), "messages": HI, **choice}
+    told = claude_able.messages.create(**asked)
+    with claude_able.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (told, streamed):
+        (call,) = (block for block in message.content if block.type == "tool_use")
+        assert call.input == {"where": "here"} and message.stop_reason == "max_tokens"
+
+
 # ---- errors that are made before a handler, and after one has begun
 
 

@@ -1,0 +1,98 @@
+"""What every client is asked with: one picture, one shape of answer, one tool, one server.
+
+Knows no client.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+MAX_TOKENS = 24
+MAX_FORMED_TOKENS = 300
+"""For answers that a schema holds: a random model may write each of them as long as it can be."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server at `base` (without /v1), its model's name, and a tokenizer's folder or name."""
+
+    base: str
+    model: str
+    tokenizer: str
+
+    @property
+    def v1(self) -> str:
+        return f"{self.base}/v1"
+
+
+class Shape(BaseModel):
+    """What is in the picture. Nothing here is unbounded, so that a random model can fill it in."""
+
+    colour: Literal["red", "green", "blue"]
+    shape: Literal["square", "circle", "star"]
+    sure: bool
+
+
+class Look(BaseModel):
+    """Look closer at a part of the picture."""
+
+    part: Literal["left", "right", "middle"]
+
+
+LOOK_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look closer at a part of the picture.",
+        "parameters": {
+            "type": "object",
+            "properties": {"part": {"type": "string", "enum": ["left", "right", "middle"]}},
+            "required": ["part"],
+            "additionalProperties": False,
+        },
+    },
+}
+WAIT_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "wait",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+}
+
+
+def png(width: int = 64, height: int = 64) -> bytes:
+    """A red square."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    rows = (b"\0" + b"\xff\0\0" * width) * height
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+PNG = png()
+BASE64 = base64.b64encode(PNG).decode()
+URL = f"data:image/png;base64,{BASE64}"
+QUESTION = "What colour is it?"
+IMAGE_PART = {"type": "image_url", "image_url": {"url": URL}}
+ASK: Any = {"role": "user", "content": [IMAGE_PART, {"type": "text", "text": QUESTION}]}
+AGAIN: Any = {"role": "user", "content": "Are you sure?"}
+
+
+def check_call(name: str, arguments: str | dict[str, Any]) -> str:
+    """The part that a call of `look` names; an AssertionError or ValidationError otherwise."""
+    assert name == "look", name
+    read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return Look.model_validate(read).part
