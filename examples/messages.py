@@ -18,9 +18,9 @@ Its prompt has some 20,000 tokens: serve a model that calls tools, with a contex
 
 from __future__ import annotations
 
+import argparse
 import base64
 import struct
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -61,5 +61,8 @@ def main(url: str, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    server, *path = sys.argv[1:] or ["http://127.0.0.1:8000"]
-    main(server, Path(path[0]).read_bytes() if path else png())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("picture", nargs="?", type=Path, help="none: a red square")
+    given = parser.parse_args()
+    main(given.url, given.picture.read_bytes() if given.picture else png())

@@ -36,8 +36,8 @@ class Content:
     images: tuple[Image, ...]
     salt: str = ""
 
-    def pictures(self, start: int, end: int) -> tuple[tuple[int, int, ImageKey, int], ...]:
-        """(position after `start`, length, picture, embedding row) of every stretch of picture in
+    def shown(self, start: int, end: int) -> tuple[tuple[int, int, ImageKey, int], ...]:
+        """(position after `start`, length, image, embedding row) of every run of image tokens in
         `[start, end)`.
         """
         if not self.spans or start >= self.spans[-1].end:
@@ -60,4 +60,4 @@ class Content:
         same.
         """
         start = index * size
-        return tuple(self.tokens[start : start + size]), self.pictures(start, start + size)
+        return tuple(self.tokens[start : start + size]), self.shown(start, start + size)

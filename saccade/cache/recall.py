@@ -195,10 +195,10 @@ def _compare(
         first = min(one[0], other[0])
         if first >= length:
             break
-        pictures = one[2].digest, other[2].digest
-        if (one[:2], one[3], pictures[0]) != (other[:2], other[3], pictures[1]) or (
+        digests = one[2].digest, other[2].digest
+        if (one[:2], one[3], digests[0]) != (other[:2], other[3], digests[1]) or (
             one[2].settings != other[2].settings
         ):
-            resized = one[0] == other[0] and pictures[0] == pictures[1]
+            resized = one[0] == other[0] and digests[0] == digests[1]
             return _Likeness(first, resized and one[2].settings != other[2].settings, prompt)
     return _Likeness(length, False, prompt)

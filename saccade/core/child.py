@@ -31,7 +31,6 @@ HEARTBEAT_SECONDS = 0.5
 """An end that has nothing else to say gives a sign of life this often."""
 LAST_WORDS_BYTES = 4096
 """A pipe takes so much in one piece, and without waiting for a reader."""
-READ_BYTES = 1 << 18
 
 _HEADER = struct.Struct("<IB")
 _PR_SET_PDEATHSIG = 1

@@ -100,6 +100,13 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_embedding_cache_bytes", "gauge", "Bytes of picture embeddings resident", ("tier",)
     ),
     Metric(
+        "saccade_embedding_cache_budget_bytes",
+        "gauge",
+        "Bytes that picture embeddings may take",
+        ("tier",),
+    ),
+    Metric("saccade_embeddings", "gauge", "Picture embeddings resident", ("tier",)),
+    Metric(
         "saccade_embedding_evictions_total",
         "counter",
         "Picture embeddings evicted from a tier",
@@ -127,6 +134,7 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_running", "gauge", "Sequences that hold a slot"),
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
+    Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
     Metric(
         "saccade_pinned",
         "gauge",

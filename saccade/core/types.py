@@ -366,7 +366,8 @@ class Delta:
     `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
     for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
     `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
-    fault. `scores` go on where the last ones ended, and come before any token.
+    fault. `scores` go on where the last ones ended, and come before any token. `admitted`:
+    `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
     """
 
     id: str
@@ -379,3 +380,4 @@ class Delta:
     code: str | None = None
     caching: CacheReport | None = None
     scores: PromptScores | None = None
+    admitted: float = 0.0

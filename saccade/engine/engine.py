@@ -275,9 +275,14 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)
         metrics.set("saccade_embedding_cache_bytes", shelf.used_bytes, tier=tier)
+        metrics.set("saccade_embedding_cache_budget_bytes", shelf.budget_bytes, tier=tier)
+        metrics.set("saccade_embeddings", len(shelf), tier=tier)
         metrics.set("saccade_embedding_evictions_total", shelf.evictions, tier=tier)
     _measure_pins(scheduler, metrics)
-    cached = scheduler.prefix.pages if scheduler.prefix else 0
+    cached = 0
+    if scheduler.prefix is not None:
+        cached = scheduler.prefix.pages
+        metrics.set("saccade_kv_evictions_total", scheduler.prefix.evictions)
     metrics.set("saccade_kv_pages", pool.free, owner="free")
     metrics.set("saccade_kv_pages", cached, owner="prefix")
     metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

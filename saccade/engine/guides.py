@@ -59,8 +59,11 @@ class Guides:
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Forget a request. Whether it was here."""
-        return self._waiting.pop(id, None) is not None
+        """Forget a request, whose grammar is not compiled any more. Whether it was here."""
+        waited = self._waiting.pop(id, None)
+        if waited is not None:
+            waited[1].cancel()
+        return waited is not None
 
     def take(self) -> list[tuple[Request, Guide | InvalidRequest]]:
         """Requests whose guides are ready, or cannot be begun: each once."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, Protocol
 
 from saccade.core.errors import (
@@ -56,6 +57,7 @@ from saccade.core.types import (
 )
 from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
+from saccade.front.standing import InFlight
 from saccade.media.turns import BOUNDLESS, Room
 from saccade.text.answer import AnswerEvent
 from saccade.text.detokenize import Detokenizer, StopStrings, Vocabulary
@@ -101,7 +103,8 @@ class FoundImage:
     """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
     still in the arena, encoded again.
 
-    The ms are 0 unless this request's own turn made them be spent.
+    The ms are 0 unless this request's own turn made them be spent; `decoded` and `encoded` are
+    `time.monotonic()` when that was done.
     """
 
     image: int
@@ -112,6 +115,8 @@ class FoundImage:
     decode_ms: float = 0.0
     wait_ms: float = 0.0
     encode_ms: float = 0.0
+    decoded: float = 0.0
+    encoded: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +129,8 @@ class Event:
     `num_tokens` counts all tokens that were generated, also those that show no text. `stop`: the
     stop string that ended the answer.
     `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
-    it) stand in a choice's first. `scores`: of the prompt, in the first of its answers alone,
-    before any token.
+    it) stand in a choice's first, and so does `admitted`: `time.monotonic()` when the engine began
+    with it. `scores`: of the prompt, in the first of its answers alone, before any token.
     """
 
     choice: int
@@ -139,6 +144,7 @@ class Event:
     scores: PromptScores | None = None
     stop: str | None = None
     caching: CacheReport | None = None
+    admitted: float = 0.0
 
 
 class _Answer:
@@ -165,6 +171,12 @@ class _Answer:
         self._reader = prepared.reading.reader()
         self._single = prepared.reading.single
         self._num_tokens = 0
+
+    @property
+    def standing(self) -> InFlight:
+        """How far it is."""
+        request, age = self.request, time.monotonic() - self.request.arrival
+        return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> Event:
         """The event that `delta` makes; its `finish` may be a stop string's."""
@@ -386,6 +398,14 @@ class Front:
             for picture in pictures:
                 media.release(picture)
 
+    def in_flight(self, client: Client, most: int) -> list[InFlight]:
+        """The answers on their way, the longest first, `most` at most: of one of several keys only
+        its own, of anybody else all.
+        """
+        own = client.share("") if client.limited and client.name else None
+        shown = (each for each in self._answers.values() if own in (None, each.request.client))
+        return [each.standing for each in islice(shown, most)]
+
     def cancel(self, group: str) -> None:
         """End the answers of a request early (`Prepared.request.id`): whoever waits for them gets
         Cancelled.
@@ -480,6 +500,7 @@ class Front:
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
             caching=_placed(delta.caching, answer.landmarks),
+            admitted=delta.admitted,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
@@ -494,7 +515,14 @@ class Front:
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
-        return replace(found, decode_ms=spent.decode_ms, wait_ms=wait, encode_ms=spent.encode_ms)
+        return replace(
+            found,
+            decode_ms=spent.decode_ms,
+            wait_ms=wait,
+            encode_ms=spent.encode_ms,
+            decoded=spent.decoded,
+            encoded=spent.encoded,
+        )
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:

@@ -24,13 +24,15 @@ FAR = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def row_block(logits, masks, at, vocab, block: tl.constexpr, has_mask: tl.constexpr):
-    """(logits, which of them there are) of places [at, at + block)."""
+def row_block(logits, masks, free, at, vocab, block: tl.constexpr, has_mask: tl.constexpr):
+    """(logits, which of them there are) of places [at, at + block). free: bits that are
+    set whatever the mask says; all, for a row that has none.
+    """
     c = at + tl.arange(0, block)
     here = c < vocab
     x = tl.load(logits + c, mask=here, other=float("-inf"))
     if has_mask:
-        words = tl.load(masks + c // 32, mask=here, other=0)
+        words = tl.load(masks + c // 32, mask=here, other=0) | free
         here = here & (((words >> (c % 32)) & 1) != 0)
     return tl.where(here, x, float("-inf")), here
 
@@ -46,6 +48,7 @@ def order_of(x):
 def measure(
     logits,
     masks,
+    free,
     vocab,
     least,
     above,
@@ -61,7 +64,7 @@ def measure(
     number = tl.zeros([], tl.int64)
     mass = tl.zeros([], tl.float64)
     for at in tl.range(0, vocab, block):
-        x, here = row_block(logits, masks, at, vocab, block, has_mask)
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
         weight = tl.exp((x - best) * inverse)
         order = order_of(x)
         taken = here & (order >= least) & (order > above) & (weight >= min_p)
@@ -77,12 +80,12 @@ def middle(low, high):
 
 
 @triton.jit
-def best_of(logits, masks, vocab, block: tl.constexpr, has_mask: tl.constexpr):
+def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.constexpr):
     """(the best logit, its place): of equals, the first."""
     best = tl.full([], float("-inf"), tl.float32)
     winner = tl.zeros([], tl.int32)
     for at in tl.range(0, vocab, block):
-        x, _ = row_block(logits, masks, at, vocab, block, has_mask)
+        x, _ = row_block(logits, masks, free, at, vocab, block, has_mask)
         top = tl.max(x, 0)
         if top > best:
             best = top
@@ -92,13 +95,15 @@ def best_of(logits, masks, vocab, block: tl.constexpr, has_mask: tl.constexpr):
 
 @triton.jit
 def top_k_order(
-    logits, masks, vocab, top_k, best, inverse, block: tl.constexpr, has_mask: tl.constexpr
+    logits, masks, free, vocab, top_k, best, inverse, block: tl.constexpr, has_mask: tl.constexpr
 ):
     """The highest order that at least `top_k` tokens have or surpass."""
     low, high = tl.full([], LOWEST, tl.int32), order_of(best)
     while low < high:
         mid = middle(low, high) + 1
-        number, _ = measure(logits, masks, vocab, mid, LOWEST, best, inverse, 0.0, block, has_mask)
+        number, _ = measure(
+            logits, masks, free, vocab, mid, LOWEST, best, inverse, 0.0, block, has_mask
+        )
         if number >= top_k:
             low = mid
         else:
@@ -108,14 +113,27 @@ def top_k_order(
 
 @triton.jit
 def top_p_order(
-    logits, masks, vocab, top_p, least, best, inverse, block: tl.constexpr, has_mask: tl.constexpr
+    logits,
+    masks,
+    free,
+    vocab,
+    top_p,
+    least,
+    best,
+    inverse,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
 ):
     """The lowest order, from `least` on, above which less than the share `top_p` lies."""
-    _, mass = measure(logits, masks, vocab, least, LOWEST, best, inverse, 0.0, block, has_mask)
+    _, mass = measure(
+        logits, masks, free, vocab, least, LOWEST, best, inverse, 0.0, block, has_mask
+    )
     low, high = least, order_of(best)
     while low < high:
         mid = middle(low, high)
-        _, over = measure(logits, masks, vocab, least, mid, best, inverse, 0.0, block, has_mask)
+        _, over = measure(
+            logits, masks, free, vocab, least, mid, best, inverse, 0.0, block, has_mask
+        )
         if over < top_p * mass:
             high = mid
         else:
@@ -127,6 +145,7 @@ def top_p_order(
 def drawn_order(
     logits,
     masks,
+    free,
     vocab,
     point,
     least,
@@ -139,13 +158,17 @@ def drawn_order(
     """(order, mass above, the point's share): the lowest order above which no more than the share
     `point` lies, which is the drawn token's.
     """
-    _, mass = measure(logits, masks, vocab, least, LOWEST, best, inverse, min_p, block, has_mask)
+    _, mass = measure(
+        logits, masks, free, vocab, least, LOWEST, best, inverse, min_p, block, has_mask
+    )
     share = point * mass
     low, high = least, order_of(best)
     over = tl.zeros([], tl.float64)
     while low < high:
         mid = middle(low, high)
-        _, more = measure(logits, masks, vocab, least, mid, best, inverse, min_p, block, has_mask)
+        _, more = measure(
+            logits, masks, free, vocab, least, mid, best, inverse, min_p, block, has_mask
+        )
         if more <= share:
             high = mid
             over = more
@@ -158,6 +181,7 @@ def drawn_order(
 def pick_equal(
     logits,
     masks,
+    free,
     vocab,
     order,
     over,
@@ -175,7 +199,7 @@ def pick_equal(
     passed = tl.zeros([], tl.int32)
     last = winner
     for at in tl.range(0, vocab, block):
-        x, here = row_block(logits, masks, at, vocab, block, has_mask)
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
         c = at + tl.arange(0, block)
         equal = here & (order_of(x) == order)
         count = tl.sum(equal.to(tl.int32), 0)
@@ -193,6 +217,7 @@ def pick_equal(
 def _sample(
     logits,
     masks,
+    lines,
     slots,
     params,
     top_ks,
@@ -204,32 +229,38 @@ def _sample(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """Program (row). params [slots, 3]: temperature, top-p, min-p."""
+    """Program (row). params [slots, 3]: temperature, top-p, min-p. lines: whose mask is whose."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
-    masks += row * mask_stride
+    free = 0
+    if has_mask:
+        line = tl.load(lines + row)
+        free = tl.where(line >= 0, 0, -1)
+        masks += tl.maximum(line, 0) * mask_stride
     slot = tl.load(slots + row)
     temperature = tl.load(params + slot * 3)
     top_p = tl.load(params + slot * 3 + 1)
     min_p = tl.load(params + slot * 3 + 2)
     top_k = tl.load(top_ks + slot)
-    best, winner = best_of(logits, masks, vocab, block, has_mask)
+    best, winner = best_of(logits, masks, free, vocab, block, has_mask)
     if temperature <= 0.0:
         tl.store(tokens + row, winner.to(tl.int64))
         return
     inverse = 1.0 / temperature
     least = tl.full([], LOWEST, tl.int32)
     if (top_k > 0) & (top_k < vocab):
-        least = top_k_order(logits, masks, vocab, top_k, best, inverse, block, has_mask)
+        least = top_k_order(logits, masks, free, vocab, top_k, best, inverse, block, has_mask)
     if top_p < 1.0:
         share = top_p.to(tl.float64)
-        least = top_p_order(logits, masks, vocab, share, least, best, inverse, block, has_mask)
+        least = top_p_order(
+            logits, masks, free, vocab, share, least, best, inverse, block, has_mask
+        )
     point = tl.load(uniforms + row)
     order, over, rest = drawn_order(
-        logits, masks, vocab, point, least, best, inverse, min_p, block, has_mask
+        logits, masks, free, vocab, point, least, best, inverse, min_p, block, has_mask
     )
     token = pick_equal(
-        logits, masks, vocab, order, over, rest, best, inverse, winner, block, has_mask
+        logits, masks, free, vocab, order, over, rest, best, inverse, winner, block, has_mask
     )
     tl.store(tokens + row, token.to(tl.int64))
 
@@ -241,20 +272,25 @@ def launch_sample(
     top_ks: torch.Tensor,
     uniforms: torch.Tensor,
     masks: torch.Tensor | None = None,
+    lines: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One token [D] int64 per row of `logits` [D, V] float32, best first by `uniforms` [D] float64.
 
     slots [D] int64: lines of params [slots, 3] float32 (temperature, top-p, min-p; temperature 0:
-    the best token) and of top_ks [slots] int32 (0: no limit). masks [D, ceil(V / 32)] int32: bits
-    of the tokens that may be drawn, at least one a row.
+    the best token) and of top_ks [slots] int32 (0: no limit). masks [M, ceil(V / 32)] int32: bits
+    of the tokens that may be drawn, at least one each; lines [D] int64: which of them a row has, -1
+    for none.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and params.is_contiguous()
+    if masks is not None:
+        assert lines is not None and masks.shape[1] == -(-vocab // 32), "each row has a line"
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         _sample[(rows,)](
             logits,
             logits if masks is None else masks,
+            slots if lines is None else lines,
             slots,
             params,
             top_ks,

@@ -108,18 +108,19 @@ class EncodedBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What reading one source brought. Times in ms."""
+    """What reading one source brought. Times in ms; `begun` is `time.monotonic()`."""
 
     encoded: EncodedBytes
     probe: Probe
     fetch_ms: float
     digest_ms: float
+    begun: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """A picture that was opened: what the engine is told (`image`), and what decoding it would
-    take. Times in ms.
+    take. Times in ms. `read` is `time.monotonic()` when its bytes began to be fetched.
     """
 
     image: Image
@@ -129,6 +130,7 @@ class Picture:
     asker: Asker
     fetch_ms: float
     digest_ms: float
+    read: float
 
     @property
     def data(self) -> bytes:
@@ -139,12 +141,13 @@ class Picture:
 class Spent:
     """What the pixels and the embedding of a picture in flight have cost so far.
 
-    `encoded` is `time.monotonic()` when the vision
-    tower was done with it.
+    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision tower, were
+    done with it.
     """
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
+    decoded: float = 0.0
     encoded: float = 0.0
 
 
@@ -247,20 +250,21 @@ class Media:
             asker,
             read.fetch_ms,
             read.digest_ms,
+            read.begun,
         )
 
     async def _read(self, url: Address, salt: str, asker: Asker) -> _Read:
         """The bytes of a source, their digest, and their header."""
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
-        begun = time.perf_counter()
+        begun = time.monotonic()
         data = await self._bytes(url, salt, asker)
-        fetched = time.perf_counter()
+        fetched = time.monotonic()
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         encoded = self._encoded.setdefault(name, EncodedBytes(data, name))
         found = await self._header(name, data, asker.request)
-        done = time.perf_counter()
-        return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3)
+        done = time.monotonic()
+        return _Read(encoded, found, (fetched - begun) * 1e3, (done - fetched) * 1e3, begun)
 
     def _recall(self, known: KnownImage, salt: str) -> _Read:
         """What is remembered of an image: its bytes only while a request holds them.
@@ -275,7 +279,8 @@ class Media:
                 code="unknown_uuid",
             )
         name, probe = found
-        return _Read(self._encoded.get(name) or EncodedBytes(b"", name), probe, 0.0, 0.0)
+        encoded = self._encoded.get(name) or EncodedBytes(b"", name)
+        return _Read(encoded, probe, 0.0, 0.0, time.monotonic())
 
     async def _header(self, name: bytes, data: bytes, request: str) -> Probe:
         """What the header of these bytes says: read by an image worker, once. Raises ImageError."""
@@ -381,7 +386,7 @@ class Media:
         )
         await self._decoders.decode(key, job, slot)
         if spent := self._spent.get(key):
-            spent.decode_ms = job.ms
+            spent.decode_ms, spent.decoded = job.ms, time.monotonic()
 
     def call_off(self, key: ImageKey) -> None:
         """Nobody needs an image that is being decoded: `decode` ends."""

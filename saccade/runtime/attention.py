@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from saccade.kernels import device
 from saccade.kernels.attention import causal_attention, decode_attention
-from saccade.kernels.device import runs_triton
 from saccade.kernels.layer import QKNorm, turn_and_cache
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
@@ -40,7 +40,7 @@ FEWEST_ABREAST = 4
 
 def attention_for(kv: KVCache, page_size: int) -> Attention:
     """The one for the device that the cache lies on."""
-    kind = PagedAttention if runs_triton(kv[0][0]) else SequenceAttention
+    kind = PagedAttention if device.runs_triton(kv[0][0]) else SequenceAttention
     return kind(kv, page_size)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.kernels import device
 from saccade.kernels.mask import mask_logits
 from saccade.nn.transfer import send
 from saccade.runtime.edits import Edits
@@ -76,27 +77,41 @@ class Report:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Masks [M, ceil(V / 32)] of some rows of logits, which nobody has applied yet."""
+
+    masks: torch.Tensor
+    rows: Sequence[int]  # [M]
+
+
 class Sampler:
     """Draws for all slots of one worker. `stop_ids`: the model's own end tokens."""
 
     def __init__(
-        self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
+        self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device
     ) -> None:
         self._vocab_size = vocab_size
-        self._device = device
+        self._device = place
         self._asked: list[SamplingParams] = [SamplingParams()] * slots
+        self._drew = [False] * slots  # whether its line of the tables is of one that draws
         # temperature, top-p, min-p
-        self._params = torch.zeros((slots, 3), dtype=torch.float32, device=device)
-        self._edits = Edits(vocab_size, stop_ids, device)
+        self._params = torch.zeros((slots, 3), dtype=torch.float32, device=place)
+        self._top_ks = torch.zeros(slots, dtype=torch.int32, device=place)
+        self._edits = Edits(vocab_size, stop_ids, place)
 
     def open(
         self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
     ) -> None:
         """A sequence enters `slot`: its prompt, and the answer so far."""
-        self._asked[slot] = params
-        if params.temperature > 0.0:
+        if params.temperature > 0.0 or self._drew[slot]:
             row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
             self._params[slot].copy_(send(row, self._device))
+            self._top_ks[slot : slot + 1].copy_(
+                send(np.array([params.top_k], np.int32), self._device)
+            )
+        self._asked[slot] = params
+        self._drew[slot] = params.temperature > 0.0
         self._edits.open(slot, params, tokens, prompt_length)
 
     def close(self, slot: int) -> None:
@@ -119,12 +134,21 @@ class Sampler:
         wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
-        if masks is not None:
-            mask_logits(logits, masks, None if masked is None else self._send(masked))
         edited = [(row, slot) for row, slot in enumerate(draws.rows) if slot in self._edits]
+        later: Allowed | None = None
+        if masks is not None:
+            rows = range(len(masks)) if masked is None else masked
+            # What an edit bans depends on what a mask leaves.
+            if edited or not device.runs_triton(logits):
+                mask_logits(logits, masks, None if masked is None else self._send(rows))
+            else:
+                later = Allowed(masks, rows)
         for row, slot in edited:
             self._edits.apply(slot, logits[row], draws.counts[row], masks is not None)
-        tokens = self._choose(logits, draws, asked)
+        if device.runs_triton(logits):
+            tokens = self._launch(logits, draws, asked, later)
+        else:
+            tokens = self._choose(logits, draws, asked)
         for row, slot in edited:
             self._edits.add(slot, tokens[row : row + 1])
         if raw is None:
@@ -133,6 +157,26 @@ class Sampler:
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
         return tokens, Report(wants, tops, chosen, best, ids)
+
+    def _launch(
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        asked: Sequence[SamplingParams],
+        allowed: Allowed | None,
+    ) -> torch.Tensor:
+        """As `_choose`, by one kernel, which reads the masks too."""
+        if allowed is None and all(params.temperature == 0.0 for params in asked):
+            return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
+        # Imported where there is a GPU: elsewhere Triton need not be installed.
+        from saccade.kernels.sample_gpu import launch_sample
+
+        table = logits, draws.slots, self._params, self._top_ks, draws.uniforms
+        if allowed is None:
+            return launch_sample(*table)
+        lines = np.full(len(asked), -1, np.int64)
+        lines[list(allowed.rows)] = np.arange(len(allowed.rows))
+        return launch_sample(*table, allowed.masks, send(lines, self._device))
 
     def _choose(
         self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]

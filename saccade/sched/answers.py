@@ -92,4 +92,6 @@ def report(
         return Delta(id, tokens, logprobs, reason, error, code=code)
     cached, images = sequence.cached or 0, sequence.outcomes()
     caching = sequence.account.report(sequence.request.caching)
-    return Delta(id, tokens, logprobs, reason, error, cached, images, code, caching)
+    admitted = sequence.account.admitted
+    told = (id, tokens, logprobs, reason, error, cached, images, code, caching)
+    return Delta(*told, admitted=admitted)

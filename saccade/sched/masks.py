@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -18,6 +19,9 @@ from llguidance import LLMatcher, LLTokenizer
 from saccade.core.errors import InvalidRequest
 from saccade.core.lexicon import begin_match, fill_mask, mask_words
 
+MAX_KEPT_BYTES = 8 << 20
+"""Of the texts of grammars whose prototypes are kept, each of which takes up to ten times its text.
+"""
 SLOW_SECONDS = 5e-4
 """A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
 made beside the loop.
@@ -104,12 +108,18 @@ class Matcher:
         fill_mask(self._match, row)
         if self._match.is_error():
             raise self._too_complex()
+        if not self.may_end:  # a client's grammar may name an end token in the midst of others
+            for token in self._ends:
+                row[token // 32] &= ~np.uint32(1 << token % 32)
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must follow, whatever the model says, as the tokenizer itself would cut
         their text; they may be accepted without being drawn. No end token is among them.
         """
-        return () if self._ended else tuple(self._match.compute_ff_tokens())
+        if self._ended:
+            return ()
+        tokens = tuple(takewhile(lambda t: t not in self._ends, self._match.compute_ff_tokens()))
+        return tokens[: self._match.validate_tokens(list(tokens))] if tokens else ()
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
@@ -263,9 +273,18 @@ class Matchers:
     """Begins matchers; keeps the prototypes of the grammars that were used last."""
 
     def __init__(
-        self, lexicon: LLTokenizer, vocab_size: int, ends: Sequence[int], most: int = 256
+        self,
+        lexicon: LLTokenizer,
+        vocab_size: int,
+        ends: Sequence[int],
+        most: int = 256,
+        most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`: prototypes kept."""
+        """`most`, `most_bytes`: prototypes kept, and what their grammars' texts come to; the one
+        asked for last is kept whatever it takes.
+        """
+        self.nbytes = 0
+        self._most_bytes = most_bytes
         self._lexicon = lexicon
         self._words = mask_words(vocab_size)
         self._ends = frozenset(ends)
@@ -288,7 +307,10 @@ class Matchers:
             if prototype.is_error():
                 raise InvalidRequest(f"the grammar does not compile: {prototype.get_error()}")
             self._prototypes[grammar] = prototype
-            if len(self._prototypes) > self._most:
-                self._prototypes.popitem(last=False)
+            self.nbytes += len(grammar)
+            while len(self._prototypes) > 1 and (
+                len(self._prototypes) > self._most or self.nbytes > self._most_bytes
+            ):
+                self.nbytes -= len(self._prototypes.popitem(last=False)[0])
         self._prototypes.move_to_end(grammar)
         return Matcher(prototype.deep_copy(), self._ends, self._words)

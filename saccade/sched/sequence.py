@@ -8,6 +8,7 @@ Owns a sequence's state and its legal transitions. Only the scheduler changes a 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -66,12 +67,14 @@ class Run:
 class Account:
     """What the prefix cache had of a prompt, and what it keeps.
 
-    cached: prompt tokens found at the first admission; None before. kept: tokens up to which
-    breakpoints keep it. written: of these, tokens that were computed, by the seconds they are kept.
-    missed: why less was found than might have been, if that was asked.
+    cached: prompt tokens found at the first admission; None before. admitted: when that was
+    (`time.monotonic()`); 0.0 before. kept: tokens up to which breakpoints keep it. written: of
+    these, tokens that were computed, by the seconds they are kept. missed: why less was found than
+    might have been, if that was asked.
     """
 
     cached: int | None = None
+    admitted: float = 0.0
     kept: int = 0
     written: Counter[int] = field(default_factory=Counter)
     missed: CacheMiss | None = None
@@ -253,6 +256,7 @@ class Sequence:
         self.blocked, self.cramped = None, False
         if self.account.cached is None:
             self.account.cached = min(computed, self.prompt_length)
+            self.account.admitted = time.monotonic()
         last = {span.image: span.end for span in self.request.spans}
         for image, end in last.items():
             if end <= computed and image not in self.found:

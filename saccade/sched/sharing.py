@@ -53,6 +53,6 @@ def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: i
         start <= twin.computed < min(end, twin.prompt_length)
         and twin.request.cache_salt == sequence.request.cache_salt
         and twin.tokens[:end] == sequence.tokens[:end]
-        and twin.content.pictures(0, end) == sequence.content.pictures(0, end)
+        and twin.content.shown(0, end) == sequence.content.shown(0, end)
         for twin in running
     )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from saccade.text.answer import AnswerEvent, Reasoned
 from saccade.text.tool_calls import CallArguments, CallBroken, CallEnded, CallStarted, Text
@@ -199,9 +202,31 @@ class WholeMessage:
 def read_input(text: str) -> Any:
     """A call's input; of one that its length cut off, what was whole: as the SDKs read a stream."""
     try:
-        return json.loads(text or "{}")
+        return _parsed(text or "{}")
     except json.JSONDecodeError:
-        return json.loads(whole_part(text))
+        return _parsed(whole_part(text))
+    except RecursionError:
+        return {}
+
+
+def _parsed(text: str) -> Any:
+    return _tellable(json.loads(text, parse_int=_number, parse_float=_number))
+
+
+def _number(word: str) -> Any:
+    """As the model wrote it where it is too large to be told otherwise."""
+    value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
+    told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
+    return value if told else msgspec.Raw(word.encode())
+
+
+def _tellable(value: Any) -> Any:
+    """`value` without halves of surrogate pairs, which JSON can name and no text can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_tellable(key): _tellable(each) for key, each in value.items()}
+    return [_tellable(each) for each in value] if isinstance(value, list) else value
 
 
 def whole_part(text: str) -> str:
@@ -235,11 +260,3 @@ def whole_part(text: str) -> str:
             continue
         best, closing = end, "".join(reversed(closers))
     return text[:best] + closing
-
-
-def whole_message(events: Sequence[StreamEvent]) -> dict[str, Any]:
-    """The message that a whole stream tells of."""
-    message = WholeMessage()
-    for event in events:
-        message.add(event)
-    return message.told()

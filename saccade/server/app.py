@@ -57,6 +57,7 @@ from saccade.server.openai import (
     read_tokenize,
 )
 from saccade.server.openapi import describe
+from saccade.server.page import PAGE_PATHS, page_routes
 from saccade.server.prompts import PromptTeller, View, texts_of
 from saccade.server.refusals import body_for, refusal
 from saccade.server.responses import response_routes
@@ -125,6 +126,7 @@ def build_app(
         )
     if keys := Keys.of(options):
         open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        open_paths |= set() if options.disable_page else PAGE_PATHS
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
     return Starlette(
         routes=[
@@ -146,6 +148,7 @@ def build_app(
             Route("/ping", api.health),
             Route("/metrics", api.metrics),
             Route("/version", api.version),
+            *page_routes(door, api.started),
         ],
         middleware=middleware,
         exception_handlers={

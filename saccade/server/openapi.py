@@ -1,8 +1,8 @@
 """GET /openapi.json: the API as its own schemas describe it.
 
 Owns the document alone: the fields are those of `openai.py`, `anthropic_body.py`,
-`responses_body.py`, `responses_items.py` and `front/content.py`, the answers `answers.py`'s. Knows
-nothing of requests.
+`responses_body.py`, `responses_items.py` and `front/content.py`, the answers `answers.py`'s and
+`page.py`'s. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import msgspec
 from saccade import __version__
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.front.content import ChatMessage
-from saccade.server import answers, anthropic_body, openai, responses_body, responses_items
+from saccade.server import (
+    answers,
+    anthropic_body,
+    openai,
+    page,
+    responses_body,
+    responses_items,
+)
 from saccade.server.form import Form
 from saccade.server.refusals import speaks_anthropic
 
@@ -46,6 +53,7 @@ _GETS: dict[str, tuple[str, str]] = {
     "/health": ("Whether the server can answer", ""),
     "/metrics": ("Counters, as Prometheus reads them", ""),
     "/version": ("Saccade's version", ""),
+    "/saccade/state": ("The server, and the answers that are on their way", "ServerState"),
     "/docs": ("This description, to be read", ""),
     "/v1/files": ("The uploaded files", ""),
     "/v1/files/{id}": ("One uploaded file", ""),
@@ -60,7 +68,7 @@ def describe() -> dict[str, Any]:
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
-    lists = [answers.ModelList, answers.ErrorResponse]
+    lists = [answers.ModelList, answers.ErrorResponse, page.ServerState]
     below = [ChatMessage, anthropic_body.InputMessage, anthropic_body.ToolDefinition]
     types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.core.errors import Cancelled, RequestError
+from saccade.core.errors import Cancelled, InvalidRequest, RequestError
 from saccade.core.types import SamplingParams
 from saccade.front.client import Client
 from saccade.front.fields import unsupported
@@ -243,7 +243,18 @@ class _Responses:
         return self._store.find(client, name, "previous_response_id").turn
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
-        """The items of a request; those that it only names, packed."""
+        """The items of a request; those that it only names, packed. None is named twice: what a
+        request is read into is no more than what was sent and what is kept.
+        """
+        named = set[str]()
+        for i, item in enumerate(inquiry.items):
+            if isinstance(item, ReferenceItem):
+                if item.id in named:
+                    place = f"input[{i}].id"
+                    raise InvalidRequest(
+                        f"{place}: the item {item.id[:200]!r} is named twice: name it once", place
+                    )
+                named.add(item.id)
         return [
             self._store.item(client, item.id, f"input[{i}].id")
             if isinstance(item, ReferenceItem)

@@ -69,6 +69,16 @@ class ImageTimes(Struct):
     encode: float = 0.0
 
 
+class ImageStarts(Struct, omit_defaults=True):
+    """When a picture's stages began, in milliseconds from the arrival of the request; negative for
+    what another request had begun. UNSET: this request had no such stage.
+    """
+
+    fetch: float
+    decode: float | UnsetType = UNSET
+    encode: float | UnsetType = UNSET
+
+
 class ImageMissed(Struct, omit_defaults=True):
     """Why a picture was not found at a level above the one where it was found."""
 
@@ -83,9 +93,15 @@ class ImageTrace(ImageCost, kw_only=True):
     tier: Tier | UnsetType = UNSET
     missed: ImageMissed
     ms: ImageTimes
+    starts: ImageStarts
 
     @classmethod
-    def found_at(cls, found: FoundImage, picture: Picture, place: str) -> ImageTrace:
+    def found_at(
+        cls, found: FoundImage, picture: Picture, place: str, arrival: float
+    ) -> ImageTrace:
+        def start(ended: float, ms: float) -> float | UnsetType:
+            return round((ended - arrival) * 1e3 - ms, 3) if ms else UNSET
+
         return cls(
             **structs.asdict(ImageCost.of(picture, place)),
             found=found.level,
@@ -103,15 +119,21 @@ class ImageTrace(ImageCost, kw_only=True):
                     )
                 )
             ),
+            starts=ImageStarts(
+                round((picture.read - arrival) * 1e3, 3),
+                start(found.decoded, found.decode_ms),
+                start(found.encoded, found.encode_ms),
+            ),
         )
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the arrival of a request: to its submission to the engine, to the first
-    token, to the end.
+    """Milliseconds from the arrival of a request: to its submission to the engine, to when the
+    engine began with it, to the first token, to the end.
     """
 
     prepared: float
+    admitted: float
     first_token: float
     total: float
 
@@ -143,12 +165,14 @@ class Tracer:
         self._arrival = self._prepared.request.arrival
         self._ready = time.monotonic()
         self._first: float | None = None
+        self._admitted = 0.0
         self._found: tuple[FoundImage, ...] = ()
         self._prompt = CacheTrace(0)
 
     def add(self, event: Event) -> None:
         if self._first is None and event.scores is None:
             self._first = time.monotonic()
+            self._admitted = event.admitted
             report = event.caching or CacheReport()
             kept = {f"{seconds}s": tokens for seconds, tokens in report.written}
             self._prompt = CacheTrace(event.cached_tokens, kept, report.missed)
@@ -166,11 +190,13 @@ class Tracer:
         """At the end of the answer."""
         pictures, places = self._prepared.pictures, self._prepared.places
         images = [
-            ImageTrace.found_at(found, pictures[found.image], places[found.image])
+            ImageTrace.found_at(found, pictures[found.image], places[found.image], self._arrival)
             for found in self._found
         ]
         now = time.monotonic()
-        moments = (self._ready, now if self._first is None else self._first, now)
+        first = now if self._first is None else self._first
+        # What never got a slot waited to the end.
+        moments = (self._ready, self._admitted or first, first, now)
         return Trace(
             images,
             RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),

@@ -232,7 +232,7 @@ class JsonCall:
         text = "".join(self._text)
         if self._key == "name":
             self.name = json.loads(text)
-            return bool(self.name)
+            return bool(self.name) and _is_text(self.name)
         if not streamed:
             arguments = _as_object(text)
             if arguments is None:
@@ -261,4 +261,13 @@ def _as_object(text: str) -> str | None:
         if piece is None:
             return None
         pieces.append(piece)
-    return "".join(pieces) if scanner.done else None
+    return "".join(pieces) if scanner.done and _is_text(inner) else None
+
+
+def _is_text(text: Any) -> bool:
+    """False for half of a surrogate pair, which JSON can name and no answer can hold."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -178,6 +178,8 @@ def typed(text: str, schema: Any, root: Any) -> Any:
         return None
     try:
         value = json.loads(word, parse_constant=_refuse)
+        # Neither a number beyond all bounds nor half of a surrogate pair can be told.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and "integer" in kinds and value.is_integer():

@@ -24,12 +24,22 @@ from saccade.text.schema import place_name, prepare_schema, subschemas
 
 MAX_GRAMMAR_BYTES = 65_536
 """Of a regular expression, a Lark grammar or a list of choices."""
+MAX_BREAKS_CHARACTERS = 200
+"""Of a pattern for white space, which stands between any two parts of a document."""
+MAX_INTERSECTIONS = 8
+"""`&` and `~` of a Lark grammar: a step of the matcher takes up to 2^n operations for n of them
+(`schema.MAX_INTERSECTED`).
+"""
+MAX_KEPT_BYTES = 16 << 20
+"""Of the texts of all grammars that are kept."""
 MAX_CHOICES = 1_000
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("json", "regex", "choice", "grammar", "json_object")
 _OUR_WORDS = re.compile(
     r"<non-verbose/>|while processing json-schema:\S*|Enable 'coerce_one_of' option.*"
 )
+_LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+"""What no operator stands in: comments, strings and regular expressions of Lark."""
 _NOTHING_FITS = "Unsatisfiable"
 _ANY_OBJECT = {"type": "object"}
 _BREAKS = r"[ \t\n\r]{0,40}"
@@ -169,7 +179,11 @@ def read_structured_outputs(value: Mapping[str, Any], param: str) -> Wish | None
             f"{param}: expected one of {', '.join(_MODES)}, got {' and '.join(given) or 'none'}",
             param,
         )
-    spacing = _spacing(value.get("disable_any_whitespace"), value.get("whitespace_pattern"), param)
+    spacing = _spacing(
+        value.get("disable_any_whitespace"),
+        value.get("whitespace_pattern"),
+        f"{param}.whitespace_pattern",
+    )
     return _read_mode(given[0], value[given[0]], f"{param}.{given[0]}", spacing)
 
 
@@ -184,7 +198,8 @@ def read_guided(fields: Mapping[str, Any]) -> Wish | None:
         raise InvalidRequest(
             f"guided_{given[1]}: excluded by guided_{given[0]}; give one", f"guided_{given[1]}"
         )
-    spacing = _spacing(None, fields.get("guided_whitespace_pattern"), "guided")
+    where = "guided_whitespace_pattern"
+    spacing = _spacing(None, fields.get(where), where)
     param = f"guided_{given[0]}"
     return _read_mode(given[0], fields[param], param, spacing)
 
@@ -212,11 +227,15 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> Wish | No
     return Wish("regex" if mode == "regex" else "lark", value, param)
 
 
-def _spacing(compact: Any, breaks: Any, param: str) -> Spacing:
+def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
+    """`where`: what the client calls `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
-            where = f"{param}.whitespace_pattern"
             raise InvalidRequest(f"{where}: expected a regular expression", where)
+        if len(breaks) > MAX_BREAKS_CHARACTERS:
+            raise InvalidRequest(
+                f"{where}: {len(breaks)} characters; the limit is {MAX_BREAKS_CHARACTERS}", where
+            )
         return Spacing((",", ":"), breaks)
     return {True: COMPACT, False: FREE}.get(compact, AS_DUMPED)
 
@@ -236,8 +255,18 @@ def lark_part(name: str, lark: str) -> Part:
 class Grammars:
     """Compiles wishes; keeps what was compiled last."""
 
-    def __init__(self, lexicon: LLTokenizer, vocab_size: int, most: int = 256) -> None:
-        """`most`: grammars kept."""
+    def __init__(
+        self,
+        lexicon: LLTokenizer,
+        vocab_size: int,
+        most: int = 256,
+        most_bytes: int = MAX_KEPT_BYTES,
+    ) -> None:
+        """`most`, `most_bytes`: grammars kept, and what their texts come to; the one asked for last
+        is kept whatever it takes.
+        """
+        self.nbytes = 0
+        self._most_bytes = most_bytes
         self._lexicon = lexicon
         self._row = np.zeros(mask_words(vocab_size), np.uint32)
         self._most = most
@@ -259,8 +288,11 @@ class Grammars:
             if error := self._fault(parts):
                 raise self._explain(wish, error)
             known = self._known[key] = Grammar(json.dumps({"grammars": parts}), key)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+            self.nbytes += len(known.text)
+            while len(self._known) > 1 and (
+                len(self._known) > self._most or self.nbytes > self._most_bytes
+            ):
+                self.nbytes -= len(self._known.popitem(last=False)[1].text)
         self._known.move_to_end(key)
         return known
 
@@ -286,6 +318,13 @@ class Grammars:
                 f"{param}: {what} is not supported; write it in Lark (rule: ...)",
                 param,
                 "unsupported_parameter",
+            )
+        operators = len(re.findall("[&~]", _LITERAL.sub("", text)))
+        if operators > MAX_INTERSECTIONS:
+            raise InvalidRequest(
+                f"{param}: {operators} of & and ~; the limit is {MAX_INTERSECTIONS}: each may "
+                "double what it takes to follow the grammar",
+                param,
             )
         return [lark_part("answer", text)]
 

@@ -30,6 +30,13 @@ MAX_MULTIPLE = 1_000
 `multipleOf` decides: 1,000,003 of them take 6 s to compile.
 """
 
+MAX_INTERSECTED = 8
+"""Patterns that one text has to match all: a step of the matcher takes up to 2^n operations for n
+of them, which none of the library's limits counts. 20 take 10 s to compile.
+"""
+
+_MAX_MERGED = 20_000
+"""Schemas that are looked at to know what `allOf` puts together, each as often as it is reached."""
 _MAX_TRIED = 64
 """Schemas within one that are tried alone, to name the one at fault."""
 _MAX_BRANCHES = 64
@@ -41,6 +48,9 @@ Place = tuple[str | int, ...]
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAP = ("properties", "$defs", "definitions")
+_SAME = ("anyOf", "oneOf", "allOf")
+"""What stands in these is said of the same document as what holds them."""
+_DEFINED = ("$defs", "definitions")
 _UNSUPPORTED = frozenset(
     (
         "patternProperties",
@@ -109,6 +119,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
         )
     checked = _Checked(json.loads(text), param)
     checked.refuse_endless()
+    checked.refuse_intersections()
     checked.reword()
     return checked.root
 
@@ -183,6 +194,54 @@ class _Checked:
         for place in self.nodes:
             if place not in ends:
                 self._refuse(place, "the schema refers to itself without end: no document fits")
+
+    def refuse_intersections(self) -> None:
+        """Refuse texts that have to match too many patterns at once, as `allOf` or a reference
+        beside other keywords may ask for.
+        """
+        patterns = {place: own for place in self.nodes if (own := self._patterns(place))}
+        if len(set[str]().union(*patterns.values())) <= MAX_INTERSECTED:
+            return
+        looked = 0
+        for start, node in self.nodes.items():
+            if not isinstance(node, dict) or not {"allOf", "$ref"} & node.keys():
+                continue
+            wanted: dict[Place, set[str]] = {}  # patterns by place within a document
+            pending: list[tuple[Place, Place]] = [(start, ())]
+            seen = set(pending)
+            while pending:
+                place, at = pending.pop()
+                looked += 1
+                here = wanted.setdefault(at, set())
+                here |= patterns.get(place, set())
+                if len(here) > MAX_INTERSECTED or looked > _MAX_MERGED:
+                    self._refuse(
+                        (*start, "allOf" if "allOf" in node else "$ref"),
+                        f"one text would have to match more than {MAX_INTERSECTED} patterns at "
+                        "once, or too much is put together: say it in fewer",
+                    )
+                for part, step in self._merged(place):
+                    inner = (*at, *step)
+                    if len(inner) <= 2 * MAX_SCHEMA_DEPTH and (part, inner) not in seen:
+                        seen.add((part, inner))
+                        pending.append((part, inner))
+
+    def _patterns(self, place: Place) -> set[str]:
+        """What a text that the schema at `place` describes has to match."""
+        node = self.nodes[place]
+        keys = ("pattern", "format") if isinstance(node, dict) else ()
+        return {f"{key} {node[key]}" for key in keys if key in node}
+
+    def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
+        """The schemas within the one at `place`, and the one that it refers to; and where in a
+        document what they describe stands, from what this one describes.
+        """
+        for part in self.children(place):
+            step = part[len(place) :]
+            if step[0] not in _DEFINED:
+                yield part, () if step[0] in _SAME else step
+        if (target := self.target(place)) is not None:
+            yield target, ()
 
     def reword(self) -> None:
         """Put what means the same to the library in words that it takes."""

@@ -71,6 +71,11 @@ FIELDS = [
     "parallel_tool_calls",
     "presence_penalty",
     "prompt",
+    "prompt_cache_diagnostics",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "prompt_logprobs",
     "repetition_penalty",
     "response_format",
     "seed",
@@ -81,6 +86,7 @@ FIELDS = [
     "store",
     "stream",
     "stream_options",
+    "structured_outputs",
     "system",
     "temperature",
     "thinking",
@@ -163,6 +169,34 @@ HARD_URLS = ("http://xn--/", "http://xn--zzzzzzzz99999999999/", "http://\ud800/"
 HARD_QUERIES = ("%C2%B2", "9" * 5000)
 
 
+LARKS = (
+    'start: "a"',
+    "start: <[0]> <[1]> <[2]>",
+    'start: ("a" <[2]>)* "b"',
+    "start: <[0-300]>",
+    'start: t "q"\nt[lazy]: /a*b*/',
+    'start: t u\nt[max_tokens=2]: /.*/\nu[suffix="a"]: /.*/',
+    "start: a\na: a a | ",
+    "start: T\nT: " + " & ".join(f"/(?s:.*)[ab].{{{i}}}c(?s:.*)/" for i in range(30)),
+    "start: @answer",
+    '%llguidance {"no_forcing": true}\nstart: "abc" <|im_end|> "d"',
+    "start: /(.*[ab].{14}c)|(.*[bd].{15}e)|(.*[ac].{16}f)/",
+)
+SCHEMAS: tuple[object, ...] = (
+    {"type": "object"},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    {"type": "array", "items": {"$ref": "#"}},
+    {"allOf": [{"pattern": f"[ab].{{{i}}}c"} for i in range(30)], "type": "string"},
+    {"enum": ["\u0000", None, 10**30, 1e308, "<|im_end|>"]},
+    {"type": "string", "maxLength": 10**9, "minLength": 3},
+    {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#"}}},
+    {"type": "number", "minimum": 1e308},
+    True,
+    False,
+    {},
+)
+
+
 class Grammar:
     """Draws requests. `model` is a name that the server knows. `hard`: also what once broke it."""
 
@@ -214,6 +248,8 @@ class Grammar:
         if path == "/v1/files":
             return self._upload()
         body = self._ask(path)
+        if draw.random() < 0.3:
+            body |= self._wish(path)
         for _ in range(draw.choice((0, 1, 1, 2, 4))):
             body[draw.choice(FIELDS)] = self._value(3)
         if draw.random() < 0.05:
@@ -227,6 +263,53 @@ class Grammar:
             )
         kind = KINDS[0] if draw.random() < 0.9 else draw.choice(KINDS)
         return kind, data
+
+    def _wish(self, path: str) -> dict[str, object]:
+        """What the answer is to look like, and what is asked of the caches."""
+        draw = self._draw
+        schema = draw.choice(SCHEMAS)
+        named: dict[str, object] = {"type": "json_schema", "name": "x", "schema": schema}
+        tool: dict[str, object] = {"name": draw.choice(("f", "f", "<|im_end|>")), "strict": True}
+        choice = draw.choice(("auto", "required", "none", {"type": "function", "name": "f"}))
+        ttl = draw.choice(("1s", "5m", "24h", "0s", "99999h", None))
+        if path == "/v1/responses":
+            function = {"type": "function", "parameters": schema, **tool}
+            return draw.choice(
+                (
+                    {"text": {"format": named}},
+                    {"tools": [function], "tool_choice": choice},
+                    {"prompt_cache_options": {"ttl": ttl}},
+                    {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
+                    {"stream": True, "tools": [function], "tool_choice": "required"},
+                )
+            )
+        if path.startswith("/v1/messages"):
+            format = {"type": "json_schema", "schema": schema}
+            custom = {"name": tool["name"], "input_schema": schema}
+            most = {"max_tokens": draw.choice((3, 30, 60))} if path == "/v1/messages" else {}
+            return draw.choice(
+                (
+                    {"output_config": {"format": format}},
+                    {"tools": [custom], "tool_choice": {"type": "any"}, **most},
+                    {"cache_control": {"type": "ephemeral", "ttl": ttl}},
+                )
+            )
+        function = {"type": "function", "function": {"parameters": schema, **tool}}
+        whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return draw.choice(
+            (
+                {"guided_grammar": draw.choice(LARKS)},
+                {"structured_outputs": {"grammar": draw.choice(LARKS)}, "n": 2},
+                {"guided_json": schema, "guided_whitespace_pattern": draw.choice(("( |a)*", " "))},
+                {"response_format": whole, "stream": draw.random() < 0.5, "logprobs": True},
+                {"tools": [function], "tool_choice": choice, "max_tokens": 60},
+                {"tools": [function], "tool_choice": "required", "response_format": whole},
+                {"prompt_logprobs": draw.choice((0, 3, 20)), "n": draw.choice((1, 3))},
+                {"echo": True, "logprobs": 2, "max_tokens": 0},
+                {"prompt_cache_options": {"mode": "implicit", "ttl": ttl}, "cache_salt": "a"},
+                {"prompt_cache_diagnostics": True, "prompt_cache_key": self._text()},
+            )
+        )
 
     def _ask(self, path: str) -> dict[str, object]:
         draw = self._draw

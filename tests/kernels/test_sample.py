@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from saccade.core.types import SamplingParams
+from saccade.kernels import device as placement
 from saccade.runtime.sampler import Draws, Sampler, uniform
 
 pytest.importorskip("triton")
@@ -20,25 +23,27 @@ def draw(
     logits: torch.Tensor,
     asked: list[SamplingParams],
     masks: torch.Tensor | None = None,
+    masked: list[int] | None = None,
 ) -> tuple[list[int], list[int]]:
-    """(the kernel's tokens, the sampler's) for a row of logits each."""
+    """Tokens that the sampler draws (by the kernel, by PyTorch) from a row of logits each."""
     rows = len(asked)
-    points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
-    sampler = Sampler(VOCAB, rows, (), torch.device("cpu"))
-    for slot, params in enumerate(asked):
-        sampler.open(slot, params, (1,), 1)
-    draws = Draws(range(rows), [7] * rows, torch.arange(rows), points)
-    theirs, _ = sampler(logits.clone(), draws, masks)
-    table = torch.tensor([(p.temperature, p.top_p, p.min_p) for p in asked])
-    ours = launch_sample(
-        logits.to(device),
-        torch.arange(rows, device=device),
-        table.to(device),
-        torch.tensor([p.top_k for p in asked], dtype=torch.int32, device=device),
-        points.to(device),
-        None if masks is None else masks.to(device),
-    )
-    return ours.tolist(), theirs.tolist()
+    found = []
+    for place, by_kernel in ((device, True), ("cpu", False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(placement, "runs_triton", lambda _, by_kernel=by_kernel: by_kernel)
+            sampler = Sampler(VOCAB, rows, (7,), torch.device(place))
+            for slot, params in enumerate(asked):
+                # Another sequence was there before.
+                sampler.open(slot, SamplingParams(temperature=0.8, top_k=2), (1,), 1)
+                sampler.close(slot)
+                sampler.open(slot, params, (1, 3, 3), 1)
+            points = torch.tensor([uniform(p.seed, 7) for p in asked], dtype=torch.float64)
+            slots = torch.arange(rows, device=place)
+            draws = Draws(range(rows), [7] * rows, slots, points.to(place))
+            there = None if masks is None else masks.to(place)
+            tokens, _ = sampler(logits.to(place, copy=True), draws, there, masked)
+            found.append(tokens.tolist())
+    return found[0], found[1]
 
 
 def noise(rows: int, seed: int = 0) -> torch.Tensor:
@@ -89,6 +94,21 @@ def test_equal_logits_share_the_draw_evenly_by_their_place(device: str) -> None:
         torch.tensor(points, dtype=torch.float64, device=device),
     ).tolist()
     assert ours == [(10, 11, 12, 13, 200)[int(point * 5)] for point in points]
+
+
+@pytest.mark.parametrize("edit", [{}, {"min_tokens": 9, "repetition_penalty": 1.3}])
+def test_some_rows_have_masks_and_others_none(device: str, edit: dict[str, Any]) -> None:
+    """Row 4 may draw nothing but an end, which `min_tokens` bans elsewhere."""
+    asked = [SamplingParams(temperature=t, seed=s, **edit) for s, t in enumerate((0, 1, 2, 0, 1))]
+    allowed = torch.zeros(3, WORDS, dtype=torch.int32)
+    allowed[0, 3] = 0b11
+    allowed[1, :] = -1
+    allowed[2, 0] = 1 << 7
+    logits = noise(len(asked), seed=2)
+    logits[:, 7] = 20.0
+    ours, theirs = draw(device, logits, asked, allowed, [1, 3, 4])
+    assert ours == theirs
+    assert ours[1] in (96, 97) and ours[4] == 7 and (ours[0] == 7) == (not edit)
 
 
 @pytest.mark.parametrize("point", [0.0, 1.0 - 2.0**-53])

@@ -244,15 +244,16 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
 ) -> None:
     """On a GPU the time to launch is what a small batch costs."""
     net: Any = blank(spec, torch.bfloat16)
+    net.text.layers += net.text.layers[-1:] * 2
     counts = []
     for _ in range(2):
         gpu.count = 0
         with Operators() as operators:
             forward(net, torch.bfloat16, [1] * batch)
         counts.append((gpu.count, operators.count))
-        net.text.layers.pop()  # one that no level of embeddings follows
+        net.text.layers.pop()  # one that stands between layers without levels of embeddings
     (kernels, operators_of), (fewer, others) = counts
-    assert kernels - fewer in (5, 6)  # where keys are split, a launch merges them
+    assert kernels - fewer in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
     assert kernels - fewer + operators_of - others <= 11
 
 
@@ -266,9 +267,9 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [[], [0], None], ids=["free", "one masked", "masked"])
 def test_drawing_asks_for_no_value(
-    gpu: Launches, asked: list[dict[str, object]], masked: bool
+    gpu: Launches, asked: list[dict[str, object]], masked: list[int] | None
 ) -> None:
     vocab, count = 3000, len(asked)
     sampler = Sampler(vocab, count, (1, 2), CUDA)
@@ -280,8 +281,9 @@ def test_drawing_asks_for_no_value(
         torch.empty(count, dtype=torch.int64, device=CUDA),
         torch.empty(count, dtype=torch.float64, device=CUDA),
     )
-    masks = torch.empty((count, 94), dtype=torch.int32, device=CUDA) if masked else None
+    some = count if masked is None else len(masked)
+    masks = torch.empty((some, 94), dtype=torch.int32, device=CUDA) if some else None
     logits = torch.empty((count, vocab), dtype=torch.float32, device=CUDA)
-    tokens, report = sampler(logits, draws, masks)
+    tokens, report = sampler(logits, draws, masks, masked if some else None)
     assert tokens.device == CUDA and tokens.shape == (count,) and tokens.dtype == torch.int64
     assert (report is not None) == any("logprobs" in params for params in asked)

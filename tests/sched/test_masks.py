@@ -120,6 +120,43 @@ def test_a_token_outside_the_grammar_is_our_bug_and_changes_nothing(matchers: Ma
     assert matcher.ended
 
 
+END = f"<[{DEMO_ENDS[0]}]>"
+
+
+@pytest.mark.parametrize("text", [f'"a" {END} "b"', f"<[0]> <[1]> {END}", f'("a" {END})*', END])
+def test_an_end_token_that_a_client_names_ends_nothing_by_itself(
+    matchers: Matchers, text: str
+) -> None:
+    """Once, such a grammar ended the engine: the library forced, or allowed, an end in the midst of
+    what was not complete.
+    """
+    matcher = matchers.begin(lark(f"start: {text}"))
+    for _ in range(6):
+        forced = matcher.forced()
+        assert not set(forced) & set(DEMO_ENDS)
+        matcher.accept(forced)
+        next_tokens = allowed(matcher)
+        assert matcher.may_end or not set(next_tokens) & set(DEMO_ENDS)
+        if not next_tokens or matcher.ended:
+            break
+        matcher.accept(next_tokens[:1])
+
+
+def test_prototypes_are_bounded_in_bytes() -> None:
+    def grammar(number: int) -> str:
+        return lark(f'start: "{number:03}" "{"x" * 1000}"')
+
+    room = 4 * len(grammar(0))
+    matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS, most_bytes=room)
+    for number in range(40):
+        matchers.begin(grammar(number))
+        assert matchers.nbytes <= room
+    matchers.begin(lark(f'start: "{"y" * 2 * room}"'))
+    assert matchers.nbytes > room, "what was asked for last is kept"
+    matchers.begin(grammar(0))
+    assert matchers.nbytes == len(grammar(0))
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), back=st.lists(st.integers(0, 6), max_size=12))
 def test_what_was_rolled_back_leaves_no_trace(seed: int, back: list[int]) -> None:

@@ -14,10 +14,11 @@ from anthropic.types import Message
 from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.server.anthropic_body import COUNT_TOKENS, MESSAGES, MessagesRequest
 from saccade.server.anthropic_chat import ChatBody, as_chat
-from saccade.server.anthropic_events import MessageStream, MessageUsage, read_input, whole_message
+from saccade.server.anthropic_events import MessageStream, MessageUsage, WholeMessage, read_input
 from saccade.server.openai import CHAT
 from saccade.server.refusals import error_body
 from saccade.text.answer import AnswerReader
+from saccade.text.tool_calls import CallArguments, CallStarted
 
 PIXEL = "iVBORw0KGgo="
 TOOL: dict[str, Any] = {
@@ -68,6 +69,14 @@ def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: A
         events += stream.feed(reader.feed(letter))
     events += stream.feed(reader.end())
     return events + stream.end(finish, stop, MessageUsage(7, 20, 300, 12))
+
+
+def whole_message(events: list[Any]) -> dict[str, Any]:
+    """The message that a whole stream tells of."""
+    message = WholeMessage()
+    for event in events:
+        message.add(event)
+    return message.told()
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -186,15 +195,14 @@ def test_marks_are_kept_by_place() -> None:
         messages=[user(text("q"), image(BASE64, cache_control=mark)), user(result, text("b"))],
         cache_control=mark,
     )
-    minutes = {**mark, "ttl": "5m"}
     (tool,), (system, question, answer, last) = made.body["tools"], made.body["messages"]
-    assert tool["cache_control"] == minutes
+    assert tool["cache_control"] == mark
     assert system["content"][0]["cache_control"] == hour
     assert "cache_control" not in question["content"][0]
-    assert question["content"][1]["cache_control"] == minutes
-    assert answer["content"][0]["cache_control"] == minutes
+    assert question["content"][1]["cache_control"] == mark
+    assert answer["content"][0]["cache_control"] == mark
     assert answer["cache_control"] == hour
-    assert last["cache_control"] == minutes
+    assert last["cache_control"] == mark
 
 
 @pytest.mark.parametrize(
@@ -369,6 +377,29 @@ def test_the_sdk_reads_a_stream_as_the_whole_message(eager: bool) -> None:
 def test_an_answer_says_why_it_ended(words: str, finish: str, stop: Any, reason: str) -> None:
     message = whole_message(events_of(words, finish, stop))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"where": "he', b"{}"),  # the length has cut it off: once, a 500
+        ('{"n": 123456789012345678901234567890}', b'{"n":123456789012345678901234567890}'),
+        ('{"n": [1e999, 2.5, -3]}', b'{"n":[1e999,2.5,-3]}'),
+        ('{"\\ud800": "a\\ud83d\\ude00\\udc00"}', '{"\ufffd":"a😀\ufffd"}'.encode()),
+        ("", b"{}"),
+    ],
+)
+def test_any_input_of_a_call_can_be_told(arguments: str, told: bytes) -> None:
+    stream = MessageStream("msg_1", "m", True)
+    usage = MessageUsage(1, 0, 0, 1, 0)
+    events = [
+        *stream.begin(usage),
+        *stream.feed([CallStarted(0, "call_1", "f"), CallArguments(0, arguments)]),
+        *stream.end("length", None, usage),
+    ]
+    message = whole_message(events)
+    assert msgspec.json.encode(message["content"][0]["input"]) == told
+    assert message["stop_reason"] == "max_tokens"
 
 
 def test_an_error_has_anthropics_shape() -> None:

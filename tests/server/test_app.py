@@ -500,10 +500,10 @@ def test_an_unknown_parameter_is_called_unsupported(served: Served) -> None:
 
 
 def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> None:
-    echo = refused(served, "/v1/completions", echo=True)
-    assert (echo["message"], echo["param"], echo["code"]) == (
-        "echo: only false is supported",
-        "echo",
+    beam = refused(served, "/v1/completions", use_beam_search=True)
+    assert (beam["message"], beam["param"], beam["code"]) == (
+        "use_beam_search: only false is supported",
+        "use_beam_search",
         "unsupported_parameter",
     )
     part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "video_url"}]}])

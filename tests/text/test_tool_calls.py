@@ -218,6 +218,30 @@ def test_a_malformed_call_is_text_to_the_letter(form: Form, text: str, eager: bo
         assert read(form, pieces, eager) == WholeAnswer(text, "", ())
 
 
+HALF = "\\ud800"
+
+
+@pytest.mark.parametrize(
+    ("form", "inner"),
+    [
+        ("hermes", f'{{"name": "look{HALF}", "arguments": {{}}}}'),
+        ("hermes", f'{{"name": "look", "arguments": "{{\\"where\\": \\"{HALF}\\"}}"}}'),
+    ],
+)
+def test_a_call_that_no_text_can_hold_is_text(form: Form, inner: str) -> None:
+    """Once, half of a surrogate pair that a model wrote was a 500 when the answer was told."""
+    text = f"<tool_call>\n{inner}\n</tool_call>"
+    assert read(form, [text], eager=True) == WholeAnswer(text, "", ())
+
+
+@pytest.mark.parametrize("value", ["1e999", f'["{HALF}"]', "-1e999"])
+def test_a_value_that_json_cannot_hold_is_a_string(value: str) -> None:
+    name = "tags" if value.startswith("[") else "share"
+    text = f"<tool_call>\n<function=look>\n<parameter={name}>\n{value}\n</parameter>\n</function>\n"
+    (call,) = read("xml", [text + "</tool_call>"]).calls
+    assert json.loads(call.arguments.encode(), parse_constant=pytest.fail) == {name: value}
+
+
 def test_a_call_streams_its_name_and_then_its_arguments() -> None:
     calls = ToolCalls("hermes", TOOLS, eager=True, make_id=lambda: "call_x")
     events = [

@@ -51,11 +51,6 @@ class VisionConfig:
     def head_dim(self) -> int:
         return self.hidden // self.heads
 
-    @property
-    def patch_values(self) -> int:
-        """Values of one flattened patch: channels * frames * height * width."""
-        return 3 * self.temporal_patch * self.patch**2
-
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

@@ -51,7 +51,7 @@ def render(title: str, sections: Sequence[PageSection], evals: Sequence[SavedEva
         span=span,
         verdict=verdict,
         cached=cached,
-        b64=lambda png: base64.b64encode(png).decode(),
+        b64=b64,
     )
     runs = [run for section in sections for group in section.workload.groups for run in group.runs]
     return environment.from_string(TEMPLATE.read_text()).render(

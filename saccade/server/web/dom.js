@@ -1,0 +1,44 @@
+// Elements, and figures for people. Whatever a user or a server says becomes text, never HTML.
+
+/** A new element. `options`: class, title, and attributes by name; children: elements or text. */
+export function element(tag, options = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(options)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+export function milliseconds(ms) {
+  if (ms >= 10000) return `${(ms / 1000).toFixed(1)} s`;
+  return `${ms >= 100 ? ms.toFixed(0) : ms >= 1 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
+}
+
+export function duration(seconds) {
+  for (const [name, length] of [["days", 86400], ["hours", 3600], ["minutes", 60]])
+    if (seconds >= 2 * length) return `${Math.floor(seconds / length)} ${name}`;
+  return `${Math.floor(seconds)} s`;
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < units.length - 1) [count, unit] = [count / 1024, unit + 1];
+  return `${count >= 100 || unit === 0 ? count.toFixed(0) : count.toFixed(1)} ${units[unit]}`;
+}
+
+export const number = (value) => Math.round(value).toLocaleString("en");
+
+export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "–");
+
+/** A bar of parts beside each other. parts: [class, share of 1, words]. */
+export function bar(parts) {
+  const made = element("div", { class: "bar" });
+  for (const [name, share, words] of parts) {
+    const part = element("span", { class: name, title: words });
+    part.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
+    made.append(part);
+  }
+  return made;
+}

@@ -1,0 +1,172 @@
+// The live view: caches and requests as /metrics and /saccade/state have them. Asks once a second
+// while it is seen, and not at all while it is not.
+
+import { look } from "./api.js";
+import { bar, byId, bytes, duration, element, milliseconds, number, percent } from "./dom.js";
+
+const PERIOD = 1000; // ms from an answer to the next look
+const AFTER_FAILURE = 5000;
+
+/** `onRefused` hears of a refusal, and is waited for. */
+export async function watch(onRefused) {
+  let before = null;
+  for (;;) {
+    await seen();
+    let wait = PERIOD;
+    try {
+      const now = { ...(await look()), at: performance.now() };
+      show(now, before);
+      before = now;
+    } catch (error) {
+      wait = AFTER_FAILURE;
+      status("failed", error.status ? error.message : "the server does not answer");
+      if (error.status === 401) {
+        await onRefused(error);
+        wait = 0;
+      }
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+function seen() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) =>
+    document.addEventListener("visibilitychange", resolve, { once: true }),
+  );
+}
+
+function status(name, words) {
+  const shown = byId("status");
+  shown.className = name;
+  shown.textContent = words;
+}
+
+function show({ state, metrics, at }, before) {
+  byId("model").textContent = state.model;
+  document.title = `${state.model} – Saccade`;
+  status(state.status, state.reason || state.status);
+  const value = (name, labels = {}) => pick(metrics, name, labels);
+  const rate = (name) =>
+    before ? (1000 * (value(name) - pick(before.metrics, name, {}))) / (at - before.at) : 0;
+  byId("live").replaceChildren(
+    requests(state, value, rate),
+    kv(state, value),
+    embeddings(metrics, value),
+    images(value),
+    element(
+      "p",
+      { class: "small" },
+      `Saccade ${state.version}, up ${duration(state.uptime)}; ` +
+        `${number(state.context_length ?? 0)} tokens of context`,
+    ),
+  );
+}
+
+/** The sum of a metric over all series that have these labels. */
+function pick(metrics, name, labels) {
+  let sum = 0;
+  for (const [has, value] of metrics.get(name) ?? [])
+    if (Object.entries(labels).every(([key, wanted]) => has[key] === wanted)) sum += value;
+  return sum;
+}
+
+function panel(title, ...children) {
+  return element("section", { class: "panel" }, element("h2", {}, title), ...children);
+}
+
+/** Lines of a name and a figure. */
+function figures(...lines) {
+  return element(
+    "dl",
+    {},
+    ...lines.flatMap(([name, figure]) => [element("dt", {}, name), element("dd", {}, figure)]),
+  );
+}
+
+function requests(state, value, rate) {
+  const first = value("saccade_ttft_seconds_sum") / (value("saccade_ttft_seconds_count") || 1);
+  const made = panel(
+    "Requests",
+    figures(
+      ["running", number(value("saccade_requests_running"))],
+      ["waiting", number(value("saccade_requests_waiting"))],
+      ["tokens a second", number(rate("saccade_generated_tokens_total"))],
+      ["to the first token, on average", milliseconds(1000 * first)],
+    ),
+  );
+  if (state.answers.length) {
+    const head = ["age", "prompt", "images", "answer"].map((name) => element("th", {}, name));
+    const rows = state.answers.map((each) =>
+      element(
+        "tr",
+        {},
+        element("td", {}, milliseconds(1000 * each.seconds)),
+        ...[each.prompt_tokens, each.images, each.generated].map((n) =>
+          element("td", {}, number(n)),
+        ),
+      ),
+    );
+    made.append(element("table", {}, element("tr", {}, ...head), ...rows));
+  }
+  return made;
+}
+
+function kv(state, value) {
+  const owners = ["sequences", "prefix", "free"];
+  const pages = owners.map((owner) => [owner, value("saccade_kv_pages", { owner })]);
+  const all = pages.reduce((sum, [, count]) => sum + count, 0);
+  const prompt = value("saccade_prompt_tokens_total");
+  return panel(
+    "KV pages",
+    bar(pages.map(([owner, count]) => [owner, all ? count / all : 0, `${owner}: ${number(count)}`])),
+    figures(
+      ...pages.map(([owner, count]) => [owner, number(count)]),
+      ["pinned", number(value("saccade_pinned", { cache: "kv" }))],
+      ["prompt tokens found", percent(value("saccade_cached_tokens_total"), prompt)],
+      ["evicted", number(value("saccade_kv_evictions_total"))],
+      ["tokens they hold", number(state.kv_tokens ?? 0)],
+    ),
+  );
+}
+
+function embeddings(metrics, value) {
+  const tiers = (metrics.get("saccade_embedding_cache_bytes") ?? []).map(([labels]) => labels.tier);
+  return panel(
+    "Embeddings",
+    ...tiers.flatMap((tier) => {
+      const used = value("saccade_embedding_cache_bytes", { tier });
+      const budget = value("saccade_embedding_cache_budget_bytes", { tier });
+      const hits = value("saccade_embedding_hits_total", { tier });
+      const looks = hits + value("saccade_embedding_misses_total", { tier });
+      return [
+        element("h3", {}, tier),
+        bar([["prefix", budget ? used / budget : 0, `${bytes(used)} of ${bytes(budget)}`]]),
+        figures(
+          ["images", number(value("saccade_embeddings", { tier }))],
+          ["size", `${bytes(used)} of ${bytes(budget)}`],
+          ["found", `${number(hits)} of ${number(looks)} (${percent(hits, looks)})`],
+          ["evicted", number(value("saccade_embedding_evictions_total", { tier }))],
+        ),
+      ];
+    }),
+    ...(tiers.length ? [] : [element("p", { class: "small" }, "none yet")]),
+  );
+}
+
+function images(value) {
+  const level = (name) => value("saccade_image_hits_total", { level: name });
+  const fetched = value("saccade_images_fetched_total");
+  return panel(
+    "Images",
+    figures(
+      ["received", number(value("saccade_images_received_total"))],
+      ["found in KV", number(level("kv"))],
+      ["found as embedding", number(level("embedding"))],
+      ["found as pixels", number(level("pixels"))],
+      ["fetched from the web", number(fetched)],
+      ["decoded", number(value("saccade_images_decoded_total"))],
+      ["encoded", number(value("saccade_images_encoded_total"))],
+    ),
+  );
+}

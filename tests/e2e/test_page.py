@@ -1,0 +1,181 @@
+"""The page at /, in a headless Chromium, against the demo model.
+
+With PAGE_SCREENSHOTS=FOLDER, what was seen is kept there (README shows it).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from saccade.demo.draw import Scene, render
+from saccade.demo.run import SEED, script
+from tests.e2e.chromium import CHROMIUM, Browser, browsing
+from tests.e2e.server import Server, serving
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
+KEY = "open sesame"
+GIVE = """(() => {
+  const transfer = new DataTransfer();
+  for (const [name, data] of %s)
+    transfer.items.add(new File(
+      [Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, {type: "image/png"}));
+  %s
+})()"""
+DROP = 'document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true}))'
+PASTE = (
+    "document.getElementById('question').dispatchEvent("
+    'new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}))'
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(
+        "demo", tmp_path_factory.mktemp("server"), "--max-total-tokens", "16384"
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Browser:
+    """The page as it is when it has just been opened, without a complaint."""
+    browser.complaints.clear()
+    browser.open(f"{server.url}/")
+    browser.wait_for("document.getElementById('status').textContent === 'ready'")
+    return browser
+
+
+def give(page: Browser, how: str, scenes: Sequence[Scene]) -> None:
+    """Drop or paste images, and wait for their thumbnails."""
+    files = []
+    for i, scene in enumerate(scenes):
+        buffer = io.BytesIO()
+        render(scene).save(buffer, "PNG")
+        files.append((f"{i}.png", base64.b64encode(buffer.getvalue()).decode()))
+    page.run(GIVE % (json.dumps(files), how))
+    page.wait_for(f"document.querySelectorAll('#tray img').length === {len(files)}")
+
+
+def ask(page: Browser, question: str) -> str:
+    """The answer, once all of it is there."""
+    before = page.run("document.querySelectorAll('.assistant').length")
+    page.run(f"document.getElementById('question').value = {json.dumps(question)}")
+    page.run("document.getElementById('send').click()")
+    page.wait_for(
+        f"document.querySelectorAll('.assistant').length > {before} && "
+        "document.querySelector('.assistant:last-of-type').dataset.done === ''"
+    )
+    answer: str = page.run(
+        "document.querySelector('.assistant:last-of-type .text').textContent.trim()"
+    )
+    return answer
+
+
+def found(page: Browser) -> list[str]:
+    """Where the images of the last answer were found."""
+    places: list[str] = page.run(
+        "[...document.querySelectorAll('.assistant:last-of-type .image')]"
+        ".map((each) => each.dataset.found)"
+    )
+    return places
+
+
+def keep(page: Browser, name: str, tmp_path: Path) -> None:
+    path = Path(os.environ.get("PAGE_SCREENSHOTS", tmp_path)) / name
+    page.run("new Promise((resolve) => setTimeout(resolve, 1500))")  # the live view looks again
+    page.screenshot(path)
+    assert 5_000 < path.stat().st_size < 200_000
+
+
+def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
+    page: Browser, tmp_path: Path
+) -> None:
+    first, second, *_ = script(SEED)
+    give(page, DROP, first.pictures)
+    assert ask(page, first.question) == first.answer
+    assert found(page) == ["none"]
+    stages = page.run("[...document.querySelectorAll('.lane .stage')].map((each) => each.title)")
+    for stage in ("prepare", "queue", "prefill", "answer", "fetch", "decode", "encode"):
+        assert any(words.startswith(f"{stage} ") for words in stages), stage
+    assert page.run("document.querySelectorAll('.trace img.thumbnail').length") == 1
+    give(page, PASTE, second.pictures)
+    assert ask(page, second.question) == second.answer
+    assert found(page) == ["kv", "none"]
+    keep(page, "page.png", tmp_path)
+    # The same image after other words: its embedding is there.
+    page.run("document.getElementById('clear').click()")
+    give(page, DROP, [*second.pictures, *first.pictures])
+    ask(page, "Which picture has a number in it?")
+    assert found(page) == ["embedding: device"] * 2
+    keep(page, "page-again.png", tmp_path)
+    shown = page.run("document.getElementById('live').textContent")
+    assert "KV pages" in shown and "device" in shown
+    assert not page.complaints
+
+
+def test_text_stays_text(page: Browser) -> None:
+    ask(page, "<img src=x onerror=alert(1)><b>Hi</b>")
+    assert page.run("document.querySelector('.user .text').children.length") == 0
+    assert not page.complaints
+
+
+def test_a_refused_question_can_be_asked_again(page: Browser) -> None:
+    broken = [["broken.png", base64.b64encode(b"no image").decode()]]
+    page.run(GIVE % (json.dumps(broken), DROP))
+    page.wait_for("document.querySelectorAll('#tray .thumbnail').length === 1")
+    page.run("document.getElementById('question').value = 'Hi'")
+    page.run("document.getElementById('send').click()")
+    words = page.wait_for("document.querySelector('.error')?.textContent")
+    assert "messages[0].content[0]" in words
+    assert page.run("document.getElementById('question').value") == "Hi"
+    assert page.run("document.querySelectorAll('.turn').length") == 0
+    page.run("document.querySelector('#tray button').click()")
+    assert ask(page, "Hi") and page.run("document.querySelectorAll('.turn').length") == 2
+
+
+def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
+    def give_key(key: str) -> None:
+        browser.wait_for("document.getElementById('key-dialog').open")
+        browser.run(f"document.getElementById('key').value = {json.dumps(key)}")
+        browser.run("document.querySelector('#key-form button').click()")
+
+    with serving("demo", tmp_path, "--api-key", KEY, "--max-total-tokens", "4096") as keyed:
+        browser.open(f"{keyed.url}/")
+        give_key("wrong")
+        browser.wait_for("document.getElementById('key-reason').textContent")
+        give_key(KEY)
+        browser.wait_for("document.getElementById('status').textContent === 'ready'")
+        assert ask(browser, "Hi")
+        assert browser.run("sessionStorage.length + localStorage.length") == 1
+        browser.open("about:blank")
+
+
+def test_a_session_of_saccade_chat_says_where_its_image_was_found(
+    server: Server, tmp_path: Path
+) -> None:
+    first = script(SEED)[2]
+    path = tmp_path / "image.png"
+    render(first.pictures[0]).save(path)
+    lines = f"/image {path}\n{first.question}\nAnd now?\n"
+    command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
+    assert [each.split(",")[0] for each in told] == [" none", " kv"], done.stdout
