@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -231,6 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--write", action="store_true", help=f"record the outcome in {RECORD}/")
     args = parser.parse_args(argv)
+    # What Triton 3.9 does where nothing is said, with a warning.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     from lab.aot_cases import cases  # after the environment is known to have Triton
 
     bad = []

@@ -127,4 +127,5 @@ def _sample(masked: bool) -> None:
         torch.zeros(4, dtype=torch.int32),
         torch.zeros(4, dtype=torch.float64),
         masks,
+        torch.zeros(4, dtype=torch.int64),
     )

@@ -227,11 +227,15 @@ class Distributed:
         self.group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._finish(lambda: self.group.allreduce([x]))
+        options = dist.AllreduceOptions()
+        options.asyncOp = False  # NCCL computes on the current stream, without events in between
+        self._finish(lambda: self.group.allreduce([x], options))
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        self._finish(lambda: self.group.broadcast([x], dist.BroadcastOptions()))
+        options = dist.BroadcastOptions()
+        options.asyncOp = False
+        self._finish(lambda: self.group.broadcast([x], options))
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -239,9 +243,11 @@ class Distributed:
         self._finish(lambda: self.group.allgather([list(gathered.unbind(0))], [x]))
         return gathered
 
-    def _finish(self, start: Callable[[], dist.Work]) -> None:
+    def _finish(self, start: Callable[[], dist.Work | None]) -> None:
         try:
-            start().wait()
+            work = start()
+            if work is not None:  # else it has ended already, or is in stream order
+                work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 

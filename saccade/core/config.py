@@ -77,7 +77,8 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound.
+    patch-blocks of the vision tower in a step; 0: no bound. `decode_graph_sizes`: numbers of rows
+    to capture CUDA graphs of the language model at, ascending; none without graphs.
     """
 
     device: Literal["cpu", "cuda"]
@@ -92,6 +93,7 @@ class EngineConfig:
     encode_patches: int
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
+    decode_graph_sizes: tuple[int, ...] = ()
 
     @property
     def kv_tokens(self) -> int:

@@ -127,6 +127,12 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_generated_tokens_total", "counter", "Tokens generated"),
     Metric("saccade_steps_total", "counter", "Steps of the engine"),
     Metric(
+        "saccade_graph_replays_total",
+        "counter",
+        "Steps that only decoded, by the rows of the CUDA graph that was replayed",
+        ("rows",),
+    ),
+    Metric(
         "saccade_preemptions_total",
         "counter",
         "Sequences sent back to waiting because pages ran out",

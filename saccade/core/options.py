@@ -31,7 +31,7 @@ MOST_RUNNING = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What to serve."""
+    """What to serve, and how it is computed."""
 
     dtype: Literal["auto", Dtype] = "auto"
     """Number format of weights and KV cache. auto: the checkpoint's own."""
@@ -71,8 +71,15 @@ class ModelOptions:
     weights: less work, as exact on average, not the same bits.
     """
 
+    disable_cuda_graph: bool = False
+    """Do not replay CUDA graphs of the language model."""
+    cuda_graph_max_bs: int | None = None
+    """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
+    many as run side by side.
+    """
+
     def __post_init__(self) -> None:
-        at_least(1, self, "context_length")
+        at_least(1, self, "context_length", "cuda_graph_max_bs")
 
 
 @dataclass(frozen=True, slots=True)

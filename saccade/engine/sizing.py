@@ -52,6 +52,16 @@ graph.
 """
 
 
+DECODE_GRAPH_FEW = (1, 2, 4)
+DECODE_GRAPH_STEP = 8
+"""Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
+GRAPH_POOL_BYTES = 256 * MIB
+GRAPH_BYTES = 4 * MIB
+"""What all graphs of the language model take together, and each besides. Estimates: no graph was
+ever measured. The largest one's activations are at most about 30 MiB for 256 rows of an 8B.
+"""
+
+
 LARGE_IMAGE_PIXELS = 2560 * 1440
 LARGE_IMAGE_STEPS = 8
 """On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
@@ -173,7 +183,9 @@ def resolve(
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
-    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk))
+    graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
+    taken = scoring_bytes(spec, chunk) + decode_graph_bytes(graphs)
+    free = max(0, hardware.free_bytes - taken)
     kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
@@ -202,7 +214,26 @@ def resolve(
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
+        decode_graph_sizes=graphs,
     )
+
+
+def resolve_decode_graphs(model: ModelOptions, max_running: int, *, cuda: bool) -> tuple[int, ...]:
+    """Rows at which the language model's steps are captured. Raises ConfigError."""
+    most = model.cuda_graph_max_bs
+    if model.disable_cuda_graph or not cuda:
+        if most is not None:
+            why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
+            raise ConfigError(f"--cuda-graph-max-bs {most}: {why}")
+        return ()
+    most = min(most or max_running, max_running)
+    steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
+    return (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+
+
+def decode_graph_bytes(sizes: Sequence[int]) -> int:
+    """Device memory that the language model's graphs take."""
+    return GRAPH_POOL_BYTES + len(sizes) * GRAPH_BYTES if sizes else 0
 
 
 def tower_budget(spec: FamilySpec) -> int:
@@ -397,6 +428,11 @@ def describe(
         *(
             (("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),)
             if config.encoder.graph_sizes
+            else ()
+        ),
+        *(
+            (("decode graphs", f"up to {_count(max(config.decode_graph_sizes), 'sequence')}"),)
+            if config.decode_graph_sizes
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),

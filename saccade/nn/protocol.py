@@ -189,9 +189,14 @@ class FamilyNet(Protocol):
     @property
     def vision(self) -> VisionNet: ...
 
+    @property
+    def hidden(self) -> int:
+        """Values of a state."""
+        ...
+
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """What all T tokens come to, [T, hidden], after the last layer; `attention` has planned for
-        `batch`.
+        `batch`. Reads nothing but its arguments, so that a graph of it can be captured.
         """
         ...
 

@@ -38,9 +38,11 @@ FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""
 
 
-def attention_for(kv: KVCache, page_size: int) -> Attention:
-    """The one for the device that the cache lies on."""
-    kind = PagedAttention if device.runs_triton(kv[0][0]) else SequenceAttention
+def attention_for(kv: KVCache, page_size: int, *, graphs: bool = False) -> Attention:
+    """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
+    pages from there alone.
+    """
+    kind = PagedAttention if graphs or device.runs_triton(kv[0][0]) else SequenceAttention
     return kind(kv, page_size)
 
 

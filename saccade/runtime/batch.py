@@ -109,37 +109,40 @@ class Fields(NamedTuple):
     positions: torch.Tensor  # [3, T] int64
     out_slots: torch.Tensor  # [T] int64
     owners: torch.Tensor  # [R] int64: the slot of each row
+    q_starts: torch.Tensor  # [R + 1] int32
+    kv_lengths: torch.Tensor  # [R] int32
     sample_rows: torch.Tensor  # [D] int64
     drawing: torch.Tensor  # [D] int64: the slots that draw
     places: torch.Tensor  # [U] int64: of the page table
     uniforms: torch.Tensor  # [D] float64
     splice_rows: torch.Tensor  # [S] int64
-    q_starts: torch.Tensor  # [R + 1] int32
-    kv_lengths: torch.Tensor  # [R] int32
     pages: torch.Tensor  # [U] int32: what the places hold
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
-        """In the order in which `Batcher.build` writes them."""
+        """In the order in which `Batcher.build` writes them. What a network's layers read comes
+        first: where it lies depends on the numbers of tokens and rows alone, as a graph needs it.
+        """
         total, rows, draws, updates, splices = layout
-        sizes = (total, 3 * total, total, rows, draws, draws, updates, draws, splices)
-        tokens, positions, *longs, shown, rest = buffer.split([*sizes, len(buffer) - sum(sizes)])
-        out_slots, owners, sample_rows, drawing, places, chances = longs
-        q_starts, kv_lengths, pages, _ = rest.view(torch.int32).split(
-            [rows + 1, rows, updates, 2 * len(rest) - 2 * rows - 1 - updates]
+        sizes = (total, 3 * total, total, rows, rows + 1, draws, draws, updates, draws, splices)
+        tokens, positions, out_slots, *longs, shown, rest = buffer.split(
+            [*sizes, len(buffer) - sum(sizes)]
         )
+        owners, bounds, sample_rows, drawing, places, chances = longs
+        q_starts, kv_lengths, _ = bounds.view(torch.int32).split([rows + 1, rows, 1])
+        pages = rest.view(torch.int32)[:updates]
         return cls(
             tokens,
             positions.view(3, total),
             out_slots,
             owners,
+            q_starts,
+            kv_lengths,
             sample_rows,
             drawing,
             places,
             chances.view(torch.float64),
             shown,
-            q_starts,
-            kv_lengths,
             pages,
         )
 
@@ -164,6 +167,11 @@ class Staging:
         self._turn = 0
         self._layout = Layout(0, 0, 0, 0, 0)
         self._fields = Fields.of(self._device, self._layout)
+
+    @property
+    def on_device(self) -> torch.Tensor:
+        """The buffer, always the same."""
+        return self._device
 
     def next(self) -> Integers:
         """Host memory to be filled for the next step."""
@@ -203,7 +211,8 @@ class Batcher:
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
         # Of each token: itself, three positions, its kv slot, perhaps a place in a splice. Of each
         # row: its slot, three of its draw, and two halves. Of an update: a place and half a page.
-        self._staging = Staging(6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 2, device)
+        self._staging = Staging(6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4, device)
+        self._nothing = torch.empty(0, dtype=torch.int64, device=device)  # no row is an image's
 
     def open(self, opened: Open) -> None:
         """A sequence enters a slot that is empty."""
@@ -231,52 +240,82 @@ class Batcher:
         """These were drawn; the next step's rows of these slots begin with them."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
-    def build(self, plan: Plan, embeddings: EmbeddingMemory) -> tuple[Batch, Draws]:
+    def only_decodes(self, plan: Plan) -> bool:
+        """Whether each row of the plan is one token that was drawn and not told."""
+        return bool(plan.rows) and all(
+            row.length == 1
+            and not row.tokens
+            and (slot := self._slots[row.slot]) is not None
+            and row.start >= len(slot.tokens)
+            for row in plan.rows
+        )
+
+    def idle(self, rows: int, tokens: int) -> Batch:
+        """A step of which all is padding: `rows` rows, of one token each but for the last. They
+        write to the dummy page and see nothing.
+        """
+        host, singles = self._staging.next(), rows - (tokens > rows)
+        host[: 5 * tokens] = 0
+        words = append(host, 5 * tokens, [0] * rows, [*range(rows), tokens, *[0] * rows])
+        self._staging.send(words)
+        there = Fields.of(self._staging.on_device, Layout(tokens, rows, 0, 0, 0))
+        return self._batch(there, singles, self._nothing)
+
+    def build(
+        self, plan: Plan, embeddings: EmbeddingMemory, padded: int = 0
+    ) -> tuple[Batch, Draws]:
         """The tensors of one step, valid until the next is built. Appends each row's new pages
         first.
+
+        padded: for a plan that only decodes, rows in all; what is beyond its own writes to the
+        dummy page and sees nothing.
         """
         rows, table = plan.rows, self._table
-        q_starts = list(accumulate([row.length for row in rows], initial=0))
+        more = max(0, padded - len(rows))
+        q_starts = list(accumulate([row.length for row in rows] + [1] * more, initial=0))
         ends = [row.start + row.length for row in rows]
         self._grow(rows)
         host = self._staging.next()
         total = q_starts[-1]
+        if more:
+            host[: 5 * total] = 0
         decoding = self._write_tokens(rows, q_starts, host[: 5 * total].reshape(5, total))
         drawn = [index for index, row in enumerate(rows) if row.sample]
         slots = [rows[index].slot for index in drawn]
         counts, points = self._count(slots, [ends[index] for index in drawn])
         splices = splice_rows(plan.splices)
         places, pages = table.take_updates()
-        longs = [
-            *[row.slot for row in rows],
-            *[q_starts[index + 1] - 1 for index in drawn],
-            *slots,
-            *places,
-        ]
-        words = append(host, 5 * total, longs, points, splices, [*q_starts, *ends, *pages])
+        owners = [*[row.slot for row in rows], *[0] * more]
+        words = append(host, 5 * total, owners, [*q_starts, *ends, *[0] * more])
+        longs = [*[q_starts[index + 1] - 1 for index in drawn], *slots, *places]
+        words = append(host, words, longs, pages, points, splices)
         self._staging.send(words)
-        there = self._staging.cut(Layout(total, len(rows), len(drawn), len(places), len(splices)))
+        there = self._staging.cut(
+            Layout(total, len(rows) + more, len(drawn), len(places), len(splices))
+        )
         if places:
             table.on_device.view(-1).index_copy_(0, there.places, there.pages)
         if decoding:
-            owners, tokens = there.owners[:decoding], there.tokens[:decoding]
-            torch.index_select(self._drawn, 0, owners, out=tokens)
-        batch = Batch(
+            mine, tokens = there.owners[:decoding], there.tokens[:decoding]
+            torch.index_select(self._drawn, 0, mine, out=tokens)
+        shown = embeddings.gather([(each.key, each.offset, each.length) for each in plan.splices])
+        batch = self._batch(there, decoding + more, shown)
+        return batch, Draws(slots, counts, there.drawing, there.uniforms)
+
+    def _batch(self, there: Fields, singles: int, shown: torch.Tensor) -> Batch:
+        return Batch(
             tokens=there.tokens,
             positions=there.positions,
             out_slots=there.out_slots,
             slots=there.owners,
-            page_table=table.on_device,
+            page_table=self._table.on_device,
             q_starts=there.q_starts,
             kv_lengths=there.kv_lengths,
-            singles=decoding,
+            singles=singles,
             splice_rows=there.splice_rows,
-            embeddings=embeddings.gather(
-                [(each.key, each.offset, each.length) for each in plan.splices]
-            ),
+            embeddings=shown,
             sample_rows=there.sample_rows,
         )
-        return batch, Draws(slots, counts, there.drawing, there.uniforms)
 
     def scored(self, rows: Sequence[Row]) -> list[Wanted]:
         """The batch rows of a step that are scored."""
@@ -344,16 +383,18 @@ def append(
     host: Integers,
     start: int,
     longs: Sequence[int],
-    floats: Sequence[float],
-    rows: Integers,
     ints: Sequence[int],
+    floats: Sequence[float] = (),
+    rows: Integers | None = None,
 ) -> int:
-    """Write numbers into `host` from word `start` on, back to back; where they end."""
+    """Write numbers into `host` from word `start` on, back to back, `ints` last, two to a word;
+    where they end.
+    """
     end = start + len(longs)
     host[start:end] = longs
     start, end = end, end + len(floats)
     host[start:end].view(np.float64)[:] = floats
-    if len(rows):
+    if rows is not None and len(rows):
         start, end = end, end + len(rows)
         host[start:end] = rows
     start, end = end, end + -(-len(ints) // 2)

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,14 @@ class CudaCapture:
 class GraphRunner(Generic[Inputs]):
     """Graphs of `graphed` at `sizes`. Not more of them, and none larger, are ever captured."""
 
-    def __init__(self, graphed: Graphed[Inputs], sizes: Sequence[int], capture: Capture) -> None:
+    def __init__(
+        self,
+        graphed: Graphed[Inputs],
+        sizes: Sequence[int],
+        capture: Capture,
+        progress: str | None = None,
+    ) -> None:
+        """`progress`: what a bar calls the captures; None: no bar."""
         assert sizes and min(sizes) > 0
         self._graphed = graphed
         self._capture = capture
@@ -98,7 +106,12 @@ class GraphRunner(Generic[Inputs]):
         self._graphs: dict[int, Replay] = {}
         self._wanted = sorted(set(sizes))
         self._seen: Counter[int] = Counter()
-        for size in reversed(self._wanted):
+        largest_first = reversed(self._wanted)
+        if progress is not None:
+            # None: not where nobody watches.
+            bar = tqdm(largest_first, progress, self._most, unit="graph", disable=None)
+            largest_first = iter(bar)
+        for size in largest_first:
             self._add(size)
 
     @property
@@ -110,6 +123,10 @@ class GraphRunner(Generic[Inputs]):
     def largest(self) -> int:
         return self._wanted[-1]
 
+    def bucket(self, size: int) -> int | None:
+        """The smallest graph for `size` rows or more."""
+        return min((each for each in self._graphs if each >= size), default=None)
+
     def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
         """Replay the smallest graph for `size` rows or more; its output, which the next replay
         overwrites.
@@ -119,7 +136,7 @@ class GraphRunner(Generic[Inputs]):
         """
         if size <= self.largest:
             self._seen[self._step(size)] += 1
-        bucket = min((each for each in self._graphs if each >= size), default=None)
+        bucket = self.bucket(size)
         if bucket is None or not fill(self._graphed.inputs(bucket)):
             return None
         self._graphs[bucket]()

@@ -113,7 +113,7 @@ def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
         result = step.result()
         if metrics is None:
             return
-        if (plan.open or plan.encode) and (values := metrics.changed()):
+        if (plan.open or plan.close or plan.encode) and (values := metrics.changed()):
             engine.send(Figures(values))
         engine.send(result)
 

@@ -26,9 +26,10 @@ from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
+from saccade.runtime.decode import DecodeBuffers, DecodeGraphs
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
-from saccade.runtime.graphs import CudaCapture, eager
+from saccade.runtime.graphs import Capture, CudaCapture, eager
 from saccade.runtime.memory import EmbeddingMemory, allocate_kv
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
@@ -132,12 +133,11 @@ class Worker:
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, dtype, device)
-        self._attention = attention_for(kv, size)
+        graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
+        self._attention = attention_for(kv, size, graphs=bool(graphs))
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
-        known = PositionCache(spec, net.vision, metrics or Metrics())
-        encoder = PackedEncoder(
-            net, known, config.encoder, like, CudaCapture() if like.is_cuda else eager
-        )
+        known = PositionCache(spec, net.vision, metrics)
+        encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))
         self._vision = VisionEncoder(spec, encoder, arena, like, shard, mode)
         self._disk = (
             open_disk(spec, config, shard, self._vision) if config.embeddings.folder else None
@@ -145,6 +145,11 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
+        self._decoding: DecodeGraphs | None = None
+        if graphs:
+            buffers = DecodeBuffers(net, self._attention, self._batcher, max(graphs), like)
+            with torch.inference_mode():
+                self._decoding = DecodeGraphs(buffers, graphs, begin_captures(like), metrics)
         self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
@@ -162,6 +167,7 @@ class Worker:
         to the collectives that it captured.
         """
         self._vision.close()
+        self._decoding = None
         if self._disk:
             self._disk.close()
 
@@ -205,9 +211,15 @@ class Worker:
         return self.begin(plan).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
-        batch, draws = self._batcher.build(plan, self._embeddings)
-        self._attention.plan(batch)
-        states = self._net.forward(batch, self._attention)  # [T, hidden]
+        padded = self._decoding.bucket(len(plan.rows)) if self._decoding else 0
+        if padded and not self._batcher.only_decodes(plan):
+            padded = 0
+        batch, draws = self._batcher.build(plan, self._embeddings, padded)
+        if self._decoding and padded:
+            states = self._decoding.run(len(plan.rows))  # [bucket, hidden]
+        else:
+            self._attention.plan(batch)
+            states = self._net.forward(batch, self._attention)  # [T, hidden]
         if wanted := self._batcher.scored(plan.rows):
             step.score(self._scorer(states, wanted))
         if not draws.rows:
@@ -232,6 +244,13 @@ def _masked(plan: Plan) -> list[int]:
     """Which of the rows that draw have masks."""
     drawing = [row for row in plan.rows if row.sample]
     return [index for index, row in enumerate(drawing) if row.masked]
+
+
+def begin_captures(like: torch.Tensor) -> Capture:
+    """For graphs that are replayed one after another. Those that run beside them, as the tower's do
+    beside the language model's, need a memory pool and a workspace of their own.
+    """
+    return CudaCapture() if like.is_cuda else eager
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

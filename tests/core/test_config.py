@@ -36,6 +36,7 @@ from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
     LoadFacts,
     arena_bytes,
+    decode_graph_bytes,
     describe,
     describe_intake,
     kv_page_bytes,
@@ -53,8 +54,11 @@ def spec() -> FamilySpec:
     return load_spec(Path(DEMO))
 
 
+MODEL = ("context_length", "disable_cuda_graph", "cuda_graph_max_bs")
+
+
 def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
-    model = {name: options.pop(name) for name in ("context_length",) if name in options}
+    model = {name: options.pop(name) for name in MODEL if name in options}
     return resolve(ModelOptions(**model), EngineOptions(**options), spec, "bfloat16", hardware)
 
 
@@ -103,6 +107,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
         ({"mm_attention_backend": "triton"}, "--mm-attention-backend triton.*--device cuda"),
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
+        ({"cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8.*--device cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -180,6 +185,27 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"--vit-graph-buckets .*{word}"):
             decide(spec, gpu, **options)
+
+
+def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
+    assert decide(spec).decode_graph_sizes == ()
+    assert decide(spec, gpu, max_running_requests=20).decode_graph_sizes == (1, 2, 4, 8, 16, 20)
+    assert decide(spec, gpu).decode_graph_sizes[-3:] == (240, 248, 256)
+    few = decide(spec, gpu, cuda_graph_max_bs=3)
+    assert few.decode_graph_sizes == (1, 2, 3)
+    none = decide(spec, gpu, disable_cuda_graph=True)
+    assert none.decode_graph_sizes == ()
+    with pytest.raises(ConfigError, match="--cuda-graph-max-bs 3: --disable-cuda-graph is set"):
+        decide(spec, gpu, disable_cuda_graph=True, cuda_graph_max_bs=3)
+
+
+def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
+    config = decide(spec, gpu, mem_fraction_static=0.98, max_total_tokens=10**9)
+    kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
+    graphs = decode_graph_bytes(config.decode_graph_sizes)
+    assert graphs and gpu.free_bytes - kv >= graphs
 
 
 def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:

@@ -100,14 +100,14 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "depth"),
-    [({}, 2), ({"chunk_tokens": 7}, 1)],
-    ids=["whole, two in flight", "chunks"],
+    [({}, 1), ({"chunk_tokens": 7, "decode_graph_sizes": (2, 8)}, 2)],
+    ids=["whole", "chunks, graphs, two in flight"],
 )
 def test_kernels_answer_as_pytorch_does(
     net: FamilyNet,
     expected: dict[str, list[int]],
     triton: None,
-    changes: dict[str, int],
+    changes: dict[str, Any],
     depth: int,
 ) -> None:
     over = harness(net, **changes)

@@ -38,6 +38,10 @@ class QwenVLNet:
         )
         self.text = TextModel(weights, spec.text, shard)
 
+    @property
+    def hidden(self) -> int:
+        return self.text.config.hidden
+
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
         return self.text(batch, attention)
