@@ -34,7 +34,7 @@ from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
-from saccade.runtime.quantized import Tally
+from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import Ways
 
 PAGE = 16
@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = replace(spec.text, layers=args.layers)
     models, lines = {}, {}
     for kind in ("bfloat16", "int8"):
-        tally = Tally()
+        tally = LoadTally()
         ways = Ways(projection, made=kind == "int8", native=False, tally=tally)
         models[kind] = TextModel(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)

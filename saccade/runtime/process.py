@@ -47,7 +47,7 @@ from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
-from saccade.runtime.quantized import Tally
+from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Step, Worker
 
@@ -89,7 +89,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
-    tally = Tally()
+    tally = LoadTally()
     net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
     engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype])))
     begin = engine.receive()
@@ -161,7 +161,7 @@ def _beat(engine: Engine) -> None:
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def load_slice(load: Load, rank: int, group_fd: int, tally: Tally) -> tuple[FamilyNet, Shard]:
+def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[FamilyNet, Shard]:
     """This rank's slice of the model, and its link to the other ranks; `tally` is told what is in
     8 bits. Raises StartupError.
     """

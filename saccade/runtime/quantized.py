@@ -20,7 +20,7 @@ BLOCK_VALUES = 1 << 20
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
     int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits, and

@@ -33,7 +33,7 @@ from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.quantized import Tally, cut_scales, make_int8, restore
+from saccade.runtime.quantized import LoadTally, cut_scales, make_int8, restore
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def load_net(
     patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
-    tally: Tally | None = None,
+    tally: LoadTally | None = None,
     progress: bool = True,
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights
@@ -83,7 +83,7 @@ def load_net(
         module.projection,
         made=quantization == "int8",
         native=here and quantization != "none",
-        tally=tally or Tally(),
+        tally=tally or LoadTally(),
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -100,16 +100,19 @@ def load_net(
     ) as weights:
         weights.check_formats(lambda name: module.harmless(name, spec))
         net = module.build(spec, weights, shard, encoder_shard, patch_embed)
-        if unused := [name for name in weights.unused() if not module.harmless(name, spec)]:
-            shown = ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else "")
-            logger.warning(
-                "%s: %d tensors belong to no layer of %s and are ignored: %s",
-                folder,
-                len(unused),
-                spec.family,
-                shown,
-            )
+        _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
     return net
+
+
+def _warn_of(unused: Sequence[str], folder: Path) -> None:
+    """Log tensors of the checkpoint in `folder` that no layer has asked for."""
+    if unused:
+        logger.warning(
+            "%s: %d tensors belong to no layer and are ignored: %s",
+            folder,
+            len(unused),
+            ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class Ways:
     projection: Callable[[str], bool]
     made: bool
     native: bool
-    tally: Tally
+    tally: LoadTally
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be."""
@@ -134,7 +137,7 @@ class Ways:
         return matrix
 
 
-NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=Tally())
+NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())
 
 
 class CheckpointWeights:

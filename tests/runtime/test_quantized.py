@@ -23,7 +23,7 @@ from saccade.families.registry import load_spec
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime.quantized import Tally
+from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from tests.checkpoints import make_checkpoint, picture
 from tests.engine.harness import Harness, set_threads
@@ -55,7 +55,7 @@ def spoiled(pair: Pair, tmp_path: Path) -> Path:
 def load(
     folder: Path, mode: QuantizationMode, dtype: torch.dtype = torch.float32
 ) -> tuple[FamilyNet, str]:
-    tally = Tally()
+    tally = LoadTally()
     net = load_net(
         load_spec(folder),
         folder,
