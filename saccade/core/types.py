@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal
 
-import numpy as np
-
 from saccade.core.errors import InvalidRequest
 
 Grid = tuple[int, int, int]
@@ -257,10 +255,17 @@ class PromptScores:
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
         """(ids, logprobs, rank) of each token, or of those [first, last), in order."""
-        part, shape = slice(first, last), (self.count, -1)
-        ids = np.frombuffer(self.ids, np.int32).reshape(shape)[part].tolist()
-        logprobs = np.frombuffer(self.logprobs, np.float32).reshape(shape)[part].tolist()
-        return zip(ids, logprobs, np.frombuffer(self.ranks, np.int32)[part].tolist())
+        first, last, _ = slice(first, last).indices(self.count)
+        width = len(self.ids) // len(self.ranks) if self.ranks else 1
+        ids = memoryview(self.ids).cast("i")[first * width : last * width].tolist()
+        logprobs = memoryview(self.logprobs).cast("f")[first * width : last * width].tolist()
+        ranks = memoryview(self.ranks).cast("i")[first:last].tolist()
+        starts = range(0, len(ids), width)
+        return zip(
+            [ids[at : at + width] for at in starts],
+            [logprobs[at : at + width] for at in starts],
+            ranks,
+        )
 
 
 Missed = Literal[
