@@ -2,6 +2,7 @@
 the same checkpoint in the same run.
 
     python -m benchmarks.generate [--shape demo] [--dtype float32] [--threads 2] [--rounds 5]
+        [--quantization int8]
 
 Makes a small random Qwen3-VL checkpoint, asks both about one picture with a greedy answer of fixed
 length, in turns (A B A B ...), and prints medians and ratios. Saccade's prefix cache is off, so
@@ -154,7 +155,10 @@ def run(folder: Path, args: argparse.Namespace) -> dict[str, list[Timing]]:
     judge.model.generation_config.eos_token_id = None
     judge.model.generation_config.pad_token_id = 0
     torch.set_num_threads(args.threads)
-    options = ("--dtype", args.dtype, "--served-model-name", "small", "--disable-radix-cache")
+    options = (
+        *("--dtype", args.dtype, "--quantization", args.quantization),
+        *("--served-model-name", "small", "--disable-radix-cache"),
+    )
     found: dict[str, list[Timing]] = {"saccade": [], "transformers": []}
     with (
         serving(folder, folder, *options, threads=args.threads) as server,
@@ -196,6 +200,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument(
+        "--quantization",
+        default="auto",
+        choices=("auto", "int8"),
+        help="int8: Saccade's matrices in 8 bits; transformers' stay as they are",
+    )
     parser.add_argument(
         "--shape",
         default="small",

@@ -1,13 +1,14 @@
 """Grammars that are compiled beside the event loop, for `Intake`.
 
-Owns the front's lexicon and the one thread that compiles. Knows nothing of prompts, requests or
-rows; what a wish may say is `text/grammar.py`'s.
+Owns the front's lexicon, the one thread that compiles, and whose turn it is there. Knows nothing
+of prompts, requests or rows; what a wish may say is `text/grammar.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,9 @@ the compiler's thread; may raise InvalidRequest. None: any text.
 
 
 class Compiler:
-    """One thread, which reads the lexicon first. Callers wait in turn, the event loop never."""
+    """One thread, which reads the lexicon first. Clients take turns there, and the requests of one
+    come in their order; the event loop never waits.
+    """
 
     def __init__(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
         """`tokenizer_json`, `vocab_size`, `ends`: as in `core.lexicon.read_lexicon`, which holds
@@ -36,18 +39,50 @@ class Compiler:
         self._lexicon = self._thread.submit(_read, tokenizer_json, vocab_size, ends)
         self._vocab_size = vocab_size
         self._grammars: Grammars | None = None
+        self._busy = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client's first
 
     async def compile(
-        self, wish: Wish | MakeWish, thinks_until: str | None = None
+        self, wish: Wish | MakeWish, thinks_until: str | None = None, client: str = ""
     ) -> Grammar | None:
         """The grammar of a wish; None where it turns out to allow any text. `thinks_until`: as in
-        `Grammars.compile`.
+        `Grammars.compile`. client: under which name it takes turns.
 
         Raises InvalidRequest whose `param` names the place.
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._compile, wish, thinks_until
-        )
+        await self._turn(client)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._compile, wish, thinks_until
+            )
+        finally:
+            self._pass_on()
+
+    async def _turn(self, client: str) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came all the same
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to the client that has waited longest for one."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            turns = self._waiting.pop(client)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
 
     def _compile(self, wish: Wish | MakeWish, thinks_until: str | None) -> Grammar | None:
         lexicon = self._lexicon.result()  # this thread has read it before anything else

@@ -204,11 +204,12 @@ class Intake:
         """
         arrival = time.monotonic()
         wish, offer = self._wish(ask), _offer(ask)
+        share = client.share(ask.cache_salt)
         # Before anything is fetched: a schema that will not do is refused for less.
-        grammar = None if wish is None else await self._compiler.compile(wish)
+        grammar = None if wish is None else await self._compiler.compile(wish, client=share)
         prompt = await self.read(ask, context_length, client, room)
         if wish is not None and prompt.reasoning == "open":
-            grammar = await self._compiler.compile(wish, reasoning.CLOSE)
+            grammar = await self._compiler.compile(wish, reasoning.CLOSE, share)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(picture.image for picture in prompt.pictures)
         request = Request(
@@ -219,7 +220,7 @@ class Intake:
             sampling,
             client.salt(ask.cache_salt),
             arrival,
-            client.share(ask.cache_salt),
+            share,
             grammar="" if grammar is None else grammar.text,
             caching=Caching(
                 prompt.breakpoints, ask.cache.diagnose, ask.cache.family, client.salt("")

@@ -51,9 +51,8 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
     scales = torch.empty(weight.shape[0])
     step = max(1, BLOCK_VALUES // max(1, weight.shape[1]))
     for rows, target, scale in zip(weight.split(step), values.split(step), scales.split(step)):
-        rows = rows.float()
-        torch.div(rows.abs().amax(1), LARGEST, out=scale)
-        target.copy_(rows.div_(scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
+        torch.div(rows.float().abs().amax(1), LARGEST, out=scale)
+        target.copy_((rows / scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
     return Int8Matrix(values, scales)
 
 

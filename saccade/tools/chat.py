@@ -39,7 +39,7 @@ def ask_server(
     Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses.
     """
     parts = [image_part(str(path)) for path in images]
-    with Session(base_url, api_key, model, max_tokens) as session:
+    with _Session(base_url, api_key, model, max_tokens) as session:
         session.parts = parts
         session.ask(question)
 
@@ -58,7 +58,7 @@ def converse(
     Raises a SaccadeError when a picture of `images` cannot be read, or the server is not there.
     """
     parts = [image_part(str(path)) for path in images]
-    with Session(base_url, api_key, model, max_tokens) as session:
+    with _Session(base_url, api_key, model, max_tokens) as session:
         session.parts = parts
         for line in lines:
             try:
@@ -84,7 +84,7 @@ def typed() -> Iterator[str]:
             return
 
 
-class Session:
+class _Session:
     """One conversation with a server. `parts`: images that go with the next question.
 
     Raises a SaccadeError when the server is not there, or names no model.
@@ -102,7 +102,7 @@ class Session:
         self._messages: list[dict[str, Any]] = []
         self._ours: bool | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> _Session:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -268,48 +268,48 @@ class Grammar:
         """What the answer is to look like, and what is asked of the caches."""
         draw = self._draw
         schema = draw.choice(SCHEMAS)
+        wishes: list[dict[str, object]]
         named: dict[str, object] = {"type": "json_schema", "name": "x", "schema": schema}
         tool: dict[str, object] = {"name": draw.choice(("f", "f", "<|im_end|>")), "strict": True}
         choice = draw.choice(("auto", "required", "none", {"type": "function", "name": "f"}))
         ttl = draw.choice(("1s", "5m", "24h", "0s", "99999h", None))
         if path == "/v1/responses":
             function = {"type": "function", "parameters": schema, **tool}
-            return draw.choice(
-                (
-                    {"text": {"format": named}},
-                    {"tools": [function], "tool_choice": choice},
-                    {"prompt_cache_options": {"ttl": ttl}},
-                    {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
-                    {"stream": True, "tools": [function], "tool_choice": "required"},
-                )
-            )
+            wishes = [
+                {"text": {"format": named}},
+                {"tools": [function], "tool_choice": choice},
+                {"prompt_cache_options": {"ttl": ttl}},
+                {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
+                {"stream": True, "tools": [function], "tool_choice": "required"},
+            ]
+            return draw.choice(wishes)
         if path.startswith("/v1/messages"):
             format = {"type": "json_schema", "schema": schema}
             custom = {"name": tool["name"], "input_schema": schema}
-            most = {"max_tokens": draw.choice((3, 30, 60))} if path == "/v1/messages" else {}
-            return draw.choice(
-                (
-                    {"output_config": {"format": format}},
-                    {"tools": [custom], "tool_choice": {"type": "any"}, **most},
-                    {"cache_control": {"type": "ephemeral", "ttl": ttl}},
-                )
+            most: dict[str, object] = (
+                {"max_tokens": draw.choice((3, 30, 60))} if path == "/v1/messages" else {}
             )
+            wishes = [
+                {"output_config": {"format": format}},
+                {"tools": [custom], "tool_choice": {"type": "any"}, **most},
+                {"cache_control": {"type": "ephemeral", "ttl": ttl}},
+            ]
+            return draw.choice(wishes)
         function = {"type": "function", "function": {"parameters": schema, **tool}}
         whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        return draw.choice(
-            (
-                {"guided_grammar": draw.choice(LARKS)},
-                {"structured_outputs": {"grammar": draw.choice(LARKS)}, "n": 2},
-                {"guided_json": schema, "guided_whitespace_pattern": draw.choice(("( |a)*", " "))},
-                {"response_format": whole, "stream": draw.random() < 0.5, "logprobs": True},
-                {"tools": [function], "tool_choice": choice, "max_tokens": 60},
-                {"tools": [function], "tool_choice": "required", "response_format": whole},
-                {"prompt_logprobs": draw.choice((0, 3, 20)), "n": draw.choice((1, 3))},
-                {"echo": True, "logprobs": 2, "max_tokens": 0},
-                {"prompt_cache_options": {"mode": "implicit", "ttl": ttl}, "cache_salt": "a"},
-                {"prompt_cache_diagnostics": True, "prompt_cache_key": self._text()},
-            )
-        )
+        wishes = [
+            {"guided_grammar": draw.choice(LARKS)},
+            {"structured_outputs": {"grammar": draw.choice(LARKS)}, "n": 2},
+            {"guided_json": schema, "guided_whitespace_pattern": draw.choice(("( |a)*", " "))},
+            {"response_format": whole, "stream": draw.random() < 0.5, "logprobs": True},
+            {"tools": [function], "tool_choice": choice, "max_tokens": 60},
+            {"tools": [function], "tool_choice": "required", "response_format": whole},
+            {"prompt_logprobs": draw.choice((0, 3, 20)), "n": draw.choice((1, 3))},
+            {"echo": True, "logprobs": 2, "max_tokens": 0},
+            {"prompt_cache_options": {"mode": "implicit", "ttl": ttl}, "cache_salt": "a"},
+            {"prompt_cache_diagnostics": True, "prompt_cache_key": self._text()},
+        ]
+        return draw.choice(wishes)
 
     def _ask(self, path: str) -> dict[str, object]:
         draw = self._draw

@@ -21,6 +21,8 @@ from tests.e2e.server import Server, serving
 AT_ONCE = 6
 HARD = True
 """Also what once broke the server."""
+CONTEXT = "1024"
+"""Tokens."""
 HEALTH_SECONDS = 10
 """Far more than /health ever takes, and far less than a front that hangs."""
 
@@ -29,7 +31,9 @@ HEALTH_SECONDS = 10
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("fuzz")
     clocks = ("--body-timeout", "1", "--header-timeout", "1", "--fetch-timeout", "1")
-    with serving("demo", folder, *clocks, "--files-dir", str(folder / "files")) as server:
+    # An answer whose length a bent request leaves open ends with the context.
+    bounds = ("--context-length", CONTEXT, "--files-dir", str(folder / "files"))
+    with serving("demo", folder, *clocks, *bounds) as server:
         yield server
 
 

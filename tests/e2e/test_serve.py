@@ -474,6 +474,12 @@ def transcript(turns: int) -> dict[str, Any]:
     return {"model": "tiny", "system": system, "messages": messages, "tools": [tool]}
 
 
+def in_all(usage: anthropic.types.Usage) -> int:
+    """Prompt tokens: found in the cache, computed and now kept by a mark, and others."""
+    kept = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return usage.input_tokens + kept
+
+
 def test_an_agents_second_turn_costs_what_is_new(server: Server) -> None:
     """Thirty screens: none is decoded or encoded again, and the pages of the prompt are found."""
 
@@ -490,7 +496,7 @@ def test_an_agents_second_turn_costs_what_is_new(server: Server) -> None:
         first = create(**asked, max_tokens=8)
         decoded, encoded = spent()
         assert (decoded - before[0], encoded - before[1]) == (30, 30)
-        assert first.usage.input_tokens + first.usage.cache_read_input_tokens == counted
+        assert in_all(first.usage) == counted
         asked["messages"] += [
             {"role": "assistant", "content": first.content or "Done."},
             {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
@@ -500,6 +506,6 @@ def test_an_agents_second_turn_costs_what_is_new(server: Server) -> None:
         assert spent() == (decoded, encoded)
         recounted = count(**asked).input_tokens
     usage = second.usage
+    assert recounted == in_all(usage)
     assert usage.cache_read_input_tokens is not None
-    assert recounted == usage.input_tokens + usage.cache_read_input_tokens
     assert usage.cache_read_input_tokens >= counted - 2 * 16  # but for a page that is not whole

@@ -29,6 +29,7 @@ from saccade.server.run import Server
 from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.server.echo import ARENA_BYTES, CONTEXT, EchoEngine
+from tests.text.templates import THINKING
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -126,6 +127,21 @@ def serving(
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[Served]:
     with serving() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def caller() -> Iterator[Served]:
+    """A model that calls tools as Hermes does, for all modules that ask about calls."""
+    with serving(manner=Manner("hermes"), context=8192) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def thinker() -> Iterator[Served]:
+    """One that reasons before it answers, and calls in XML."""
+    template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
+    with serving(manner=Manner("xml", True), context=8192, template=template) as served:
         yield served
 
 

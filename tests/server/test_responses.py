@@ -285,6 +285,7 @@ def test_tools_that_nobody_here_runs_are_refused_by_name(served: Served, kind: s
         ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": "x"}] * 2}, "input[1].id"),  # named twice
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [user(text("x"), {"type": "input_audio"})]}, "input[0].content[1].type"),
         ({"input": [user(text("x"), {"type": "input_image"})]}, "input[0].content[1].file_id"),

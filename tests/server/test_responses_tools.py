@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from saccade.text.manner import Manner
-from saccade.text.prompt import ChatTemplate
-from tests.server.conftest import TOKENIZER, Served, serving
+from tests.server.conftest import TOKENIZER, Served
 from tests.server.test_responses import FUNCTION, create, image, refusal, submitted, text, user
-from tests.text.templates import THINKING
 
 ARGUMENTS = '{"where": "left"}'
 CALL = f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def module_server() -> Iterator[Served]:
-    with serving(manner=Manner("hermes"), context=8192) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def thinker() -> Iterator[Served]:
-    template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
-    with serving(manner=Manner("xml", True), context=8192, template=template) as served:
-        yield served
+def module_server(caller: Served) -> Served:
+    return caller
 
 
 def says(served: Served, words: str) -> None:

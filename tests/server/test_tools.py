@@ -8,7 +8,6 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -18,10 +17,7 @@ from PIL import Image
 
 from saccade.core.messages import Submit
 from saccade.core.types import Request
-from saccade.text.manner import Manner
-from saccade.text.prompt import ChatTemplate
-from tests.server.conftest import TOKENIZER, Served, serving
-from tests.text.templates import THINKING
+from tests.server.conftest import TOKENIZER, Served
 
 HI = [{"role": "user", "content": "Hi"}]
 LOOK = {
@@ -44,16 +40,8 @@ CALL_STOP = '<tool_call>\n{"name": "stop"}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def module_server() -> Iterator[Served]:
-    with serving(manner=Manner("hermes"), context=8192) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def thinker() -> Iterator[Served]:
-    template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
-    with serving(manner=Manner("xml", True), context=8192, template=template) as served:
-        yield served
+def module_server(caller: Served) -> Served:
+    return caller
 
 
 def says(served: Served, text: str) -> None:
