@@ -178,20 +178,17 @@ def resolve(
         )
     page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
     used = hardware.total_bytes - hardware.free_bytes
-    # A GPU is the engine's alone; a CPU's memory is everybody's, and what others hold is not for us
-    # to count on.
+    # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
     graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
-    taken = scoring_bytes(spec, chunk) + decode_graph_bytes(graphs)
-    free = max(0, hardware.free_bytes - taken)
+    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
     kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
-    # A request needs no more pages than the longest one; below one context the pool itself is the
-    # limit.
+    # Below one context the pool itself is the limit.
     if kv_pages < 2:
         raise ConfigError(
             f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} "

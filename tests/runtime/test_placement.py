@@ -102,6 +102,9 @@ class Blank:
             device=CUDA,
         )
 
+    def load_matrix(self, *parts: Part) -> torch.Tensor:
+        return self.load(*parts)
+
 
 class Launches:
     """In place of a module's Triton kernels: counts what would have been launched, and sees that
