@@ -255,17 +255,13 @@ class PromptScores:
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
         """(ids, logprobs, rank) of each token, or of those [first, last), in order."""
-        first, last, _ = slice(first, last).indices(self.count)
+        begin, end, _ = slice(first, last).indices(self.count)
         width = len(self.ids) // len(self.ranks) if self.ranks else 1
-        ids = memoryview(self.ids).cast("i")[first * width : last * width].tolist()
-        logprobs = memoryview(self.logprobs).cast("f")[first * width : last * width].tolist()
-        ranks = memoryview(self.ranks).cast("i")[first:last].tolist()
-        starts = range(0, len(ids), width)
-        return zip(
-            [ids[at : at + width] for at in starts],
-            [logprobs[at : at + width] for at in starts],
-            ranks,
-        )
+        ids, ranks = memoryview(self.ids).cast("i"), memoryview(self.ranks).cast("i")
+        logprobs: memoryview[float] = memoryview(self.logprobs).cast("f")
+        for at in range(begin, end):
+            mine = slice(at * width, (at + 1) * width)
+            yield ids[mine].tolist(), logprobs[mine].tolist(), ranks[at]
 
 
 Missed = Literal[

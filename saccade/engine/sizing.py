@@ -190,12 +190,7 @@ def resolve(
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # Below one context the pool itself is the limit.
     if kv_pages < 2:
-        raise ConfigError(
-            f"no memory for the KV cache: {used / GIB:.1f} of {hardware.total_bytes / GIB:.1f} "
-            "GiB are used, and "
-            f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, "
-            "or free memory"
-        )
+        raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
     left = max(0, free - kv_pages * page_bytes)
     return EngineConfig(
@@ -212,6 +207,15 @@ def resolve(
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
         decode_graph_sizes=graphs,
+    )
+
+
+def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
+    used, total = hardware.total_bytes - hardware.free_bytes, hardware.total_bytes
+    return ConfigError(
+        f"no memory for the KV cache: {used / GIB:.1f} of {total / GIB:.1f} GiB are used, and "
+        f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, or free "
+        "memory"
     )
 
 
