@@ -261,7 +261,7 @@ class PromptScores:
         logprobs: memoryview[float] = memoryview(self.logprobs).cast("f")
         for at in range(begin, end):
             mine = slice(at * width, (at + 1) * width)
-            yield ids[mine].tolist(), logprobs[mine].tolist(), ranks[at]
+            yield list(ids[mine]), list(logprobs[mine]), ranks[at]
 
 
 Missed = Literal[
