@@ -200,6 +200,9 @@ class _Random:
                 self.tensors[part.name] = self._make(part)
         return torch.cat([self.tensors[part.name][part.index] for part in parts])
 
+    def load_matrix(self, *parts: Part) -> torch.Tensor:
+        return self.load(*parts)
+
     def _make(self, part: Part) -> torch.Tensor:
         noise = torch.randn(part.shape, generator=self._generator)
         if len(part.shape) == 1:

@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions
 from rich.markup import escape
 
 from saccade import __version__
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     ConnectionOptions,
     EngineOptions,
@@ -84,6 +84,7 @@ MAIN_OPTIONS = frozenset(
         "--max-running-requests",
         "--mem-fraction-static",
         "--port",
+        "--quantization",
         "--served-model-name",
         "--tp-size",
     )
@@ -144,7 +145,7 @@ def serve(
 
 @app.command
 def chat(
-    question: str,
+    question: str | None = None,
     /,
     *,
     image: tuple[ExistingFile, ...] = (),
@@ -154,12 +155,13 @@ def chat(
     max_tokens: int = 256,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
 ) -> None:
-    """Ask one question about pictures, of a local engine or of a server.
+    """Ask one question about pictures, of a local engine or of a server; or many, of a server.
 
     Parameters
     ----------
     question:
-        What to ask.
+        What to ask. Without it, a session begins, which needs --base-url: it keeps the history,
+        takes images by /image PATH or URL, and says after each answer what was cached.
     image:
         A picture file; repeat the option for several pictures.
     model:
@@ -173,12 +175,16 @@ def chat(
         Longest answer, in tokens.
     """
     if base_url is not None:
-        from saccade.tools.chat import ask_server
+        from saccade.tools.chat import ask_server, converse, typed
 
-        ask_server(
-            base_url, api_key, None if model == "demo" else model, question, image, max_tokens
-        )
+        name = None if model == "demo" else model
+        if question is None:
+            converse(base_url, api_key, name, image, max_tokens, typed())
+        else:
+            ask_server(base_url, api_key, name, question, image, max_tokens)
         return
+    if question is None:
+        raise ConfigError("a session needs a server: give --base-url, or a question")
     from saccade.core.types import SamplingParams
     from saccade.llm import LLM, check_picture
 

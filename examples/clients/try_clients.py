@@ -3,7 +3,7 @@
     saccade serve demo &
     pip install openai anthropic litellm langchain-openai langchain-anthropic instructor \
         'pydantic-ai-slim[openai,anthropic]' openai-agents guidellm 'lm-eval[api]'
-    npm install ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/anthropic zod   # here, or in $AI_SDK
+    npm install ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/anthropic zod  # or in $AI_SDK
     python examples/clients/try_clients.py http://127.0.0.1:8000 [--only WORD] [--tokenizer FOLDER]
 
 Each client that is installed is tried, one feature after the other; one that is not is said to be

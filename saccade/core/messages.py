@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.child import Codec
-from saccade.core.config import Dtype, EngineConfig, Hardware, ParallelConfig, PatchEmbedding
+from saccade.core.config import (
+    Dtype,
+    EngineConfig,
+    Hardware,
+    ParallelConfig,
+    PatchEmbedding,
+    QuantizationMode,
+)
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
 from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
@@ -191,6 +198,7 @@ class Load:
     threads: int
     parallel: ParallelConfig
     patch_embed: PatchEmbedding = "exact"
+    quantization: QuantizationMode = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +225,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`."""
+    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is."""
 
     hardware: Hardware
+    quantised: str = ""
 
 
 @dataclass(frozen=True, slots=True)

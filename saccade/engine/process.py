@@ -39,6 +39,7 @@ from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.sizing import (
+    LoadFacts,
     describe,
     embedding_bytes_per_token,
     pick_device,
@@ -107,13 +108,15 @@ async def serve(
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
-    hardware = share_hardware(await loading)
+    loaded = await loading
+    hardware = share_hardware([each.hardware for each in loaded])
     config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
     saved = await workers.begin(config)
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
     engine = Engine(scheduler, workers, front, arrived, metrics, guides)
-    decided = describe(config, load.parallel, spec, hardware, load.patch_embed, len(saved))
+    facts = LoadFacts(load.patch_embed, loaded[0].quantised, len(saved))
+    decided = describe(config, load.parallel, spec, hardware, facts)
     front.send(Ready(config.kv_tokens, config.context_length, decided))
     await engine.run()
     await workers.close()
@@ -133,6 +136,7 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
         parallel=parallel,
         patch_embed=boot.model.patch_embed,
+        quantization=boot.model.quantization,
     )
 
 

@@ -11,7 +11,7 @@ import platform
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -347,15 +347,25 @@ def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    """What was loaded, for people. `quantised`: what is in 8 bits; nothing where nothing is.
+    `saved`: embeddings found on disk.
+    """
+
+    patch_embed: PatchEmbedding
+    quantised: str
+    saved: int
+
+
 def describe(
     config: EngineConfig,
     parallel: ParallelConfig,
     spec: FamilySpec,
     hardware: Hardware,
-    patch_embed: PatchEmbedding,
-    saved: int,
+    facts: LoadFacts,
 ) -> tuple[tuple[str, str], ...]:
-    """What the engine decided, for people: (name, value). `saved`: embeddings found on disk."""
+    """What the engine decided, for people: (name, value)."""
     kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
     kv = (
         f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
@@ -363,13 +373,14 @@ def describe(
     )
     rules = spec.image_rules
     each = " per rank" if parallel.size > 1 else ""
-    folded = ", folded patch embedding" if patch_embed == "folded" else ""
+    folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     )
     return (
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
+        *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
         ("prefix cache", "on" if config.prefix_cache else "off"),
@@ -388,7 +399,7 @@ def describe(
             if config.encoder.graph_sizes
             else ()
         ),
-        ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
+        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
         ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
     )
 

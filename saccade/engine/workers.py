@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from saccade.core.child import AsyncChannel, Child, Silence
-from saccade.core.config import EngineConfig, Hardware
+from saccade.core.config import EngineConfig
 from saccade.core.messages import (
     PEER_LOST_STATUS,
     WORKERS_END,
@@ -157,11 +157,11 @@ class Workers:
         os.close(group_fd)
         return min(found.cuda_devices for found in await self._answers(Found))
 
-    async def load(self, load: Load) -> list[Hardware]:
-        """Every rank loads its slice; what each has left. Raises WorkersLost."""
+    async def load(self, load: Load) -> list[Loaded]:
+        """Every rank loads its slice; what each has left and made of it. Raises WorkersLost."""
         self._step_timeout = load.parallel.step_timeout
         self._write(load)
-        return [loaded.hardware for loaded in await self._answers(Loaded)]
+        return await self._answers(Loaded)
 
     async def begin(self, config: EngineConfig) -> tuple[tuple[ImageKey, int], ...]:
         """Every rank makes its memory; (key, tokens) of embeddings found on disk.

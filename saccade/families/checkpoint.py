@@ -212,7 +212,7 @@ class Checkpoint:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the JSON files of `folder`.
 
-    Raises CheckpointError naming the file, also for a quantised model: none can be read yet.
+    Raises CheckpointError naming the file.
     """
     processor = read_json(folder / "preprocessor_config.json", required=False)
     if not processor.data:
@@ -220,29 +220,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             "image_processor"
         )
     config = read_json(folder / "config.json")
-    _refuse_quantised(config)
     return Checkpoint(
         folder=folder,
         config=config,
         generation=read_json(folder / "generation_config.json", required=False),
         processor=processor,
     )
-
-
-def _refuse_quantised(section: Section) -> None:
-    """Raises CheckpointError for a `quantization_config`, wherever in config.json it stands."""
-    for name in ("quantization_config", "compression_config"):
-        if section.has(name):
-            settings = section.data[name]
-            method = settings.get("quant_method") if isinstance(settings, dict) else settings
-            raise CheckpointError(
-                f"{section.where}: {name}: the model is quantised ({method or 'no method named'}); "
-                "no method is supported yet, only weights in float32, float16 and bfloat16: use "
-                "the model's unquantised checkpoint"
-            )
-    for name, value in section.data.items():
-        if isinstance(value, dict):
-            _refuse_quantised(section.section(name))
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
+from saccade.families.quantization import read_quantization
 from saccade.families.qwen_vl.spec import qwen_vl_spec
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Family:
     """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard,
-    encoder_shard, patch_embed) -> FamilyNet`, `canonical_name(name)` and `harmless(name, spec)`.
+    encoder_shard, patch_embed) -> FamilyNet`, `canonical_name(name)`, `harmless(name, spec)` and
+    `projection(name)`.
     """
 
     spec: Callable[[Checkpoint], FamilySpec]
@@ -44,9 +46,11 @@ MODEL_TYPES = {"qwen2_vl": QWEN_VL, "qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL}
 def load_spec(folder: Path) -> FamilySpec:
     """The facts of the checkpoint in `folder`.
 
-    Raises CheckpointError; for an unknown architecture it lists the known ones.
+    Raises CheckpointError; for an unknown architecture it lists the known ones, for a quantised
+    checkpoint that cannot be read the known methods.
     """
     checkpoint = read_checkpoint(folder)
+    read_quantization(checkpoint.config)
     architecture = checkpoint.architecture()
     family = ARCHITECTURES.get(architecture) or MODEL_TYPES.get(architecture)
     if family is None:

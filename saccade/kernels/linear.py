@@ -14,7 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
+from saccade.kernels.int8 import Int8Matrix, int8_linear
 
+Matrix = torch.Tensor | Int8Matrix
+"""A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
 ROWS_FORESEEN = 1024
@@ -42,6 +45,11 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
+def ready(weight: Matrix) -> Matrix:
+    """`weight` as `linear` takes it: one in 8 bits already is."""
+    return weight if isinstance(weight, Int8Matrix) else pack(weight)
+
+
 def _packs(weight: torch.Tensor) -> bool:
     if (
         weight.device.type != "cpu"
@@ -56,11 +64,13 @@ def _packs(weight: torch.Tensor) -> bool:
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Matrix,
     bias: torch.Tensor | None = None,
     activation: Activation = "none",
 ) -> torch.Tensor:
-    """activation(x @ weight.T + bias) [..., out] with a weight from `pack`."""
+    """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`."""
+    if isinstance(weight, Int8Matrix):
+        return activate(int8_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.kernels.linear import Activation, linear, pack
+from saccade.kernels.linear import Activation, Matrix, linear, ready
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -44,11 +44,11 @@ class Linear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: Matrix,
         bias: torch.Tensor | None = None,
         activation: Activation = "none",
     ) -> None:
-        self.weight = pack(weight)
+        self.weight = ready(weight)
         self.bias = bias
         self.activation = activation
 
@@ -68,7 +68,7 @@ class Linear:
         """Several projections of one input in one multiplication; a rank holds its slice of each
         one's outputs.
         """
-        matrix = weights.load(*(column.part("weight", inputs) for column in columns))
+        matrix = weights.load_matrix(*(column.part("weight", inputs) for column in columns))
         return cls(
             matrix,
             weights.load(*(column.part("bias") for column in columns)) if bias else None,
@@ -87,7 +87,7 @@ class Linear:
         ]
         if shard.size == 1:
             mine = [slice(0, pieces * outputs)]
-        matrix = weights.load(
+        matrix = weights.load_matrix(
             *(Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine)
         )
         return cls(
@@ -107,8 +107,8 @@ class RowLinear:
         self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool
     ) -> None:
         mine = share(shard, 0, inputs, f"inputs of {name}")
-        self.weight = pack(
-            weights.load(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
+        self.weight = ready(
+            weights.load_matrix(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
         )
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from saccade.kernels.linear import Matrix
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -46,4 +48,8 @@ class Weights(Protocol):
         Only the wanted slices are read. Raises CheckpointError naming file and tensor where one is
         missing or misshapen.
         """
+        ...
+
+    def load_matrix(self, *parts: Part) -> Matrix:
+        """The same for products: in 8 bits where these parts are to be."""
         ...

@@ -47,6 +47,7 @@ from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.quantized import Tally
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Step, Worker
 
@@ -88,8 +89,9 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
-    net, shard = load_slice(load, boot.rank, boot.group_fd)
-    engine.send(Loaded(measure_hardware(load.device)))
+    tally = Tally()
+    net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
+    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype])))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
@@ -159,8 +161,10 @@ def _beat(engine: Engine) -> None:
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def load_slice(load: Load, rank: int, group_fd: int) -> tuple[FamilyNet, Shard]:
-    """This rank's slice of the model, and its link to the other ranks. Raises StartupError."""
+def load_slice(load: Load, rank: int, group_fd: int, tally: Tally) -> tuple[FamilyNet, Shard]:
+    """This rank's slice of the model, and its link to the other ranks; `tally` is told what is in
+    8 bits. Raises StartupError.
+    """
     torch.set_num_threads(load.threads)
     if load.device == "cuda":
         torch.cuda.set_device(rank)
@@ -178,6 +182,8 @@ def load_slice(load: Load, rank: int, group_fd: int) -> tuple[FamilyNet, Shard]:
         encoder=load.parallel.encoder,
         patch_embed=load.patch_embed,
         load_format=load.format,
+        quantization=load.quantization,
+        tally=tally,
         progress=rank == 0,
     )
     return net, shard

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -21,14 +22,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from saccade.core.config import EncoderMode, PatchEmbedding
-from saccade.core.errors import CheckpointError
+from saccade.core.config import EncoderMode, PatchEmbedding, QuantizationMode
+from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
+from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
+from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
+from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
+from saccade.runtime.quantized import Tally, cut_scales, make_int8, restore
 
 logger = logging.getLogger(__name__)
 
@@ -50,26 +55,48 @@ def load_net(
     encoder: EncoderMode = "weights",
     patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
+    quantization: QuantizationMode = "auto",
+    tally: Tally | None = None,
     progress: bool = True,
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights
     and without reading any.
 
     `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or
-    each rank holds all of that.
+    each rank holds all of that. `tally` is told what is in 8 bits.
 
-    Raises CheckpointError naming file and tensor for one that is missing, misshapen or damaged, in
-    a number format that cannot be read (before any is copied), or not finite.
+    Raises ConfigError for a `quantization` that cannot run here, and CheckpointError naming file
+    and tensor for one that is missing, misshapen or damaged, in a number format that cannot be read
+    (before any is copied), or not finite.
     Tensors that no layer asks for are warned of, unless the family knows them to be harmless.
     """
     module = net_module(spec)
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
+    here = device.type == "cpu" and runs_int8()
+    if quantization == "int8" and not here:
+        raise ConfigError(
+            "--quantization int8: it needs --device cpu and an x86 processor with VNNI "
+            "(avx512_vnni or avx_vnni); use --quantization auto"
+        )
+    ways = Ways(
+        module.projection,
+        made=quantization == "int8",
+        native=here and quantization != "none",
+        tally=tally or Tally(),
+    )
     if load_format == "dummy":
-        net = module.build(spec, DummyWeights(dtype, device), shard, encoder_shard, patch_embed)
+        dummy = DummyWeights(dtype, device, ways=ways)
+        net = module.build(spec, dummy, shard, encoder_shard, patch_embed)
         return net
     with CheckpointWeights(
-        folder, module.canonical_name, dtype, device, progress=progress
+        folder,
+        module.canonical_name,
+        dtype,
+        device,
+        quantization=read_quantization(read_json(folder / "config.json")),
+        ways=ways,
+        progress=progress,
     ) as weights:
         weights.check_formats(lambda name: module.harmless(name, spec))
         net = module.build(spec, weights, shard, encoder_shard, patch_embed)
@@ -83,6 +110,31 @@ def load_net(
                 shown,
             )
     return net
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Which matrices are in 8 bits in memory.
+
+    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
+    leaves those that are stored so. `tally` is told of each.
+    """
+
+    projection: Callable[[str], bool]
+    made: bool
+    native: bool
+    tally: Tally
+
+    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
+        """`weight`, which was loaded for `parts`, as it is to be."""
+        if not (self.made and all(self.projection(part.name) for part in parts)):
+            return weight
+        matrix = make_int8(weight)
+        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
+        return matrix
+
+
+NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=Tally())
 
 
 class CheckpointWeights:
@@ -99,11 +151,15 @@ class CheckpointWeights:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        quantization: Quantization | None = None,
+        ways: Ways = NO_WAYS,
         progress: bool,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self._folder = folder
+        self._quantization = quantization
+        self._ways = ways
         files = _weight_files(folder)
         self._places = {
             canonical_name(name): (path, name)
@@ -136,17 +192,38 @@ class CheckpointWeights:
             )
         for part, target in zip(parts, whole.split(rows)):
             piece = self._read(part)
-            target.copy_(piece)
+            if (scheme := self._scheme(part.name)) is None:
+                target.copy_(piece)
+            else:
+                restore(piece, self._scales(part, scheme), target)
+                self._ways.tally.count_restored(piece, target)
             self._check_finite(part, target)
             self._bar.update(piece.nbytes)
         return whole
+
+    def load_matrix(self, *parts: Part) -> Matrix:
+        schemes = [self._scheme(part.name) for part in parts]
+        if not self._ways.native or not all(
+            scheme is not None and scheme.int8_rows and self._ways.projection(part.name)
+            for part, scheme in zip(parts, schemes)
+        ):
+            return self._ways.make(self.load(*parts), parts)
+        for part in parts:
+            self._check_shape(part)
+        pieces = [self._read(part) for part in parts]
+        scales = [self._scales(part, scheme) for part, scheme in zip(parts, schemes) if scheme]
+        matrix = pack_int8(Int8Matrix(torch.cat(pieces), torch.cat(scales).flatten()))
+        shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
+        self._ways.tally.count_int8(matrix, shape, self.dtype.itemsize, made=0)
+        self._bar.update(sum(piece.nbytes for piece in pieces))
+        return matrix
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
         for anyway.
 
-        A quantised checkpoint's numbers mean nothing without their scales. Raises CheckpointError
-        naming file, tensor and format.
+        A quantised checkpoint's numbers mean nothing without their scales, which must be there
+        too. Raises CheckpointError naming file, tensor and format.
         """
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
@@ -155,12 +232,91 @@ class CheckpointWeights:
             file = _open(path)
             for canonical, name in tensors:
                 kind = file.get_slice(name).get_dtype()
-                if kind not in FORMATS | BUFFERS and not harmless(canonical):
+                if kind in FORMATS | BUFFERS or harmless(canonical):
+                    continue
+                if (scheme := self._scheme(canonical)) is None:
                     raise _unreadable(path, name, kind)
+                shape = tuple(file.get_slice(name).get_shape())
+                self._check_scales(canonical, shape, scheme)
 
     def unused(self) -> list[str]:
         """Canonical names that nothing has asked for."""
-        return sorted(self._places.keys() - self._wanted)
+        leftover = self._quantization.leftover if self._quantization else lambda _: False
+        return sorted(name for name in self._places.keys() - self._wanted if not leftover(name))
+
+    def _scheme(self, canonical: str) -> Scheme | None:
+        """How a tensor is quantised; None for one that is not, or that nothing says the scales of.
+
+        Raises CheckpointError for one that should be and is not.
+        """
+        if self._quantization is None or not canonical.endswith(".weight"):
+            return None
+        path, name = self._places[canonical]
+        modules = name.removesuffix(".weight"), canonical.removesuffix(".weight")
+        scheme = self._quantization.scheme(*modules)
+        if scheme is None:
+            return None
+        kind = _open(path).get_slice(name).get_dtype()
+        if kind in FORMATS and _scales_name(canonical, scheme) in self._places:
+            raise CheckpointError(
+                f"{path}: tensor {name} is stored as {kind}, but has scales, and config.json's "
+                f"quantization_config makes it {scheme.stored}"
+            )
+        return scheme if kind == scheme.stored else None
+
+    def _check_scales(self, canonical: str, shape: tuple[int, ...], scheme: Scheme) -> None:
+        """Raises CheckpointError unless the scales of a matrix of that shape are there, in a format
+        and of a shape that can be read.
+        """
+        path, name = self._places[canonical]
+        if len(shape) != 2:
+            raise CheckpointError(
+                f"{path}: tensor {name} is {list(shape)}: only matrices are read in 8 bits"
+            )
+        scales = _scales_name(canonical, scheme)
+        if scales not in self._places:
+            raise CheckpointError(
+                f"{path}: no file has the tensor {_scales_name(name, scheme)}, the scales of "
+                f"{name}: the checkpoint is not complete"
+            )
+        path, name = self._places[scales]
+        try:
+            stored = _open(path).get_slice(name)
+            kind, found = stored.get_dtype(), tuple(stored.get_shape())
+        except SafetensorError as error:
+            raise _damaged(path, name, error) from error
+        if kind not in FORMATS:
+            raise CheckpointError(
+                f"{path}: tensor {name} is stored as {kind}; scales are F32, F16 or BF16"
+            )
+        wanted = scheme.scales((shape[0], shape[1]))
+        accepted: list[tuple[int, ...]] = [wanted]
+        if wanted[1] == 1:
+            accepted.append(wanted[:1])
+        if wanted == (1, 1):
+            accepted.append(())
+        if found not in accepted:
+            raise CheckpointError(
+                f"{path}: tensor {name} is {list(found)}, but config.json makes it {list(wanted)}"
+            )
+
+    def _scales(self, part: Part, scheme: Scheme) -> torch.Tensor:
+        """The scales of the wanted rows and columns, float32 [rows or 1, columns or 1].
+
+        Raises CheckpointError for what `_check_scales` names, and for scales that are not finite.
+        """
+        self._check_scales(part.name, part.shape, scheme)
+        name = _scales_name(part.name, scheme)
+        self._wanted.add(name)
+        shape = scheme.scales((part.shape[0], part.shape[1]))
+        path, stored_name = self._places[name]
+        scales = self._read(Part(name, shape)).float().view(shape)
+        if not scales.isfinite().all():
+            raise CheckpointError(
+                f"{path}: tensor {stored_name} has values that are not finite: the checkpoint is "
+                "damaged"
+            )
+        return cut_scales(scales, part, scheme).to(self.device)
 
     def _check_shape(self, part: Part) -> None:
         """Raises CheckpointError unless a file has the tensor, in a format that can be read, and of
@@ -174,7 +330,8 @@ class CheckpointWeights:
         path, name = self._places[part.name]
         try:
             stored = _open(path).get_slice(name)
-            if (kind := stored.get_dtype()) not in FORMATS:
+            kind = stored.get_dtype()
+            if kind not in FORMATS and self._scheme(part.name) is None:
                 raise _unreadable(path, name, kind)
             shape = tuple(stored.get_shape())
             if shape != part.shape:
@@ -191,8 +348,11 @@ class CheckpointWeights:
         """
         path, name = self._places[part.name]
         try:
-            stored = _open(path).get_slice(name)
-            piece: torch.Tensor = stored[part.index or (slice(None),)]
+            file = _open(path)
+            if not part.shape or not part.index:
+                whole: torch.Tensor = file.get_tensor(name)
+                return whole
+            piece: torch.Tensor = file.get_slice(name)[part.index]
         except SafetensorError as error:
             raise _damaged(path, name, error) from error
         return piece
@@ -218,10 +378,16 @@ class DummyWeights:
     norms of one.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0, *, ways: Ways = NO_WAYS
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self._seed = seed
+        self._ways = ways
+
+    def load_matrix(self, *parts: Part) -> Matrix:
+        return self._ways.make(self.load(*parts), parts)
 
     def load(self, *parts: Part) -> torch.Tensor:
         with _in_memory(parts):
@@ -286,9 +452,15 @@ def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:
 
 def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: tensor {name} is stored as {kind}; only F32, F16 and BF16 weights can be read "
-        "(no quantised ones yet): use the model's unquantised checkpoint"
+        f"{path}: tensor {name} is stored as {kind}; only F32, F16 and BF16 weights can be read, "
+        "and 8-bit ones that config.json's quantization_config tells the scales of: use the "
+        "model's unquantised checkpoint"
     )
+
+
+def _scales_name(weight: str, scheme: Scheme) -> str:
+    """What the scales of tensor `weight` are called."""
+    return weight.removesuffix("weight") + scheme.suffix
 
 
 def _open(path: Path) -> safe_open:

@@ -1,11 +1,16 @@
-"""`saccade chat --base-url`: one streamed question to any OpenAI-compatible server."""
+"""`saccade chat --base-url`: questions to any OpenAI-compatible server, one or a session of them.
+
+Owns the words of a session and its history. What was cached is told as far as the server tells it:
+a server of ours says where each image was found, others how many tokens were cached.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import mimetypes
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,10 @@ from saccade.core.errors import ConfigError, SaccadeError
 from saccade.tools.server import cause, first_model, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
+HELP = (
+    "/image PATH or URL goes with the next question, /clear forgets the conversation, /save PATH "
+    "writes it as JSON, /quit ends; anything else is a question"
+)
 
 
 def ask_server(
@@ -29,33 +38,152 @@ def ask_server(
 
     Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses.
     """
-    address = root(base_url)
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    parts: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": data_url(path)}} for path in images
-    ]
-    name = model or first_model(address, headers, TIMEOUT)
-    try:
-        with httpx.Client(headers=headers, timeout=TIMEOUT) as client:
-            messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
-            body = {"model": name, "messages": messages, "max_tokens": max_tokens, "stream": True}
-            with client.stream("POST", f"{address}/v1/chat/completions", json=body) as response:
+    parts = [image_part(str(path)) for path in images]
+    with _Session(base_url, api_key, model, max_tokens) as session:
+        session.parts = parts
+        session.ask(question)
+
+
+def converse(
+    base_url: str,
+    api_key: str | None,
+    model: str | None,
+    images: Sequence[Path],
+    max_tokens: int,
+    lines: Iterable[str],
+) -> None:
+    """A session: each line is a question or a command (`HELP`). What goes wrong with one is said,
+    and the session goes on as if it had not been asked.
+
+    Raises a SaccadeError when a picture of `images` cannot be read, or the server is not there.
+    """
+    parts = [image_part(str(path)) for path in images]
+    with _Session(base_url, api_key, model, max_tokens) as session:
+        session.parts = parts
+        for line in lines:
+            try:
+                if not session.take(line.strip()):
+                    return
+            except SaccadeError as error:
+                print(f"error: {error}", flush=True)
+
+
+def typed() -> Iterator[str]:
+    """What the user types, until the end; with a prompt where that is a person."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401 - from here on, `input` has a line to edit and a history
+
+    print(HELP)
+    while True:
+        try:
+            yield input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+
+
+class _Session:
+    """One conversation with a server. `parts`: images that go with the next question.
+
+    Raises a SaccadeError when the server is not there, or names no model.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None, model: str | None, max_tokens: int
+    ) -> None:
+        self.parts: list[dict[str, Any]] = []
+        self._address = root(base_url)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._model = model or first_model(self._address, headers, TIMEOUT)
+        self._max_tokens = max_tokens
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT)
+        self._messages: list[dict[str, Any]] = []
+        self._ours: bool | None = None
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
+
+    def take(self, line: str) -> bool:
+        """Do what a line says; whether the session goes on. Raises SaccadeError."""
+        word, _, rest = line.partition(" ")
+        match word:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/image" if rest:
+                self.parts.append(image_part(rest.strip()))
+            case "/clear":
+                self.parts, self._messages = [], []
+            case "/save" if rest:
+                self._save(Path(rest.strip()).expanduser())
+            case _ if word.startswith("/"):
+                print(HELP)
+            case _:
+                for told in self.ask(line, explain=True):
+                    print(told, flush=True)
+        return True
+
+    def ask(self, question: str, explain: bool = False) -> list[str]:
+        """Print the answer as it comes, and take it into the history. The lines that say what was
+        cached, where that is to be explained. Raises SaccadeError.
+        """
+        content = [*self.parts, {"type": "text", "text": question}]
+        messages = [*self._messages, {"role": "user", "content": content}]
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": self._max_tokens,
+            "stream": True,
+        }
+        if explain:
+            body["stream_options"] = {"include_usage": True}
+            if self._is_ours():
+                body["saccade"] = {"trace": True}
+        try:
+            url = f"{self._address}/v1/chat/completions"
+            with self._client.stream("POST", url, json=body) as response:
                 if response.is_error:
-                    raise SaccadeError(
-                        refusal(response.status_code, response.read().decode(errors="replace"))
-                    )
-                print_stream(response)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise unreachable(address, error) from None
-    except httpx.HTTPError as error:
-        raise SaccadeError(f"{address}: {cause(error)}") from None
+                    text = response.read().decode(errors="replace")
+                    raise SaccadeError(refusal(response.status_code, text))
+                answer, told = print_stream(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise unreachable(self._address, error) from None
+        except httpx.HTTPError as error:
+            raise SaccadeError(f"{self._address}: {cause(error)}") from None
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        self.parts = []
+        return told
+
+    def _is_ours(self) -> bool:
+        """Whether the server knows the field that asks for the trace; others may refuse it."""
+        if self._ours is None:
+            try:
+                models = self._client.get(f"{self._address}/v1/models").json()["data"]
+                self._ours = any(model.get("owned_by") == "saccade" for model in models)
+            except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+                self._ours = False
+        return self._ours
+
+    def _save(self, path: Path) -> None:
+        try:
+            path.write_text(json.dumps({"messages": self._messages}, indent=1, ensure_ascii=False))
+        except OSError as error:
+            raise SaccadeError(f"/save {path}: {error.strerror}") from None
 
 
-def print_stream(response: httpx.Response) -> None:
-    """Print the text of a stream of chat completion chunks.
+def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
+    """Print the text of a stream of chat completion chunks. The text, and lines about what was
+    cached, as far as the stream says.
 
     Raises SaccadeError for one that ends in an error.
     """
+    text, told = "", list[str]()
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
@@ -64,8 +192,33 @@ def print_stream(response: httpx.Response) -> None:
             print()
             raise SaccadeError(said(event) or json.dumps(event["error"]))
         for choice in event["choices"]:
-            print(choice["delta"].get("content") or "", end="", flush=True)
+            piece = choice["delta"].get("content") or ""
+            print(piece, end="", flush=True)
+            text += piece
+        if event.get("usage") or event.get("saccade"):
+            told = list(_fate(event))
     print()
+    return text, told
+
+
+def _fate(event: dict[str, Any]) -> Iterator[str]:
+    """What a last chunk says of the caches."""
+    usage = event.get("usage") or {}
+    if (total := usage.get("prompt_tokens")) is not None:
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        yield f"  {cached} of {total} prompt tokens cached"
+    for number, image in enumerate((event.get("saccade") or {}).get("images", ()), 1):
+        place = f"{image['found']}: {image['tier']}" if image.get("tier") else image["found"]
+        missed = "".join(f"; not in {level}: {why}" for level, why in image["missed"].items())
+        spent = sum(image["ms"].values())
+        yield f"  image {number} ({image['digest'][:12]}) {place}, {spent:.1f} ms{missed}"
+
+
+def image_part(name: str) -> dict[str, Any]:
+    """An image by its URL, or by its path, which is read now. Raises ConfigError."""
+    linked = name.startswith(("http://", "https://", "data:"))
+    url = name if linked else data_url(Path(name).expanduser())
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def data_url(path: Path) -> str:

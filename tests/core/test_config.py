@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from saccade.core.options import (
 )
 from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
+    LoadFacts,
     arena_bytes,
     describe,
     describe_intake,
@@ -207,10 +208,12 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         embedding_cache_dir=str(tmp_path),
         embedding_cache_disk_mb=5,
     )
-    told = dict(
-        describe(
-            config, resolve_parallel(ParallelOptions(), spec, "cpu"), spec, MACHINE, "folded", 1
-        )
+    parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
+    facts = LoadFacts("folded", "6 matrices", 1)
+    told = dict(describe(config, parallel, spec, MACHINE, facts))
+    assert told["quantised"] == "6 matrices"
+    assert "quantised" not in dict(
+        describe(config, parallel, spec, MACHINE, replace(facts, quantised=""))
     )
     assert told["vision tower"] == "sdpa attention, folded patch embedding, 1 patch per step"
     assert told["batch"] == "1 request, 2048 tokens per step"

@@ -9,6 +9,8 @@ import base64
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -164,3 +166,16 @@ def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
         assert ask(browser, "Hi")
         assert browser.run("sessionStorage.length + localStorage.length") == 1
         browser.open("about:blank")
+
+
+def test_a_session_of_saccade_chat_says_where_its_image_was_found(
+    server: Server, tmp_path: Path
+) -> None:
+    first = script(SEED)[2]
+    path = tmp_path / "image.png"
+    render(first.pictures[0]).save(path)
+    lines = f"/image {path}\n{first.question}\nAnd now?\n"
+    command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
+    assert [each.split(",")[0] for each in told] == [" none", " kv"], done.stdout

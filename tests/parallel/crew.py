@@ -19,7 +19,14 @@ import torch.distributed as dist
 
 from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS
-from saccade.core.config import AllReduce, EncoderMode, EngineConfig, Hardware, ParallelConfig
+from saccade.core.config import (
+    AllReduce,
+    EncoderMode,
+    EngineConfig,
+    Hardware,
+    ParallelConfig,
+    QuantizationMode,
+)
 from saccade.core.messages import Load
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan, StepResult
@@ -56,7 +63,12 @@ class ThreadCrew:
     """`size` ranks on the checkpoint in `folder`, float32."""
 
     def __init__(
-        self, folder: Path, size: int, encoder: EncoderMode, backend: Literal["shm", "gloo"] = "shm"
+        self,
+        folder: Path,
+        size: int,
+        encoder: EncoderMode,
+        backend: Literal["shm", "gloo"] = "shm",
+        quantization: QuantizationMode = "auto",
     ) -> None:
         spec, device = load_spec(folder), torch.device("cpu")
         self.encoder = encoder
@@ -69,6 +81,7 @@ class ThreadCrew:
                 device=device,
                 shard=shard,
                 encoder=encoder,
+                quantization=quantization,
                 progress=False,
             )
             for shard in self.shards
@@ -132,7 +145,7 @@ class ProcessCrew:
         """In float32. Raises WorkersLost, as do `hire` and `execute`."""
         parallel = ParallelConfig(self._size, encoder, backend, step_timeout)
         load = Load(str(folder), "cpu", "float32", "auto", threads, parallel)
-        return self._call(self._workers.load(load))
+        return [loaded.hardware for loaded in self._call(self._workers.load(load))]
 
     def hire(self, config: EngineConfig, arena: Arena) -> ProcessCrew:
         self._call(self._workers.begin(config))

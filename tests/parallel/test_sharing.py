@@ -47,6 +47,9 @@ class Counting:
             self.wanted.setdefault(part.name, []).append(places.flatten())
         return self.weights.load(*parts)
 
+    def load_matrix(self, *parts: Part) -> torch.Tensor:
+        return self.load(*parts)
+
 
 def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Tensor]:
     """Which values of each tensor a rank reads."""

@@ -448,7 +448,7 @@ def test_the_tool_runner_runs_a_tool_and_shows_its_image(claude_able: Any, able:
 
 
 def test_a_forced_call_that_its_length_cuts_off_is_told(able: Served, claude_able: Any) -> None:
-    """The stream's pieces as they came; the whole message with what was whole, as in the SDK."""
+    """The stream's pieces as they came; the whole message with what was whole, as the SDK does."""
     cut = TOKENIZER.encode('<tool_call>\n{"name": "look", "arguments": {"where": "here", "n')
     able.engine.reply = lambda request: [*cut, *cut]
     choice = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}

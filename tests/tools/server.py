@@ -57,6 +57,7 @@ class Script:
     cached: int = 5
     key: str | None = None
     trace: Json | None = None
+    owner: str = "script"
 
 
 @dataclass
@@ -105,7 +106,7 @@ class ScriptedServer:
 
     async def models(self, request: Request) -> Response:
         return self.locked(request) or JSONResponse(
-            {"object": "list", "data": [{"id": "scripted"}]}
+            {"object": "list", "data": [{"id": "scripted", "owned_by": self.script.owner}]}
         )
 
     def locked(self, request: Request) -> Response | None:

@@ -18,6 +18,7 @@ from saccade.parallel import Shard
 
 HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 """Buffers that old checkpoints carry and the configuration decides anyway."""
+PROJECTION = re.compile(r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight")
 
 
 class QwenVLNet:
@@ -73,3 +74,10 @@ def canonical_name(name: str) -> str:
 def harmless(name: str, spec: QwenVLSpec) -> bool:
     """Whether a canonical name that no layer asks for may be passed over in silence."""
     return bool(HARMLESS.search(name)) or (spec.text.tied and name == "lm_head.weight")
+
+
+def projection(name: str) -> bool:
+    """Whether a canonical name is that of a matrix of the language model's layers, which may be
+    quantised. The head and the tower are not.
+    """
+    return PROJECTION.fullmatch(name) is not None

@@ -1,0 +1,122 @@
+"""Products in 8 bits on a CPU: matrices with a scale per output, rows quantised as they come, each
+by its own largest value.
+
+A product reads half the bytes of bfloat16. Sums are whole numbers, so that a row has the same bits
+whatever rows are beside it. Owns nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import NamedTuple
+
+import torch
+
+LARGEST = 127
+"""Largest value of a quantised number, of either sign."""
+ZERO = 128
+"""What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with
+VNNI, for signed ones with AMX only.
+"""
+LEAST_SCALE = 1e-30
+"""In place of 0, for rows of zeros."""
+BLOCK_VALUES = 1 << 17
+"""Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
+
+
+class Int8Matrix(NamedTuple):
+    """matrix[o, i] is about values[o, i] * scales[o].
+
+    values: int8 [out, in], from `pack_int8` in oneDNN's blocks. scales: float32 [out].
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+def runs_int8() -> bool:
+    """Whether this processor makes sums of 8-bit products without overflow (VNNI or AMX), and torch
+    has the kernel.
+    """
+    return (
+        platform.machine() == "x86_64"
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.cpu._is_vnni_supported())
+    )
+
+
+def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
+    """`weight` [out, in] by the largest value of each output; a few rows at a time."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    step = max(1, BLOCK_VALUES // max(1, weight.shape[1]))
+    for rows, target, scale in zip(weight.split(step), values.split(step), scales.split(step)):
+        rows = rows.float()
+        torch.div(rows.abs().amax(1), LARGEST, out=scale)
+        target.copy_(rows.div_(scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
+    return Int8Matrix(values, scales)
+
+
+def pack_int8(matrix: Int8Matrix) -> Int8Matrix:
+    """`matrix` in the form that `int8_linear` takes; nothing else can read it."""
+    return Int8Matrix(torch.ops.onednn.qlinear_prepack(matrix.values, None), matrix.scales)
+
+
+def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8 [T, in], in which `ZERO` means 0, and the rows' scales [T, 1] in float32."""
+    count = max(1, BLOCK_VALUES // max(1, x.shape[1]))
+    if x.shape[0] <= count:
+        return _quantise_block(x)
+    values = torch.empty(x.shape, dtype=torch.uint8)
+    scales = torch.empty(x.shape[0], 1)
+    for rows, target, scale in zip(x.split(count), values.split(count), scales.split(count)):
+        made = _quantise_block(rows)
+        target.copy_(made[0])
+        scale.copy_(made[1])
+    return values, scales
+
+
+def _quantise_block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = x.abs().amax(-1, keepdim=True).float().div_(LARGEST).clamp_min_(LEAST_SCALE)
+    return (x / scales).round_().add_(ZERO).to(torch.uint8), scales
+
+
+def int8_linear(
+    x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, in] @ matrix.T + bias, [T, out] in the dtype of `x`, with a matrix from `pack_int8`."""
+    rows, scales = quantise_rows(x)
+    products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        rows,
+        1.0,
+        ZERO,
+        matrix.values,
+        matrix.scales,
+        None,  # zero points of the matrix
+        None,  # a bias would be added before the rows' scales
+        1.0,
+        0,
+        torch.float32,
+        "none",
+        [],
+        "",
+    )
+    return _scale(products, scales, bias, x.dtype)
+
+
+def int8_linear_reference(
+    x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same in plain PyTorch, with a matrix that is not packed: for tests."""
+    rows, scales = quantise_rows(x)
+    sums = (rows.long() - ZERO) @ matrix.values.long().t()
+    return _scale(sums.float() * matrix.scales, scales, bias, x.dtype)
+
+
+def _scale(
+    products: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    y = torch.empty(products.shape, dtype=dtype)
+    if bias is None:
+        return torch.mul(products, scales, out=y)
+    return torch.addcmul(bias.float(), products, scales, out=y)

@@ -1,0 +1,91 @@
+"""Quantised tensors of a checkpoint, made whole again, and matrices quantised as they are loaded.
+
+Owns the arithmetic between what is stored and what layers get, and the count of it. Knows nothing
+of files (`weights.py`), nor of what config.json says (`families/quantization.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from saccade.core.config import MIB
+from saccade.families.quantization import Scheme
+from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
+from saccade.nn.weights import Part
+
+BLOCK_VALUES = 1 << 20
+"""Values that are made whole at a time: what is made of them on the way is float32."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
+
+    int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits, and
+    made whole. stored: bytes that the restored had in the checkpoint.
+    """
+
+    int8: int = 0
+    made: int = 0
+    int8_bytes: int = 0
+    dense_bytes: int = 0
+    restored: int = 0
+    restored_bytes: int = 0
+    stored_bytes: int = 0
+
+    def count_int8(self, matrix: Int8Matrix, shape: tuple[int, int], item: int, made: int) -> None:
+        """`item`: bytes of a value in the network's dtype. `made`: 1 where it was made here."""
+        values = shape[0] * shape[1]
+        self.int8 += 1
+        self.made += made
+        self.int8_bytes += values + matrix.scales.nbytes
+        self.dense_bytes += values * item
+
+    def count_restored(self, piece: torch.Tensor, target: torch.Tensor) -> None:
+        self.restored += 1
+        self.restored_bytes += target.nbytes
+        self.stored_bytes += piece.nbytes
+
+    def line(self, dtype: torch.dtype) -> str:
+        """For people, at start-up; nothing where nothing is in 8 bits."""
+        name = str(dtype).removeprefix("torch.")
+        said = []
+        if self.int8:
+            whence = "made at load" if self.made else "as the checkpoint has them"
+            said.append(
+                f"{self.int8} matrices of the language model in int8, {whence}: "
+                f"{self.int8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
+            )
+        if self.restored:
+            said.append(
+                f"{self.restored} 8-bit matrices of the checkpoint made {name} at load: "
+                f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
+            )
+        return "; ".join(said)
+
+
+def cut_scales(scales: torch.Tensor, part: Part, scheme: Scheme) -> torch.Tensor:
+    """The scales of each wanted row and column: float32 [rows or 1, columns or 1]."""
+    index = (*part.index, *(slice(None),) * (2 - len(part.index)))
+    cut = scales.float()
+    for axis, (which, size, of) in enumerate(zip(index, part.shape, scheme.block)):
+        if of:
+            start, stop, _ = which.indices(size)
+            cut = cut.index_select(axis, torch.arange(start, stop) // of)
+    return cut
+
+
+def restore(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
+    """target = piece * scales, a few rows at a time; scales [rows or 1, columns or 1]."""
+    count = max(1, BLOCK_VALUES // max(1, piece.shape[1]))
+    for first in range(0, piece.shape[0], count):
+        rows = slice(first, first + count)
+        factor = scales if scales.shape[0] == 1 else scales[rows]
+        target[rows].copy_(piece[rows].float().mul_(factor))
+
+
+def make_int8(weight: torch.Tensor) -> Int8Matrix:
+    """A matrix of the network's dtype in 8 bits, packed."""
+    return pack_int8(quantise_matrix(weight))

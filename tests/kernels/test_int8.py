@@ -1,0 +1,85 @@
+"""Products in 8 bits: what the reference says, and near what the matrix says; a row's bits are its
+own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.int8 import (
+    Int8Matrix,
+    int8_linear,
+    int8_linear_reference,
+    pack_int8,
+    quantise_matrix,
+    quantise_rows,
+    runs_int8,
+)
+
+pytestmark = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 96), (3, 48, 80), (300, 37, 13), (0, 16, 8), (40, 4096, 24)], ids=str
+)
+def test_a_product_is_the_references_to_the_bit(
+    shape: tuple[int, int, int], dtype: torch.dtype, bias: bool
+) -> None:
+    rows, inputs, outputs = shape
+    x = noise(rows, inputs, seed=1).to(dtype)
+    matrix = quantise_matrix(noise(outputs, inputs, seed=2).to(dtype))
+    added = noise(outputs, seed=3).to(dtype) if bias else None
+    result = int8_linear(x, pack_int8(matrix), added)
+    assert result.dtype == dtype and result.shape == (rows, outputs)
+    assert torch.equal(result, int8_linear_reference(x, matrix, added))
+
+
+def test_a_product_is_near_the_matrixs() -> None:
+    x, weight = noise(50, 512, seed=1), noise(256, 512, seed=2) / 512**0.5
+    error = int8_linear(x, pack_int8(quantise_matrix(weight))) - F.linear(x, weight)
+    assert error.pow(2).mean().sqrt() < 0.015
+
+
+def test_the_largest_values_of_either_sign_do_not_overflow() -> None:
+    x = torch.ones(2, 4096)
+    x[1] = -1
+    weight = torch.ones(32, 4096)
+    weight[::2] = -1
+    y = int8_linear(x, pack_int8(quantise_matrix(weight)))
+    torch.testing.assert_close(y, x @ weight.t())
+
+
+@pytest.mark.parametrize("shape", [(2048, 512), (512, 1536), (96, 64)], ids=str)
+def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int]) -> None:
+    outputs, inputs = shape
+    matrix = pack_int8(quantise_matrix(noise(outputs, inputs, seed=4)))
+    x = noise(400, inputs, seed=5).bfloat16()
+    alone = torch.cat([int8_linear(row, matrix) for row in x[:33].split(1)])
+    for count in (2, 3, 8, 17, 33, 64, 400):
+        assert torch.equal(int8_linear(x[:count], matrix)[:33], alone[:count]), count
+
+
+def test_rows_and_outputs_of_zeros_stay_zero() -> None:
+    x, weight = noise(3, 64, seed=6), noise(32, 64, seed=7)
+    x[1], weight[5] = 0, 0
+    y = int8_linear(x, pack_int8(quantise_matrix(weight)))
+    assert y.isfinite().all() and not y[1].any() and not y[:, 5].any() and y[0, 0] != 0
+
+
+def test_quantised_values_are_within_half_a_step() -> None:
+    weight = noise(40, 7000, seed=8)
+    matrix = quantise_matrix(weight)
+    whole = matrix.values * matrix.scales.unsqueeze(1)
+    assert ((whole - weight).abs() <= 0.5001 * matrix.scales.unsqueeze(1)).all()
+    assert isinstance(matrix, Int8Matrix) and matrix.values.abs().amax() == 127
+    values, scales = quantise_rows(weight)
+    whole = (values.float() - 128) * scales
+    assert ((whole - weight).abs() <= 0.5001 * scales).all()

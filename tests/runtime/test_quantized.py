@@ -1,0 +1,262 @@
+"""Quantised checkpoints answer as their unquantised twins, on one rank and on two; what is wrong
+with their scales is named; matrices made int8 at load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from saccade.core.config import QuantizationMode
+from saccade.core.errors import CheckpointError, ConfigError
+from saccade.families.qwen_vl.net import QwenVLNet
+from saccade.families.registry import load_spec
+from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.nn.protocol import FamilyNet
+from saccade.parallel import Shard
+from saccade.runtime.quantized import Tally
+from saccade.runtime.weights import load_net
+from tests.checkpoints import make_checkpoint, picture
+from tests.engine.harness import Harness, set_threads
+from tests.families.forwarding import CPU, Session
+from tests.parallel.crew import ThreadCrew
+from tests.quantising import FORMATS, is_projection, quantise
+
+needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+F8 = torch.float8_e4m3fn
+UP = "model.language_model.layers.1.mlp.up_proj."
+
+Pair = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """(quantised, twin) by format."""
+    set_threads()
+    whole = make_checkpoint(tmp_path_factory.mktemp("whole"), "qwen3_vl")
+    return cache(lambda name: quantise(whole, FORMATS[name], tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def spoiled(pair: Pair, tmp_path: Path) -> Path:
+    """A copy of a checkpoint in blocks of FP8."""
+    return Path(shutil.copytree(pair("fp8 blocks")[0], tmp_path / "model"))
+
+
+def load(
+    folder: Path, mode: QuantizationMode, dtype: torch.dtype = torch.float32
+) -> tuple[FamilyNet, str]:
+    tally = Tally()
+    net = load_net(
+        load_spec(folder),
+        folder,
+        dtype=dtype,
+        device=CPU,
+        quantization=mode,
+        tally=tally,
+        progress=False,
+    )
+    return net, tally.line(dtype)
+
+
+def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
+    """Greedy tokens about a picture, and about text."""
+    harness = Harness(net, crew)
+    image = harness.image(picture(64, 96), "a")
+    pad = net.spec.image_token_id  # type: ignore[attr-defined]
+    asked = [
+        harness.request("picture", [1, 2, pad, 3, 4], [image], max_tokens=24),
+        harness.request("text", [5, 6, 7, 8, 9], max_tokens=24),
+    ]
+    outcomes = harness.run(asked)
+    return [outcomes[request.id].tokens for request in asked]
+
+
+def logits(net: FamilyNet) -> torch.Tensor:
+    pad = net.spec.image_token_id  # type: ignore[attr-defined]
+    return Session(net, [1, 2, pad, 3], [np.asarray(picture(64, 96))], page_size=None).prefill()
+
+
+def projections(net: FamilyNet) -> list[object]:
+    assert isinstance(net, QwenVLNet)
+    return [
+        matrix
+        for layer in net.text.layers
+        for matrix in (
+            layer.attention.qkv.weight,
+            layer.attention.out.weight,
+            layer.mlp.gate_up.weight,
+            layer.mlp.down.weight,
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_quantised_checkpoint_answers_as_its_twin(
+    pair: Pair, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantised, twin = pair(name)
+    with caplog.at_level(logging.WARNING):
+        net, line = load(quantised, "none")
+    assert not caplog.records, "scales belong to their matrices"
+    whole, silence = load(twin, "none")
+    assert torch.equal(logits(net), logits(whole))
+    assert answers(net) == answers(whole)
+    assert line.startswith("20 8-bit matrices of the checkpoint made float32 at load: 1 MiB")
+    assert silence == ""
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
+    quantised, twin = pair(name)
+    whole, _ = load(twin, "none")
+    crew = ThreadCrew(quantised, 2, "data", quantization="none")
+    assert answers(whole, crew) == answers(whole)
+
+
+@needs_int8
+def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
+    quantised, twin = pair("w8a8 int8")
+    net, line = load(quantised, "auto")
+    kinds = [isinstance(matrix, Int8Matrix) for matrix in projections(net)]
+    assert kinds.count(False) == 1, "of the product with a matrix that is not quantised"
+    assert "11 matrices of the language model in int8, as the checkpoint has them" in line
+    made, line = load(twin, "int8")
+    assert all(isinstance(matrix, Int8Matrix) for matrix in projections(made))
+    assert "12 matrices of the language model in int8, made at load" in line
+    near = torch.nn.functional.cosine_similarity(logits(net), logits(made))
+    assert near.min() > 0.99
+    assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+def test_int8_made_at_load_is_near_the_checkpoint_and_a_fraction_of_it(
+    checkpoint: Callable[..., Path], family: str
+) -> None:
+    folder = checkpoint(family)
+    whole, _ = load(folder, "auto")
+    net, line = load(folder, "int8")
+    assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
+    near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
+    assert near.min() > 0.98
+    pixels = torch.from_numpy(picture(64, 64))
+    for name in ("embedding", "head"):
+        assert type(getattr(net.text, name)) is type(getattr(whole.text, name))
+    assert not isinstance(net.text.head.weight, Int8Matrix) and pixels.shape[2] == 3
+    assert "12 matrices" in line and "made at load" in line
+
+
+@needs_int8
+def test_int8_tokens_do_not_depend_on_the_batch(checkpoint: Callable[..., Path]) -> None:
+    net, _ = load(checkpoint("qwen3_vl"), "int8")
+    prompts = [[i, i + 1, i + 2] for i in range(1, 8)]
+    together = Harness(net)
+    asked = [together.request(str(p), p, max_tokens=12) for p in prompts]
+    outcomes = together.run(asked)
+    for prompt in prompts:
+        alone = Harness(net)
+        request = alone.request(str(prompt), prompt, max_tokens=12)
+        assert alone.run([request])[request.id].tokens == outcomes[str(prompt)].tokens
+
+
+@needs_int8
+def test_dummy_weights_may_be_int8(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("qwen3_vl")
+    net = load_net(
+        load_spec(folder),
+        folder,
+        dtype=torch.bfloat16,
+        device=CPU,
+        load_format="dummy",
+        quantization="int8",
+    )
+    assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_cuts_scales_as_it_cuts_weights(pair: Pair, rank: int) -> None:
+    quantised, twin = pair("fp8 blocks")  # 16 by 24: no cut is at the edge of a block
+    shard = Shard(rank, 2)
+    nets = [
+        load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard)
+        for folder in (quantised, twin)
+    ]
+    for mine, whole in zip(*map(projections, nets)):
+        assert isinstance(mine, torch.Tensor) and isinstance(whole, torch.Tensor)
+        assert torch.equal(mine.to_dense(), whole.to_dense())
+
+
+def test_int8_needs_a_cpu(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("qwen3_vl")
+    with pytest.raises(ConfigError, match=r"--quantization int8: it needs --device cpu"):
+        load_net(
+            load_spec(folder),
+            folder,
+            dtype=torch.float32,
+            device=torch.device("meta"),
+            quantization="int8",
+        )
+
+
+SCALE = UP + "weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "wrong"),
+    [
+        (SCALE, None, r"no file has the tensor .*up_proj\.weight_scale_inv, the scales of"),
+        (SCALE, lambda t: t[:-1], rf"tensor {SCALE} is \[5, 3\], but .* \[6, 3\]"),
+        (SCALE, lambda t: t.t(), rf"tensor {SCALE} is \[3, 6\], but .* \[6, 3\]"),
+        (SCALE, lambda t: t.fill_(torch.nan), rf"tensor {SCALE} has values that are not finite"),
+        (SCALE, lambda t: t.fill_(torch.inf), rf"tensor {SCALE} has values that are not finite"),
+        (SCALE, lambda t: t.to(torch.int32), rf"tensor {SCALE} is stored as I32; scales are"),
+        (SCALE, lambda t: t.to(F8), rf"tensor {SCALE} is stored as F8_E4M3; scales are"),
+        (UP + "weight", lambda t: t.bfloat16(), "is stored as BF16, but has scales"),
+        (UP + "weight", lambda t: t.to(torch.int8), "is stored as I8; only F32, F16 and BF16"),
+        (UP + "weight", lambda t: (t.float() * torch.nan).to(F8), "not finite"),
+        (UP + "weight", lambda t: t[:, :-1], r"weight_scale_inv is|weight is \[96, 63\]"),
+    ],
+)
+def test_what_is_wrong_with_scales_is_named(
+    spoiled: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None, wrong: str
+) -> None:
+    file = spoiled / "model.safetensors"
+    tensors = {key: value.clone() for key, value in load_file(file).items()}
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=wrong):
+        load(spoiled, "none")
+
+
+def test_a_truncated_file_of_scales_is_named(spoiled: Path) -> None:
+    file = spoiled / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not complete"):
+        load(spoiled, "none")
+
+
+def test_eight_bits_in_a_module_that_is_not_quantised_are_named(spoiled: Path) -> None:
+    config = json.loads((spoiled / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"].append(UP.removesuffix("."))
+    (spoiled / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight is stored as F8_E4M3; only"):
+        load(spoiled, "none")
+
+
+def test_the_formats_here_quantise_what_they_should(pair: Pair) -> None:
+    tensors = load_file(pair("fp8 blocks")[0] / "model.safetensors")
+    kinds = {name: tensor.dtype for name, tensor in tensors.items() if is_projection(name)}
+    assert list(kinds.values()).count(F8) == 20 and len(kinds) == 21
