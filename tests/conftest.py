@@ -14,6 +14,10 @@ import pytest
 
 # Read when torch is first imported: threads that wait must not spin on cores that others need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when Triton is first imported, which any test may cause: without a GPU, kernels are
+# interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 LONG = (
     *("e2e/test_processes.py", "e2e/test_serve.py", "parallel/test_workers.py"),

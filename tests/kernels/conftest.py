@@ -1,16 +1,13 @@
-"""Where Triton kernels run in tests: on a GPU, else in Triton's interpreter."""
+"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`)."""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:  # before anything imports a kernel
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ Triton's interpreter).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,8 +30,6 @@ def rotate(request: pytest.FixtureRequest) -> Rotate:
         return rotate_
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    if DEVICE == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
     from saccade.kernels.rotary_gpu import launch
 
     def launched(rotation: Rotation, x: torch.Tensor) -> None:
