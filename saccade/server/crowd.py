@@ -29,7 +29,7 @@ LARGEST_FILES = 256
 """Descriptors left to files, fetches and processes."""
 SURPLUS_BYTES = 32 << 20
 """Bytes of requests that wait, unread, for the answer before them; of all connections together."""
-PIECES_PER_TURN = 8
+PIECES_PER_TURN = 3
 """Pieces of heads and chunked bodies, or requests sent ahead, that are begun in a turn of the event
 loop: each costs up to a third of a millisecond.
 """
