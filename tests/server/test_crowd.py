@@ -112,7 +112,7 @@ def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
             full.soon(lambda number=number: again(number))  # type: ignore[misc]
         full.soon(fail)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        for turn in range(40):
+        for turn in range(201 // PIECES_PER_TURN + 2):
             assert len(done) <= PIECES_PER_TURN * turn
             await asyncio.sleep(0)
         assert done == [*range(100), -1, *range(100, 200)]
