@@ -40,6 +40,16 @@ class HeadCut:
         return cls(dim, whole, 0) if d0 + d1 >= whole else cls(dim, d0, d1)
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a kernel cuts its work: query rows and keys of a block, warps, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
 @triton.jit
 def load_part(at, live, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
     """Columns [first, first + count) of the rows that `at` [N] points to: [N, count], 0 where

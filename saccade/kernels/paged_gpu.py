@@ -11,13 +11,19 @@ Imported only where it runs: on a GPU, or in Triton's interpreter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.attention_gpu import LOG2_E, NOTHING, HeadCut, attend_block, begin, finish
+from saccade.kernels.attention_gpu import (
+    LOG2_E,
+    NOTHING,
+    HeadCut,
+    Tile,
+    attend_block,
+    begin,
+    finish,
+)
 from saccade.kernels.paged import PagedCache, PagedRows
 
 PROGRAMS = 2 * 132
@@ -25,16 +31,6 @@ PROGRAMS = 2 * 132
 H100 or H200.
 """
 MOST_SPLITS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a kernel cuts its work: query rows and keys of a block, warps, stages of its pipeline."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
 
 
 DECODE = Tile(rows=16, keys=64, warps=4, stages=3)

@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.attention_gpu import LOG2_E, HeadCut, attend_block, begin, finish
-from saccade.kernels.paged_gpu import Tile
+from saccade.kernels.attention_gpu import LOG2_E, HeadCut, Tile, attend_block, begin, finish
 
 TILE = Tile(rows=128, keys=64, warps=8, stages=3)
 TILE_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)

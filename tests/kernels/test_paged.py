@@ -10,7 +10,8 @@ import torch
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
-from saccade.kernels.paged_gpu import Tile, count_splits, launch_paged
+from saccade.kernels.attention_gpu import Tile
+from saccade.kernels.paged_gpu import count_splits, launch_paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
 HEAD_SIZES = [16, 64, 72, 80, 96, 128]

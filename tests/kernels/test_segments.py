@@ -8,8 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from saccade.kernels.attention_gpu import HeadCut
-from saccade.kernels.paged_gpu import Tile
+from saccade.kernels.attention_gpu import HeadCut, Tile
 from saccade.kernels.segments_gpu import launch_segments
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
