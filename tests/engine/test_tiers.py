@@ -24,7 +24,11 @@ PICTURES = 9
 ROUNDS = 8
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "qwen3_vl"]
+"""Tiers know nothing of families: the one whose embeddings have most parts stands for all."""
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", *SLOW])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     set_threads()
     return load(request.param, tmp_path_factory.mktemp(request.param))
