@@ -34,6 +34,7 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Codec, Disconnected, ParentLink, enter
 from saccade.core.errors import ImageError
+from saccade.core.garbage import settle
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Probe
 
@@ -345,6 +346,7 @@ def main() -> None:
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     nursery = Nursery(boot, link, Arena.attach(boot.arena, boot.arena_bytes))
     warm_up(boot.decode)
+    settle()
     for number in range(len(boot.inboxes)):
         nursery.fork(number)
     nursery.run()

@@ -23,6 +23,7 @@ import uvloop
 
 from saccade.core.config import MIB
 from saccade.core.errors import StartupError
+from saccade.core.garbage import settle
 from saccade.core.messages import Ready
 from saccade.core.options import (
     ConnectionOptions,
@@ -40,6 +41,7 @@ from saccade.front.front import Front
 from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
+from saccade.server.listener import Listener
 from saccade.server.protocol import connections
 from saccade.text.manner import Manner
 
@@ -144,6 +146,17 @@ class Server(uvicorn.Server):
             self.should_exit = True
             raise
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but accept a few connections in a turn of the event loop."""
+        factory = partial(
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [Listener(each, factory) for each in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
             self._crowd.check(asyncio.get_running_loop().time())
@@ -201,6 +214,7 @@ def serve(
 
     def announce(address: str, ready: Ready, manner: Manner) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
+        settle()
         decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
