@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -342,6 +343,9 @@ class Fetcher:
             )
 
 
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
+
+
 def _decode_base64(url: str, start: int) -> bytes:
     data = url[start:]
     if any(
@@ -354,5 +358,22 @@ def _decode_base64(url: str, start: int) -> bytes:
         return pybase64.b64decode(data, altchars=url_safe, validate=True)
     except ValueError as error:
         raise ImageError(
-            f"the data: URL is not valid base64: {error}", code="invalid_image_url"
+            f"the data: URL is not valid base64: {_why_not_base64(data)}", code="invalid_image_url"
         ) from error
+
+
+def _why_not_base64(data: str) -> str:
+    text = data.rstrip("=")
+    if odd := _NOT_BASE64.search(text):
+        return (
+            f"character {odd.start() + 1} of {len(text)} is {odd.group()!r}; allowed are A-Z, a-z, "
+            "0-9, + and / (or - and _), and = at the end"
+        )
+    if len(text) % 4 == 1:
+        return (
+            f"{len(text)} characters, one more than whole bytes have, or up to three too few: was "
+            "it cut short?"
+        )
+    if len(data) - len(text) > 2:
+        return f"{len(data) - len(text)} characters = at the end; at most two may stand there"
+    return "it has + or / beside - or _: write it in one of the two alphabets"
