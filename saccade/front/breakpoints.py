@@ -23,7 +23,7 @@ from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
 from saccade.front.fields import Reader
 
 Lifetime = str
-"""So many seconds, minutes or hours: "30s", "5m", "12h"; `seconds_of` tells what is wrong with one."""
+"""So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
 _LONGEST_NUMBER = 5
 _UNIT = {"s": 1, "m": 60, "h": 3600}
 _EPHEMERAL, _EXPLICIT = 300, 1800

@@ -352,10 +352,10 @@ def _decode_base64(url: str, start: int) -> bytes:
         space in data for space in " \n\r\t\f"
     ):  # `base64 FILE` prints lines, and browsers read them
         data = "".join(data.split())
-    data += "=" * (-len(data) % 4)  # some clients leave the padding out
+    padded = data + "=" * (-len(data) % 4)  # some clients leave the padding out
     url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(data, altchars=url_safe, validate=True)
+        return pybase64.b64decode(padded, altchars=url_safe, validate=True)
     except ValueError as error:
         raise ImageError(
             f"the data: URL is not valid base64: {_why_not_base64(data)}", code="invalid_image_url"
@@ -374,6 +374,4 @@ def _why_not_base64(data: str) -> str:
             f"{len(text)} characters, one more than whole bytes have, or up to three too few: was "
             "it cut short?"
         )
-    if len(data) - len(text) > 2:
-        return f"{len(data) - len(text)} characters = at the end; at most two may stand there"
-    return "it has + or / beside - or _: write it in one of the two alphabets"
+    return f"{len(data) - len(text)} characters = at the end; at most two may stand there"

@@ -22,7 +22,7 @@ PAUSE_SECONDS = 0.5
 """Without a free descriptor, none is accepted for so long."""
 
 
-class Listener(asyncio.AbstractServer):
+class Listener:
     """Accepts on `bound`, which it does not close. `factory` makes a connection's protocol."""
 
     def __init__(self, bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -109,6 +110,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
         )
         super().__init__(config)
+        self.servers = []
         self._front = front
         self._options = options
         self._failed_at: float | None = None
@@ -148,8 +150,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but accept a few connections in a turn of the event loop."""
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         factory = partial(
-            self.config.http_protocol_class,
+            make,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
