@@ -23,6 +23,7 @@ from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
+from saccade.core.garbage import settle
 from saccade.core.messages import (
     ENGINE_END,
     EngineBoot,
@@ -117,6 +118,7 @@ async def serve(
     engine = Engine(scheduler, workers, front, arrived, metrics, guides)
     facts = LoadFacts(load.patch_embed, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
+    settle()
     front.send(Ready(config.kv_tokens, config.context_length, decided))
     await engine.run()
     await workers.close()

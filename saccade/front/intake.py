@@ -465,13 +465,16 @@ class Intake:
             ("logit_bias", [token for token, _ in sampling.logit_bias]),
             ("stop_token_ids", sampling.stop_token_ids),
         ):
-            if outside := [token for token in ids if not 0 <= token < self.spec.vocab_size]:
-                raise InvalidRequest(
-                    f"{name}: token {outside[0]} is not within the vocabulary of "
-                    f"{self.spec.vocab_size}",
-                    name,
-                )
+            self.check_tokens(name, ids)
         return sampling
+
+    def check_tokens(self, name: str, ids: Sequence[int]) -> None:
+        """Raises InvalidRequest, of the field `name`, for a token that the model does not have."""
+        size = self.spec.vocab_size
+        if outside := [token for token in ids if not 0 <= token < size]:
+            raise InvalidRequest(
+                f"{name}: token {outside[0]} is not within the vocabulary of {size}", name
+            )
 
 
 def _widened(at: int, spans: Sequence[Span]) -> int:

@@ -26,6 +26,7 @@ from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.core.config import Hardware
 from saccade.core.errors import StartupError
+from saccade.core.garbage import settle
 from saccade.core.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
@@ -97,6 +98,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
     worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
+    settle()
     engine.send(Begun(worker.saved))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)

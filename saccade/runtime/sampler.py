@@ -107,9 +107,8 @@ class Sampler:
         if params.temperature > 0.0 or self._drew[slot]:
             row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
             self._params[slot].copy_(send(row, self._device))
-            self._top_ks[slot : slot + 1].copy_(
-                send(np.array([params.top_k], np.int32), self._device)
-            )
+            top_k = min(params.top_k, self._vocab_size)  # what may be asked has 64 bits
+            self._top_ks[slot : slot + 1].copy_(send(np.array([top_k], np.int32), self._device))
         self._asked[slot] = params
         self._drew[slot] = params.temperature > 0.0
         self._edits.open(slot, params, tokens, prompt_length)

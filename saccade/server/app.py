@@ -221,6 +221,7 @@ class _Api:
         async with self.door.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.name_of(tokens.model)
+            self.front.intake.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 

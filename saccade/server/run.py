@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
 
 from saccade.core.config import MIB
 from saccade.core.errors import StartupError
+from saccade.core.garbage import settle
 from saccade.core.messages import Ready
 from saccade.core.options import (
     ConnectionOptions,
@@ -40,6 +42,7 @@ from saccade.front.front import Front
 from saccade.server.app import KEPT, OPEN_PATHS, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
+from saccade.server.listener import Listener
 from saccade.server.protocol import connections
 from saccade.text.manner import Manner
 
@@ -107,6 +110,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
         )
         super().__init__(config)
+        self.servers = []
         self._front = front
         self._options = options
         self._failed_at: float | None = None
@@ -143,6 +147,18 @@ class Server(uvicorn.Server):
         except BaseException:
             self.should_exit = True
             raise
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but accept a few connections in a turn of the event loop."""
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        factory = partial(
+            make,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [Listener(each, factory) for each in sockets or ()]  # type: ignore[misc]
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
@@ -201,6 +217,7 @@ def serve(
 
     def announce(address: str, ready: Ready, manner: Manner) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
+        settle()
         decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
