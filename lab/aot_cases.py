@@ -48,6 +48,9 @@ def _text_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase("paged attention, 32/8 heads of 128, 8 bits", paged_gpu, eight, promises)
+    turned = {"_turn_and_cache": Promise(access=8)}  # half of what it stores has 8 bits
+    eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase("turn and cache, 32/8 heads of 128, 8 bits", layer_gpu, eight, turned)
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
@@ -87,14 +90,15 @@ def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> Non
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
 
 
-def _turn(heads: int, kv_heads: int, dim: int) -> None:
+def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
     qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
-    cache = torch.empty((1024, kv_heads, dim), dtype=HALF)
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    cache = PagedCache(keys, keys)
     weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
     table = torch.empty((TOKENS, dim))
     slots = torch.zeros(TOKENS, dtype=torch.int64)
     layer_gpu.launch_turn_and_cache(
-        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), (cache, cache), slots, halves=True
+        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), cache, slots, halves=True
     )
 
 

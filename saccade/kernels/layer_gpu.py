@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from saccade.kernels.fp8 import FP8, LARGEST
 from saccade.kernels.layer import QKNorm
+from saccade.kernels.paged import PagedCache
 
 HEAD_VALUES = 1024
 """Values of the heads that one program of `_turn_and_cache` holds."""
@@ -32,6 +34,8 @@ def _turn_and_cache(
     sin_table,
     out_slots,
     eps,
+    key_factor,
+    value_factor,
     token_stride,
     slot_stride,
     heads: tl.constexpr,
@@ -40,11 +44,13 @@ def _turn_and_cache(
     turned: tl.constexpr,
     halves: tl.constexpr,
     has_norm: tl.constexpr,
+    largest: tl.constexpr,
     block_heads: tl.constexpr,
     columns: tl.constexpr,
 ):
     """Program (token, block of heads): of queries, then keys, then values.
 
+    largest: where the cache is kept in 8 bits, what that can hold; else 0, and there is no factor.
     A value's partner is loaded a second time, from the cache of the multiprocessor: to move it
     between threads would cost more.
     """
@@ -78,6 +84,9 @@ def _turn_and_cache(
     to = q_out + (token * heads + head)[:, None] * dim + c[None, :]
     tl.store(to, x.to(q_out.dtype.element_ty), mask=known & (head < heads)[:, None])
     slot = tl.load(out_slots + token) * slot_stride
+    if largest > 0:
+        x = x * tl.where(is_value, value_factor, key_factor)[:, None]
+        x = tl.minimum(tl.maximum(x, -largest), largest)
     to = k_cache + slot + (head - heads)[:, None] * dim + c[None, :]
     tl.store(to, x.to(k_cache.dtype.element_ty), mask=known & is_key[:, None])
     to = v_cache + slot + (head - heads - kv_heads)[:, None] * dim + c[None, :]
@@ -90,7 +99,7 @@ def launch_turn_and_cache(
     cos: torch.Tensor,
     sin: torch.Tensor,
     qk_norm: QKNorm | None,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: PagedCache,
     out_slots: torch.Tensor,
     *,
     halves: bool,
@@ -98,7 +107,7 @@ def launch_turn_and_cache(
     """`layer.turn_and_cache`; cos, sin: tables [T, R] of a rotation that is ready."""
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
-    keys, values = cache
+    keys, values = cache.keys, cache.values
     assert qkv.stride(2) == 1 and qkv.stride(1) == dim, "a token's heads lie back to back"
     assert keys.stride() == values.stride() and keys.stride(1) == dim
     assert cos.is_contiguous() and sin.is_contiguous()
@@ -119,6 +128,8 @@ def launch_turn_and_cache(
         sin,
         out_slots,
         eps,
+        1.0 / cache.key_scale,
+        1.0 / cache.value_scale,
         qkv.stride(0),
         keys.stride(0),
         heads=heads,
@@ -127,6 +138,7 @@ def launch_turn_and_cache(
         turned=cos.shape[1],
         halves=halves,
         has_norm=weight is not None,
+        largest=LARGEST if keys.dtype == FP8 else 0.0,
         block_heads=block_heads,
         columns=columns,
         num_warps=4,

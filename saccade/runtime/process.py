@@ -47,6 +47,7 @@ from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Step, Worker
@@ -57,6 +58,8 @@ READY_POLL_SECONDS = 20e-6
 """While the device computes, looks at it and at the next plan are this far apart."""
 DISK_POLL_SECONDS = 1e-3
 """The same while a plan waits for a read from disk, or for an encoding."""
+FIRST_FP8 = (8, 9)
+"""Compute capability from which on a GPU converts to FP8."""
 
 Engine = Channel[FromWorker, ToWorker]
 
@@ -91,7 +94,10 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     assert isinstance(load, Load)
     tally = LoadTally()
     net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
-    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype])))
+    scaled = load.kv_dtype != "auto" and load.format != "dummy"
+    layers = net.spec.kv_layout.layers
+    scales = read_kv_scales(Path(load.folder), layers) if scaled else ()
+    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
@@ -195,7 +201,8 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
+        fp8 = torch.cuda.get_device_capability() >= FIRST_FP8
+        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available, fp8)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

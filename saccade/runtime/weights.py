@@ -163,7 +163,7 @@ class CheckpointWeights:
         self._folder = folder
         self._quantization = quantization
         self._ways = ways
-        files = _weight_files(folder)
+        files = weight_files(folder)
         self._places = {
             canonical_name(name): (path, name)
             for path in files
@@ -413,7 +413,7 @@ class DummyWeights:
         )
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files that hold weights: those of the index where there is one.
 
     Raises CheckpointError where any is missing.
