@@ -24,6 +24,16 @@ MOST_WARPS = 16
 
 
 @triton.jit
+def _keep(x, to, mine, factor, largest: tl.constexpr):
+    """Those of x that are `mine` go to the places `to`; as 8 bits, whose largest value that is,
+    after multiplication with `factor`; as they are where `largest` is 0.
+    """
+    if largest > 0:
+        x = tl.minimum(tl.maximum(x * factor, -largest), largest)
+    tl.store(to, x.to(to.dtype.element_ty), mask=mine)
+
+
+@triton.jit
 def _turn_and_cache(
     qkv,
     q_out,
@@ -50,7 +60,6 @@ def _turn_and_cache(
 ):
     """Program (token, block of heads): of queries, then keys, then values.
 
-    largest: where the cache is kept in 8 bits, what that can hold; else 0, and there is no factor.
     A value's partner is loaded a second time, from the cache of the multiprocessor: to move it
     between threads would cost more.
     """
@@ -72,25 +81,19 @@ def _turn_and_cache(
         root = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None]
         weight = tl.load(rows + c[None, :], mask=weighed, other=0.0).to(tl.float32)
         other = tl.load(rows + partner[None, :], mask=weighed, other=0.0).to(tl.float32)
-        # Rounded where the reference rounds: what is turned has the dtype of the heads.
-        kind = qkv.dtype.element_ty
+        kind = qkv.dtype.element_ty  # rounded where the reference rounds: before they are turned
         x = tl.where(is_value[:, None], x, (x * root * weight).to(kind).to(tl.float32))
         y = tl.where(is_value[:, None], y, (y * root * other).to(kind).to(tl.float32))
-    place = token * turned + c
-    cos = tl.load(cos_table + place, mask=c < turned, other=1.0)[None, :]
-    sin = tl.load(sin_table + place, mask=c < turned, other=0.0)[None, :]
+    cos = tl.load(cos_table + token * turned + c, mask=c < turned, other=1.0)[None, :]
+    sin = tl.load(sin_table + token * turned + c, mask=c < turned, other=0.0)[None, :]
     x = tl.where(is_value[:, None], x, x * cos + y * sin)
-
     to = q_out + (token * heads + head)[:, None] * dim + c[None, :]
     tl.store(to, x.to(q_out.dtype.element_ty), mask=known & (head < heads)[:, None])
     slot = tl.load(out_slots + token) * slot_stride
-    if largest > 0:
-        x = x * tl.where(is_value, value_factor, key_factor)[:, None]
-        x = tl.minimum(tl.maximum(x, -largest), largest)
-    to = k_cache + slot + (head - heads)[:, None] * dim + c[None, :]
-    tl.store(to, x.to(k_cache.dtype.element_ty), mask=known & is_key[:, None])
-    to = v_cache + slot + (head - heads - kv_heads)[:, None] * dim + c[None, :]
-    tl.store(to, x.to(v_cache.dtype.element_ty), mask=known & is_value[:, None])
+    key = k_cache + slot + (head - heads)[:, None] * dim + c[None, :]
+    _keep(x, key, known & is_key[:, None], key_factor, largest)
+    value = v_cache + slot + (head - heads - kv_heads)[:, None] * dim + c[None, :]
+    _keep(x, value, known & is_value[:, None], value_factor, largest)
 
 
 def launch_turn_and_cache(

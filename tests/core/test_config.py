@@ -99,7 +99,7 @@ def test_the_kv_cache_is_no_larger_than_asked(spec: FamilySpec) -> None:
 
 
 def test_a_cache_of_eight_bits_holds_twice_the_tokens(spec: FamilySpec) -> None:
-    more = {"mem_fraction_static": 0.2, "max_running_requests": 1000}
+    more: dict[str, Any] = {"mem_fraction_static": 0.2, "max_running_requests": 1000}
     plain = decide(spec, **more)
     eight = decide(spec, kv_cache_dtype="fp8_e4m3", **more)
     assert eight.kv_pages - 2 * plain.kv_pages in (0, 1)

@@ -45,9 +45,9 @@ def requests(over: Harness, **sampling: Any) -> list[Request]:
     shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
     text = [int(each) for each in np.random.default_rng(3).integers(5, 60, 41)]
     asked = {"text": text, "more": [*text, 7, 8, 9], "short": text[:2]}
-    found = [over.request(n, t, max_tokens=12, **sampling) for n, t in asked.items()]
+    found = [over.request(n, t, max_tokens=20, **sampling) for n, t in asked.items()]
     tokens = [*text[:2], spec.image_token_id, *text[2:9]]
-    return [*found, over.request("image", tokens, [shown], max_tokens=12, **sampling)]
+    return [*found, over.request("image", tokens, [shown], max_tokens=20, **sampling)]
 
 
 def answers(over: Harness) -> list[list[int]]:
@@ -84,7 +84,7 @@ def test_scales_out_of_reach_are_felt(net: FamilyNet) -> None:
     [
         ({"chunk_tokens": 7}, False),
         ({"page_size": 1, "chunk_tokens": 16}, False),
-        ({"page_size": 2, "chunk_tokens": 16, "kv_pages": 48, "prefix_cache": False}, True),
+        ({"page_size": 2, "chunk_tokens": 16, "kv_pages": 40, "prefix_cache": False}, True),
     ],
     ids=["chunks", "pages of one token", "preempted"],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.core.config import EncoderConfig
+from saccade.core.config import EncoderConfig, KVConfig
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
@@ -136,6 +137,21 @@ def test_a_prefix_that_is_cached_is_read_where_it_lies(
         assert tokens(outcomes) == expected
     assert outcomes["more"].cached_tokens and outcomes["image"].levels == ["kv"]
     assert len(over.encoded) == 1
+
+
+def test_keys_and_values_of_eight_bits_are_near_pytorchs(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sum differs in its last bit, a key may be rounded the other way."""
+    found = []
+    for by_kernels in (False, True):
+        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
+        over = harness(net, kv=KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_layout.layers))
+        asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
+        outcomes = over.run(asked)
+        found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
+    off = np.abs(np.array(found[0]) - np.array(found[1]))
+    assert np.median(off) < 1e-3 and off.max() < 0.1
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(
