@@ -45,6 +45,7 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
+from saccade.kernels.device import has_fp8
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.kv_scales import read_kv_scales
@@ -58,8 +59,6 @@ READY_POLL_SECONDS = 20e-6
 """While the device computes, looks at it and at the next plan are this far apart."""
 DISK_POLL_SECONDS = 1e-3
 """The same while a plan waits for a read from disk, or for an encoding."""
-FIRST_FP8 = (8, 9)
-"""Compute capability from which on a GPU converts to FP8."""
 
 Engine = Channel[FromWorker, ToWorker]
 
@@ -201,7 +200,7 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        fp8 = torch.cuda.get_device_capability() >= FIRST_FP8
+        fp8 = has_fp8(torch.device("cuda"))
         return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available, fp8)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 

@@ -19,11 +19,14 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.nn.protocol import FamilyNet
+from saccade.runtime import weights
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Step, Worker
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, Outcome
+from tests.families.forwarding import CPU
 from tests.kernels.conftest import HAS_GPU
+from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -152,6 +155,21 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
         found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
     off = np.abs(np.array(found[0]) - np.array(found[1]))
     assert np.median(off) < 1e-3 and off.max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of products", "fp8 channels"])
+def test_weights_of_eight_bits_answer_as_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = []
+    folders = quantise(checkpoint("qwen3_vl"), FORMATS[name], tmp_path)
+    for folder, by_kernels in zip(folders, (True, False)):
+        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
+        monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
+        net = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
+        over = harness(net, chunk_tokens=32)
+        found.append(run(over, requests(over), 1))
+    assert found[0] == found[1]
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(
