@@ -63,7 +63,8 @@ def quantise_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 [out, in] and the blocks' scales in float32; a block's largest value becomes FP8's."""
     rows, columns = weight.shape
     wide = F.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = wide.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # [R, BLOCK, C, BLOCK]
+    shape = wide.shape[0] // BLOCK, BLOCK, wide.shape[1] // BLOCK, BLOCK
+    blocks = wide.view(shape)
     scales = blocks.abs().amax((1, 3)).div(LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     values = to_fp8(blocks, scales[:, None, :, None]).flatten(2, 3).flatten(0, 1)
     return values[:rows, :columns].contiguous(), scales

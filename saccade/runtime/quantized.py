@@ -13,7 +13,7 @@ import torch
 
 from saccade.core.config import MIB
 from saccade.families.quantization import Scheme
-from saccade.kernels.fp8 import LEAST_GROUP, Fp8Matrix
+from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
 from saccade.nn.weights import Part
 
@@ -118,7 +118,7 @@ def join_fp8(
     pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int
 ) -> Fp8Matrix:
     """One matrix of several, one below another; scales [rows or 1, columns or 1] each."""
-    values = torch.cat(list(pieces))
+    values = torch.cat([piece.view(torch.uint8) for piece in pieces]).view(FP8)
     each = [
         scale[:, ::group].expand(len(piece), -1)
         for piece, scale in zip(pieces, scales, strict=True)
