@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from lab.aot import KernelCase, Promise
-from saccade.kernels import layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels import fp8_gpu, layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
 from saccade.kernels.rotary import rotary_tables
@@ -19,6 +20,8 @@ TOKENS = 64
 VOCAB = 151936
 TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
+FP8_SHAPES = ((6144, 2560),)
+"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
 TOWER_HEADS = 16
 TOWER_HEAD_SIZES = (64, 72, 80)
 """Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
@@ -48,6 +51,14 @@ def _text_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase("paged attention, 32/8 heads of 128, 8 bits", paged_gpu, eight, promises)
+    turned = {"_turn_and_cache": Promise()}
+    eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase("turn and cache, 32/8 heads of 128, 8 bits", layer_gpu, eight, turned)
+    for outputs, inputs in FP8_SHAPES:
+        for group in (128, inputs):
+            name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
+            each = {"_product": Promise(hgmma=True)}
+            yield KernelCase(name, fp8_gpu, partial(_product, outputs, inputs, group), each)
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
@@ -87,15 +98,24 @@ def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> Non
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
 
 
-def _turn(heads: int, kv_heads: int, dim: int) -> None:
+def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
     qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
-    cache = torch.empty((1024, kv_heads, dim), dtype=HALF)
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    cache = PagedCache(keys, keys)
     weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
     table = torch.empty((TOKENS, dim))
     slots = torch.zeros(TOKENS, dtype=torch.int64)
     layer_gpu.launch_turn_and_cache(
-        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), (cache, cache), slots, halves=True
+        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), cache, slots, halves=True
     )
+
+
+def _product(outputs: int, inputs: int, group: int) -> None:
+    """Of few rows, and of many."""
+    values = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn)
+    matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
+    for rows in (1, 512):
+        fp8_gpu.launch_fp8(torch.empty((rows, inputs), dtype=HALF), matrix, None)
 
 
 def _norm(size: int, centred: bool) -> None:

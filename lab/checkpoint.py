@@ -61,6 +61,22 @@ def make_checkpoint(
     preset = PRESETS.get(name)
     if preset is None:
         raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
+    make_folder(folder)
+    ids = _write_tokenizer(folder, REAL_VOCABULARY if preset.real_tokens else 256 + 512)
+    _write(folder / "config.json", _config(preset, ids, dtype))
+    ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    _write(
+        folder / "generation_config.json",
+        {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False},
+    )
+    _write_processor(folder, preset)
+    if preset.weights:
+        _write_weights(folder, seed, dtype)
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, where it is new. Raises ConfigError for one that is not empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
@@ -73,17 +89,6 @@ def make_checkpoint(
             f"--out {folder}: there is something in it, which is not overwritten: name another "
             "folder, or empty this one"
         )
-    ids = _write_tokenizer(folder, REAL_VOCABULARY if preset.real_tokens else 256 + 512)
-    _write(folder / "config.json", _config(preset, ids, dtype))
-    ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    _write(
-        folder / "generation_config.json",
-        {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False},
-    )
-    _write_processor(folder, preset)
-    if preset.weights:
-        _write_weights(folder, seed, dtype)
-    return folder
 
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:

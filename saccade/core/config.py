@@ -17,6 +17,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
+KVDtype = Literal["auto", "fp8_e4m3"]
 PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
@@ -34,6 +35,8 @@ class Hardware:
     free_bytes: int
     host_free_bytes: int = 0
     """Memory beside the device's own; 0 where they are one."""
+    fp8: bool = True
+    """Whether our kernels for the device can read and write FP8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,18 @@ class EncoderConfig:
 
     attention: EncoderAttention = "sdpa"
     graph_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """How keys and values are kept.
+
+    dtype: auto is the network's own. scales: of an 8-bit cache, what keys and values of each layer
+    are divided by; none are ones.
+    """
+
+    dtype: KVDtype = "auto"
+    scales: tuple[tuple[float, float], ...] = ()
 
 
 def embedding_file_bytes(nbytes: int) -> int:
@@ -91,6 +106,7 @@ class EngineConfig:
     prefix_cache: bool
     embeddings: EmbeddingBudgets
     encode_patches: int
+    kv: KVConfig = KVConfig()
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     decode_graph_sizes: tuple[int, ...] = ()

@@ -13,6 +13,7 @@ from saccade.core.config import (
     Dtype,
     EngineConfig,
     Hardware,
+    KVDtype,
     ParallelConfig,
     PatchEmbedding,
     QuantizationMode,
@@ -199,6 +200,7 @@ class Load:
     parallel: ParallelConfig
     patch_embed: PatchEmbedding = "exact"
     quantization: QuantizationMode = "auto"
+    kv_dtype: KVDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +227,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is."""
+    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is.
+    `kv_scales`: of `KVConfig`, where they are asked for and the checkpoint has any.
+    """
 
     hardware: Hardware
     quantised: str = ""
+    kv_scales: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

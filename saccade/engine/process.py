@@ -10,6 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,7 @@ async def serve(
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
     config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
+    config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
     saved = await workers.begin(config)
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
@@ -139,6 +141,7 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         parallel=parallel,
         patch_embed=boot.model.patch_embed,
         quantization=boot.model.quantization,
+        kv_dtype=boot.model.kv_cache_dtype,
     )
 
 

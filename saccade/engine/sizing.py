@@ -24,6 +24,8 @@ from saccade.core.config import (
     EncoderConfig,
     EngineConfig,
     Hardware,
+    KVConfig,
+    KVDtype,
     ParallelConfig,
     PatchEmbedding,
 )
@@ -176,7 +178,8 @@ def resolve(
             f"--context-length {context}: the model was made for {spec.context_length} tokens "
             "at most"
         )
-    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
+    kv = resolve_kv(model, hardware)
+    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks, kept=kv.dtype)
     used = hardware.total_bytes - hardware.free_bytes
     # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
     budget = (
@@ -204,6 +207,7 @@ def resolve(
         prefix_cache=not engine.disable_radix_cache,
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        kv=kv,
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
         decode_graph_sizes=graphs,
@@ -217,6 +221,18 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
         f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, or free "
         "memory"
     )
+
+
+def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
+    """How keys and values are kept; their scales are known once a checkpoint was read. Raises
+    ConfigError.
+    """
+    if model.kv_cache_dtype == "fp8_e4m3" and not hardware.fp8:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8_e4m3: {hardware.name} has no FP8 (compute capability 8.9 or "
+            "later does); use --kv-cache-dtype auto"
+        )
+    return KVConfig(model.kv_cache_dtype)
 
 
 def resolve_decode_graphs(model: ModelOptions, max_running: int, *, cuda: bool) -> tuple[int, ...]:
@@ -357,17 +373,15 @@ def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
     return spec.embedding_width * (4 if dtype == "float32" else 2)
 
 
-def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
-    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks."""
+def kv_page_bytes(
+    spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
+) -> int:
+    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks. `dtype`: the
+    network's; `kept`: as `KVConfig.dtype`.
+    """
     layout = spec.kv_layout.on_rank(ranks)
-    return (
-        layout.layers
-        * 2
-        * page_size
-        * layout.kv_heads
-        * layout.head_dim
-        * (4 if dtype == "float32" else 2)
-    )
+    value_bytes = 1 if kept == "fp8_e4m3" else 4 if dtype == "float32" else 2
+    return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * value_bytes
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
@@ -398,10 +412,13 @@ def describe(
     facts: LoadFacts,
 ) -> tuple[tuple[str, str], ...]:
     """What the engine decided, for people: (name, value)."""
-    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
+    page_bytes = kv_page_bytes(
+        spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
+    )
     kv = (
         f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
-        f"{_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
+        f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
+        f"{_describe_kv(config.kv)}"
     )
     rules = spec.image_rules
     each = " per rank" if parallel.size > 1 else ""
@@ -450,6 +467,12 @@ def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
             f"{_count(media.workers, 'process')}",
         ),
     )
+
+
+def _describe_kv(kv: KVConfig) -> str:
+    if kv.dtype == "auto":
+        return ""
+    return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
 
 
 def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:

@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
+from saccade.kernels.fp8 import Fp8Matrix, fp8_linear
 from saccade.kernels.int8 import Int8Matrix, int8_linear
 
-Matrix = torch.Tensor | Int8Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -47,7 +48,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def ready(weight: Matrix) -> Matrix:
     """`weight` as `linear` takes it: one in 8 bits already is."""
-    return weight if isinstance(weight, Int8Matrix) else pack(weight)
+    return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
 def _packs(weight: torch.Tensor) -> bool:
@@ -71,6 +72,8 @@ def linear(
     """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`."""
     if isinstance(weight, Int8Matrix):
         return activate(int8_linear(x, weight, bias), activation)
+    if isinstance(weight, Fp8Matrix):
+        return activate(fp8_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

@@ -27,8 +27,13 @@ A kv slot is page * page_size + offset in page.
 """
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention of some of a batch's queries, given a layer's keys and values (its whole cache)."""
+KVScales = Sequence[tuple[float, float]]
+"""Per layer, what keys and values were divided by when they were put into a cache of 8 bits."""
+
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""A sequence's keys or values, of a layer's whole cache."""
+Attend = Callable[[torch.Tensor, PagedCache], torch.Tensor]
+"""Attention of some of a batch's queries, given a layer's whole cache."""
 
 ABREAST_VALUES = 1 << 15
 """Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
@@ -38,12 +43,24 @@ FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""
 
 
-def attention_for(kv: KVCache, page_size: int, *, graphs: bool = False) -> Attention:
+def attention_for(
+    kv: KVCache,
+    page_size: int,
+    *,
+    dtype: torch.dtype | None = None,
+    scales: KVScales = (),
+    graphs: bool = False,
+) -> Attention:
     """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
     pages from there alone.
+
+    dtype: of queries, where the cache has another. scales: none are ones.
     """
-    kind = PagedAttention if graphs or device.runs_triton(kv[0][0]) else SequenceAttention
-    return kind(kv, page_size)
+    each = scales or [(1.0, 1.0)] * len(kv)
+    caches = [PagedCache(*kept, *scale) for kept, scale in zip(kv, each, strict=True)]
+    if graphs or device.runs_triton(kv[0][0]):
+        return PagedAttention(caches, page_size)
+    return SequenceAttention(caches, page_size, dtype or kv[0][0].dtype)
 
 
 class SequenceAttention:
@@ -51,20 +68,24 @@ class SequenceAttention:
     its own. There, consecutive pages are read in place, others are gathered.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._kv = kv
+    def __init__(self, caches: Sequence[PagedCache], page_size: int, dtype: torch.dtype) -> None:
+        """dtype: of queries."""
+        self._caches = caches
         self._page_size = page_size
-        _, self._kv_heads, self._dim = kv[0][0].shape
+        keys = caches[0].keys
+        self._dtype = dtype
+        self._converts = keys.dtype != dtype
+        _, self._kv_heads, self._dim = keys.shape
         self._scale = self._dim**-0.5
-        slot, head, value = kv[0][0].stride()
+        slot, head, value = keys.stride()
         self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
         self._rows: list[tuple[slice, Attend]] = []
         # A window of it that begins `length` before the middle masks all but `length` keys.
-        self._abreast_keys = keys = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
-        self._strip = torch.zeros(2 * keys, dtype=kv[0][0].dtype)
-        self._strip[keys:] = -torch.inf
-        self._places = np.arange(keys)
+        self._abreast_keys = most = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
+        self._strip = torch.zeros(2 * most, dtype=dtype)
+        self._strip[most:] = -torch.inf
+        self._places = np.arange(most)
         self._page, self._offset = np.divmod(self._places, page_size)
 
     def plan(self, batch: Batch) -> None:
@@ -85,12 +106,14 @@ class SequenceAttention:
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        k_cache, v_cache = self._kv[layer]
-        cache = k_cache, v_cache
+        cache = self._caches[layer]
         q = turn_and_cache(qkv, self._kv_heads, rotation, qk_norm, cache, self._out_slots)
         if len(self._rows) == 1:
-            return self._rows[0][1](q, k_cache, v_cache)
-        return torch.cat([attend(q[rows], k_cache, v_cache) for rows, attend in self._rows])
+            attended = self._rows[0][1](q, cache)
+        else:
+            attended = torch.cat([attend(q[rows], cache) for rows, attend in self._rows])
+        # Each is a mean of values: their scale may come last.
+        return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
         """Where the rows from `row` on end that decode after few tokens."""
@@ -115,8 +138,10 @@ class SequenceAttention:
         windows = torch.from_numpy(len(self._places) - counts)
         mask = self._strip.unfold(0, longest, 1).index_select(0, windows)
         shape = (len(lengths), longest, self._kv_heads, self._dim)
-        read = partial(self._gather, torch.from_numpy(index.reshape(-1)), shape)
-        return lambda q, k, v: decode_attention(q, read(k), read(v), mask, self._scale)
+        read = self._reads(partial(self._gather, torch.from_numpy(index.reshape(-1)), shape))
+        return lambda q, kv: decode_attention(
+            q, read(kv.keys), read(kv.values), mask, self._scale * kv.key_scale
+        )
 
     def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
         """For the last tokens of one sequence, whose pages begin `line`."""
@@ -125,10 +150,18 @@ class SequenceAttention:
         first = int(pages[0])
         if pages.tolist() == list(range(first, first + len(pages))):
             shape = (1, self._kv_heads, length, self._dim)
-            read = partial(self._slice, shape, first * size)
+            read = self._reads(partial(self._slice, shape, first * size))
         else:
-            read = partial(self._gather_pages, torch.from_numpy(pages), length)
-        return lambda q, k, v: causal_attention(q, read(k), read(v), self._scale)
+            read = self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
+        return lambda q, kv: causal_attention(
+            q, read(kv.keys), read(kv.values), self._scale * kv.key_scale
+        )
+
+    def _reads(self, read: Read) -> Read:
+        """`read`, as queries need it."""
+        if not self._converts:
+            return read
+        return lambda kept: read(kept).to(self._dtype)
 
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
@@ -157,10 +190,10 @@ class PagedAttention:
     NOT YET RUN on a GPU.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._caches = [PagedCache(keys, values) for keys, values in kv]
+    def __init__(self, caches: Sequence[PagedCache], page_size: int) -> None:
+        self._caches = caches
         self._page_size = page_size
-        _, self._kv_heads, dim = kv[0][0].shape
+        _, self._kv_heads, dim = caches[0].keys.shape
         self._scale = dim**-0.5
         self._rows: PagedRows | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64)
@@ -181,6 +214,5 @@ class PagedAttention:
     ) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"
         cache, kv_heads = self._caches[layer], self._kv_heads
-        written = cache.keys, cache.values
-        q = turn_and_cache(qkv, kv_heads, rotation, qk_norm, written, self._out_slots)
+        q = turn_and_cache(qkv, kv_heads, rotation, qk_norm, cache, self._out_slots)
         return paged_attention(q, cache, self._rows, self._scale)

@@ -46,8 +46,10 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
+from saccade.kernels.device import has_fp8
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Step, Worker
@@ -92,7 +94,10 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     assert isinstance(load, Load)
     tally = LoadTally()
     net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
-    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype])))
+    scaled = load.kv_dtype != "auto" and load.format != "dummy"
+    layers = net.spec.kv_layout.layers
+    scales = read_kv_scales(Path(load.folder), layers) if scaled else ()
+    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
@@ -197,7 +202,8 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
+        fp8 = has_fp8(torch.device("cuda"))
+        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available, fp8)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

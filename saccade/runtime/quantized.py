@@ -6,12 +6,14 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from saccade.core.config import MIB
 from saccade.families.quantization import Scheme
+from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
 from saccade.nn.weights import Part
 
@@ -23,14 +25,17 @@ BLOCK_VALUES = 1 << 20
 class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
-    int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits, and
-    made whole. stored: bytes that the restored had in the checkpoint.
+    int8: in 8 bits; `made` of them here, the others were stored so. fp8: as they were stored.
+    restored: stored in 8 bits, and made whole. stored: bytes that the restored had in the
+    checkpoint.
     """
 
     int8: int = 0
     made: int = 0
     int8_bytes: int = 0
     dense_bytes: int = 0
+    fp8: int = 0
+    fp8_bytes: int = 0
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
@@ -42,6 +47,12 @@ class LoadTally:
         self.made += made
         self.int8_bytes += values + matrix.scales.nbytes
         self.dense_bytes += values * item
+
+    def count_fp8(self, matrix: Fp8Matrix, item: int) -> None:
+        """`item`: bytes of a value in the network's dtype."""
+        self.fp8 += 1
+        self.fp8_bytes += matrix.values.nbytes + matrix.scales.nbytes
+        self.dense_bytes += matrix.values.numel() * item
 
     def count_restored(self, piece: torch.Tensor, target: torch.Tensor) -> None:
         self.restored += 1
@@ -57,6 +68,11 @@ class LoadTally:
             said.append(
                 f"{self.int8} matrices of the language model in int8, {whence}: "
                 f"{self.int8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
+            )
+        if self.fp8:
+            said.append(
+                f"{self.fp8} matrices of the language model in fp8, as the checkpoint has them: "
+                f"{self.fp8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
             )
         if self.restored:
             said.append(
@@ -84,6 +100,30 @@ def restore(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> 
         rows = slice(first, first + count)
         factor = scales if scales.shape[0] == 1 else scales[rows]
         target[rows].copy_(piece[rows].float().mul_(factor))
+
+
+def fp8_group(part: Part, scheme: Scheme) -> int | None:
+    """Inputs of the wanted slice that share a scale; None where the slice cuts such a group, or
+    where no product can be made of them.
+    """
+    index = (*part.index, *(slice(None),) * (2 - len(part.index)))
+    start, stop, _ = index[1].indices(part.shape[1])
+    of = scheme.block[1]
+    if not of or start // of == (stop - 1) // of:
+        return stop - start
+    return of if start % of == 0 and of % LEAST_GROUP == 0 else None
+
+
+def join_fp8(
+    pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int
+) -> Fp8Matrix:
+    """One matrix of several, one below another; scales [rows or 1, columns or 1] each."""
+    values = torch.cat([piece.view(torch.uint8) for piece in pieces]).view(FP8)
+    each = [
+        scale[:, ::group].expand(len(piece), -1)
+        for piece, scale in zip(pieces, scales, strict=True)
+    ]
+    return Fp8Matrix(values, torch.cat(each).contiguous(), group)
 
 
 def make_int8(weight: torch.Tensor) -> Int8Matrix:

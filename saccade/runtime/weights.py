@@ -28,12 +28,14 @@ from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
+from saccade.kernels.device import has_fp8
+from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.quantized import LoadTally, cut_scales, make_int8, restore
+from saccade.runtime.quantized import LoadTally, cut_scales, fp8_group, join_fp8, make_int8, restore
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ def load_net(
         made=quantization == "int8",
         native=here and quantization != "none",
         tally=tally or LoadTally(),
+        fp8=has_fp8(device) and quantization != "none",
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -120,13 +123,14 @@ class Ways:
     """Which matrices are in 8 bits in memory.
 
     `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so. `tally` is told of each.
+    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
     """
 
     projection: Callable[[str], bool]
     made: bool
     native: bool
     tally: LoadTally
+    fp8: bool = False
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be."""
@@ -163,7 +167,7 @@ class CheckpointWeights:
         self._folder = folder
         self._quantization = quantization
         self._ways = ways
-        files = _weight_files(folder)
+        files = weight_files(folder)
         self._places = {
             canonical_name(name): (path, name)
             for path in files
@@ -206,6 +210,8 @@ class CheckpointWeights:
 
     def load_matrix(self, *parts: Part) -> Matrix:
         schemes = [self._scheme(part.name) for part in parts]
+        if (group := self._fp8_group(parts, schemes)) is not None:
+            return self._load_fp8(parts, [scheme for scheme in schemes if scheme], group)
         if not self._ways.native or not all(
             scheme is not None and scheme.int8_rows and self._ways.projection(part.name)
             for part, scheme in zip(parts, schemes)
@@ -219,6 +225,28 @@ class CheckpointWeights:
         shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
         self._ways.tally.count_int8(matrix, shape, self.dtype.itemsize, made=0)
         self._bar.update(sum(piece.nbytes for piece in pieces))
+        return matrix
+
+    def _fp8_group(self, parts: Sequence[Part], schemes: Sequence[Scheme | None]) -> int | None:
+        """Inputs that share a scale, where these parts stay in FP8; else None."""
+        groups = {
+            fp8_group(part, scheme)
+            if scheme and scheme.stored == "F8_E4M3" and self._ways.projection(part.name)
+            else None
+            for part, scheme in zip(parts, schemes)
+        }
+        return groups.pop() if self._ways.fp8 and len(groups) == 1 else None
+
+    def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
+        for part in parts:
+            self._check_shape(part)
+        pieces = [self._read(part).to(self.device) for part in parts]
+        scales = [self._scales(part, scheme) for part, scheme in zip(parts, schemes)]
+        for part, piece in zip(parts, pieces):
+            self._check_finite(part, piece.float())
+        matrix = join_fp8(pieces, scales, group)
+        self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
+        self._bar.update(matrix.values.nbytes)
         return matrix
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
@@ -413,7 +441,7 @@ class DummyWeights:
         )
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files that hold weights: those of the index where there is one.
 
     Raises CheckpointError where any is missing.

@@ -21,6 +21,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
+from saccade.kernels.fp8 import FP8
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
@@ -41,6 +42,8 @@ MaskSource = Callable[[], npt.NDArray[np.int32] | None]
 POLL_SECONDS = 5e-4
 """Between two looks, where both a disk and a GPU may be the first to end."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {"fp8_e4m3": FP8}
+"""Of keys and values, where that is not the network's."""
 
 
 class Step:
@@ -132,9 +135,12 @@ class Worker:
         self._shard = shard
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, dtype, device)
+        kept = KV_DTYPES.get(config.kv.dtype, dtype)
+        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, kept, device)
         graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
-        self._attention = attention_for(kv, size, graphs=bool(graphs))
+        self._attention = attention_for(
+            kv, size, dtype=dtype, scales=config.kv.scales, graphs=bool(graphs)
+        )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))

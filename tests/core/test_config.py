@@ -21,6 +21,8 @@ from saccade.core.config import (
     EncoderConfig,
     EngineConfig,
     Hardware,
+    KVConfig,
+    ParallelConfig,
 )
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
@@ -54,7 +56,7 @@ def spec() -> FamilySpec:
     return load_spec(Path(DEMO))
 
 
-MODEL = ("context_length", "disable_cuda_graph", "cuda_graph_max_bs")
+MODEL = ("context_length", "disable_cuda_graph", "cuda_graph_max_bs", "kv_cache_dtype")
 
 
 def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
@@ -94,6 +96,26 @@ def test_the_kv_cache_is_no_larger_than_asked(spec: FamilySpec) -> None:
     config = decide(spec, max_total_tokens=1000, page_size=16)
     assert config.kv_tokens == 1008
     assert config.context_length == 1008, "a request cannot be longer than the cache"
+
+
+def test_a_cache_of_eight_bits_holds_twice_the_tokens(spec: FamilySpec) -> None:
+    more: dict[str, Any] = {"mem_fraction_static": 0.2, "max_running_requests": 1000}
+    plain = decide(spec, **more)
+    eight = decide(spec, kv_cache_dtype="fp8_e4m3", **more)
+    assert eight.kv_pages - 2 * plain.kv_pages in (0, 1)
+    kept = kv_page_bytes(spec, 16, "bfloat16", kept="fp8_e4m3")
+    assert 2 * kept == kv_page_bytes(spec, 16, "bfloat16")
+    facts = LoadFacts("exact", "", 0)
+    alone = ParallelConfig(1, "weights", "shm", 1.0)
+    for config, said in ((plain, "MiB"), (eight, "MiB in fp8_e4m3, scales 1.0")):
+        assert dict(describe(config, alone, spec, MACHINE, facts))["KV cache"].endswith(said)
+
+
+def test_a_gpu_without_fp8_cannot_keep_eight_bits(spec: FamilySpec) -> None:
+    old = Hardware("cuda", "A100", 80 * GIB, 60 * GIB, fp8=False)
+    assert decide(spec, old).kv == KVConfig()
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8_e4m3: A100 has no FP8 .* auto"):
+        decide(spec, old, kv_cache_dtype="fp8_e4m3")
 
 
 def test_a_context_may_be_shortened(spec: FamilySpec) -> None:

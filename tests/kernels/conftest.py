@@ -1,9 +1,14 @@
-"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`)."""
+"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`), whose
+conversion to 8 bits is mended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,3 +21,27 @@ def device() -> str:
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def rounding() -> Iterator[None]:
+    """Values become FP8 as PyTorch has it: the interpreter forgets the carry when it rounds up, so
+    that 1.97 becomes 1.
+    """
+    if find_spec("triton") is None:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    its = interpreter._convert_float
+
+    def convert(values: Any, kind: Any, wanted: Any, rounding: Any) -> Any:
+        if wanted != tl.float8e4nv or kind not in (tl.float32, tl.float16):
+            return its(values, kind, wanted, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(values)).float()
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", convert)
+        yield

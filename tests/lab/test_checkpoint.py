@@ -11,9 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from lab.checkpoint import make_checkpoint
+from lab.checkpoint import make_checkpoint, make_folder
 from lab.options import PresetName
 from lab.presets import PRESETS
+from lab.quantise import quantise_blocks, quantise_checkpoint
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from tests.checkpoints import picture, reference
@@ -94,3 +95,27 @@ def test_a_file_is_no_folder_to_write(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out .*: no such folder can be made"):
         make_checkpoint("tiny-qwen3-vl", tmp_path / "file" / below)
+
+
+def test_a_quantised_checkpoint_is_near_its_source(tmp_path: Path) -> None:
+    source = make_checkpoint("tiny-qwen3-vl", tmp_path / "whole", dtype=torch.float32)
+    make_folder(tmp_path / "eight")
+    eight = quantise_checkpoint(source, tmp_path / "eight")
+    prompt = [5, 6, 7, 8]
+    whole, near = (
+        Session(load(folder), prompt, [], page_size=None).prefill() for folder in (source, eight)
+    )
+    likeness = torch.nn.functional.cosine_similarity(near, whole)
+    assert 0.99 < likeness.min() < 0.99999
+    with pytest.raises(ConfigError, match="it is quantised already"):
+        quantise_checkpoint(eight, tmp_path)
+
+
+def test_blocks_have_scales_of_their_own() -> None:
+    weight = torch.randn(130, 200, generator=torch.Generator().manual_seed(0))
+    weight[129, 199] = 1000.0
+    values, scales = quantise_blocks(weight)
+    assert values.shape == weight.shape and scales.shape == (2, 2)
+    assert scales[1, 1] == 1000 / 448 and scales.flatten()[:3].max() < 0.02
+    made = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :200]
+    torch.testing.assert_close(made[:128], weight[:128], rtol=0.07, atol=1e-4)
