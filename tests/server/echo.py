@@ -9,6 +9,7 @@ nothing else: no model runs. What needs one is tested through the real engine.
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ from saccade.sched.slots import PixelSlots
 CONTEXT = 512
 CHUNK = 5
 CACHED = 5
+ENCODE_MS = 0.01
 ARENA_BYTES = 16 * MIB
 PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
 
@@ -122,6 +124,7 @@ class EchoEngine:
         self._out.put_nowait(Output(deltas=deltas))
 
     async def _answer(self, request: Request) -> None:
+        admitted = time.monotonic()
         if error := await self._see(request):
             self._say(Delta(request.id, finish="error", error=error))
             return
@@ -147,6 +150,7 @@ class EchoEngine:
                     None,
                     CACHED if count == 1 else 0,
                     outcomes,
+                    admitted=admitted if count == 1 else 0.0,
                 )
             )
             if finish:
@@ -176,6 +180,9 @@ class EchoEngine:
                 self._slots.free(slots[key])
             if error is not None:
                 return error
+            if key in slots:
+                encoded = (key, ENCODE_MS, time.monotonic())
+                self._out.put_nowait(Output(encoded=(encoded,)))
         return None
 
 
