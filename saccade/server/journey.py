@@ -104,7 +104,7 @@ class AnswerTold:
             sum(each.n for each in prepared),
             tally.usage,
             tuple(tracer.finishes),
-            len(prepared[0].pictures),
+            len(prepared[0].opened),
             tracer.levels,
             tuple(tracer.legs()),
         )

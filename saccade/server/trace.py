@@ -75,8 +75,8 @@ class ImageTimes(Struct):
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """When a picture's legs began, in milliseconds from the arrival of the request; negative for
-    what another request had begun. UNSET: this request had no such leg.
+    """When a picture's stages began, in milliseconds from the arrival of the request; negative for
+    what another request had begun. UNSET: this request had no such stage.
     """
 
     fetch: float
@@ -221,28 +221,28 @@ class Tracer:
     def legs(self) -> Iterator[Leg]:
         """What the request has gone through; of at most `MOST_TOLD` of its images."""
         yield Leg("prepare", self._arrival, self._ready)
-        named = list(zip(self._prepared.pictures, self._prepared.places, strict=True))
-        for picture, place in named[:MOST_TOLD]:
-            fetched = picture.read + picture.fetch_ms / 1e3
-            digested = fetched + picture.digest_ms / 1e3
-            sent: Mapping[str, Figure] = {"place": place, "bytes": len(picture.data)}
-            yield Leg("image.fetch", picture.read, fetched, sent)
-            rows, columns = picture.size
+        named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
+        for image, place in named[:MOST_TOLD]:
+            fetched = image.read + image.fetch_ms / 1e3
+            digested = fetched + image.digest_ms / 1e3
+            sent: Mapping[str, Figure] = {"place": place, "bytes": len(image.data)}
+            yield Leg("image.fetch", image.read, fetched, sent)
+            rows, columns = image.size
             size: Mapping[str, Figure] = {
                 "place": place,
-                "format": picture.probe.format,
+                "format": image.probe.format,
                 "width": columns,
                 "height": rows,
             }
             yield Leg("image.digest", fetched, digested, size)
         for found in self._found[:MOST_TOLD]:
-            picture, place = named[found.image]
+            image, place = named[found.image]
             if found.decode_ms:
                 begun = found.decoded - found.decode_ms / 1e3
                 yield Leg("image.decode", begun, found.decoded, {"place": place})
             if found.encode_ms:
                 begun = found.encoded - found.encode_ms / 1e3
-                cost: Mapping[str, Figure] = {"place": place, "tokens": picture.image.num_tokens}
+                cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
                 yield Leg("image.encode", begun, found.encoded, cost)
         yield from self._engine_legs()
 

@@ -162,5 +162,6 @@ def served(module_server: Served) -> Served:
     """One server for all tests of a module; its engine as at the start."""
     module_server.engine.reply = lambda request: TOKENIZER.encode("Hello!")
     module_server.engine.fault = None
+    module_server.engine.caching = None
     module_server.engine.received.clear()
     return module_server

@@ -32,6 +32,7 @@ from saccade.core.messages import (
 )
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
+    CacheReport,
     Delta,
     ImageKey,
     ImageOutcome,
@@ -54,7 +55,8 @@ Reply = Callable[[Request], Iterable[int]]
 
 class EchoEngine:
     """Answers each request with `reply(request)`, one token per message, then the end token 2;
-    `paused` holds it after two tokens; `fault` (words, code) ends it after one.
+    `paused` holds it after two tokens; `fault` (words, code) ends it after one; `caching` is what
+    it says of the caches.
     """
 
     def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
@@ -62,6 +64,7 @@ class EchoEngine:
         self._context = context
         self.paused = False
         self.fault: tuple[str, str] | None = None
+        self.caching: CacheReport | None = None
         self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
@@ -150,6 +153,7 @@ class EchoEngine:
                     None,
                     CACHED if count == 1 else 0,
                     outcomes,
+                    caching=self.caching if count == 1 else None,
                     admitted=admitted if count == 1 else 0.0,
                 )
             )
