@@ -62,13 +62,13 @@ def bent(choose: random.Random, body: dict[str, Any]) -> bytes:
         here = copy.deepcopy(container[key])
         match choose.randrange(5):
             case 0:
-                container[key] = choose.choice(ODD)
+                container[key] = copy.deepcopy(choose.choice(ODD))
             case 1:
                 del container[key]
             case 2:
                 container[key] = copy.deepcopy(other[other_key])
             case 3 if isinstance(container, dict):
-                container[choose.choice(WORDS)] = choose.choice(ODD)
+                container[choose.choice(WORDS)] = copy.deepcopy(choose.choice(ODD))
             case 3:
                 container.insert(key, here)
             case _:
