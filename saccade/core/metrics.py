@@ -172,6 +172,11 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
     ),
+    Metric(
+        "saccade_traces_dropped_total",
+        "counter",
+        "Traces of requests that did not reach the collector of --otlp-traces-endpoint",
+    ),
     Metric("saccade_responses_kept", "gauge", "Responses kept for previous_response_id"),
     Metric("saccade_responses_bytes", "gauge", "Bytes of kept responses and conversations"),
     Metric("saccade_connections", "gauge", "HTTP connections that are open"),

@@ -129,10 +129,9 @@ def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
         while begun:  # the masks depend on what these have drawn
             answer()
         match engine.receive():
-            case Masks(step, words):
-                assert step == plan.step, "masks come for the newest plan"
-                count = sum(row.masked for row in plan.rows)
-                return np.frombuffer(bytearray(words), np.int32).reshape(count, -1)
+            case Masks() as masks:
+                assert masks.step == plan.step, "masks come for the newest plan"
+                return masks.rows()
             case other:
                 assert isinstance(other, Finish), "nothing comes between a plan and its masks"
         finished = True
