@@ -221,6 +221,9 @@ class CheckpointWeights:
         self._bar.update(sum(piece.nbytes for piece in pieces))
         return matrix
 
+    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
+        return self._ways.make(weight, [part])
+
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
         for anyway.
@@ -391,6 +394,9 @@ class DummyWeights:
 
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
+
+    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
+        return self._ways.make(weight, [part])
 
     def load(self, *parts: Part) -> torch.Tensor:
         with _in_memory(parts):
