@@ -203,7 +203,7 @@ class _Random:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> torch.Tensor:
+    def as_matrix(self, weight: torch.Tensor, _: Part) -> torch.Tensor:
         return weight
 
     def _make(self, part: Part) -> torch.Tensor:
