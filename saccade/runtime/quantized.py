@@ -23,8 +23,8 @@ BLOCK_VALUES = 1 << 20
 class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
-    int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits, and
-    made whole. stored: bytes that the restored had in the checkpoint.
+    int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits or
+    less, and made whole. stored: bytes that the restored had in the checkpoint.
     """
 
     int8: int = 0
@@ -43,13 +43,14 @@ class LoadTally:
         self.int8_bytes += values + matrix.scales.nbytes
         self.dense_bytes += values * item
 
-    def count_restored(self, piece: torch.Tensor, target: torch.Tensor) -> None:
+    def count_restored(self, stored: int, target: torch.Tensor) -> None:
+        """`stored`: bytes in the checkpoint."""
         self.restored += 1
         self.restored_bytes += target.nbytes
-        self.stored_bytes += piece.nbytes
+        self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """For people, at start-up; nothing where nothing is in 8 bits."""
+        """For people, at start-up; nothing where nothing is quantised."""
         name = str(dtype).removeprefix("torch.")
         said = []
         if self.int8:
@@ -60,7 +61,7 @@ class LoadTally:
             )
         if self.restored:
             said.append(
-                f"{self.restored} 8-bit matrices of the checkpoint made {name} at load: "
+                f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
             )
         return "; ".join(said)

@@ -65,7 +65,8 @@ def test_few_queries_of_a_key_head_are_attended_to_in_blocks_of_keys(
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(1, 4 * group, DIM, generator=generator).bfloat16()
     k, v = torch.randn(2, keys, 4, DIM, generator=generator).bfloat16()
-    out = attention.causal_attention(q, *(x.transpose(0, 1)[None] for x in (k, v)), SCALE)
+    keyed = k.transpose(0, 1).unsqueeze(0)
+    out = attention.causal_attention(q, keyed, v.transpose(0, 1).unsqueeze(0), SCALE)
     wanted = expected(q, k, v, torch.ones(1, keys, dtype=torch.bool))
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.double(), wanted, atol=1e-2, rtol=0.0)

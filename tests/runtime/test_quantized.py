@@ -113,7 +113,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     whole, silence = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 8-bit matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
     assert silence == ""
 
 

@@ -188,12 +188,14 @@ def test_weights_are_converted_and_owned(folder: Path) -> None:
     assert isinstance(net, QwenVLNet)
     stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
     (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
+    assert isinstance(net.text.head.weight, torch.Tensor)
     assert torch.equal(net.text.head.weight.to_dense(), stored.bfloat16())
 
 
 def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl", tie=True))
     assert isinstance(net, QwenVLNet)
+    assert isinstance(net.text.head.weight, torch.Tensor)
     assert net.text.head.weight.data_ptr() == net.text.embedding.table.data_ptr()
 
 
