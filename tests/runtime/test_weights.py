@@ -89,10 +89,10 @@ def test_a_quantised_model_is_refused_by_its_method(folder: Path, place: tuple[s
     inner = config
     for name in place:
         inner = inner[name]
-    inner["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    inner["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(config))
     where = "config.json: " + "".join(f"{name}: " for name in place)
-    with pytest.raises(CheckpointError, match=rf"{where}quantization_config: .*\(awq\).*supported"):
+    with pytest.raises(CheckpointError, match=rf"{where}quantization_config: .*\(hqq\).*supported"):
         load_spec(folder)
 
 
