@@ -81,9 +81,12 @@ def _wide_attention(
 ) -> torch.Tensor:  # [Hkv, G, D]
     """Attention of q [Hkv, G, D], queries of one token, to all of k, v [Hkv, K, D], in float32."""
     wide = q.float() * scale
+    if k.shape[1] <= WIDE_KEYS:
+        weights = torch.bmm(wide, k.float().transpose(1, 2)).softmax(-1)
+        return torch.bmm(weights, v.float()).to(q.dtype)
     scores = [torch.bmm(wide, keys.float().transpose(1, 2)) for keys in k.split(WIDE_KEYS, 1)]
-    weights = torch.cat(scores, 2).softmax(-1) if len(scores) > 1 else scores[0].softmax(-1)
-    out = torch.zeros(q.shape)
+    weights = torch.cat(scores, 2).softmax(-1)
+    out = torch.zeros_like(wide)
     for some, values in zip(weights.split(WIDE_KEYS, 2), v.split(WIDE_KEYS, 1)):
         out.baddbmm_(some, values.float())
     return out.to(q.dtype)

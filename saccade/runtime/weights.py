@@ -256,7 +256,19 @@ class CheckpointWeights:
     def unused(self) -> list[str]:
         """Canonical names that nothing has asked for."""
         leftover = self._quantization.leftover if self._quantization else lambda _: False
-        return sorted(name for name in self._places.keys() - self._wanted if not leftover(name))
+        return sorted(
+            name
+            for name in self._places.keys() - self._wanted
+            if not (leftover(name) or self._adds_nothing(name))
+        )
+
+    def _adds_nothing(self, canonical: str) -> bool:
+        """Whether a tensor is a bias of zeros, which GPTQ's tools give matrices that have none."""
+        weight = canonical.removesuffix("bias") + "weight"
+        if not canonical.endswith(".bias") or weight not in self._packed:
+            return False
+        path, name = self._places[canonical]
+        return not _open(path).get_tensor(name).any()
 
     def _scheme(self, canonical: str) -> Scheme | None:
         """How a tensor is quantised; None for one that is not, or that nothing says the scales of.

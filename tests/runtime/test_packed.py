@@ -110,3 +110,15 @@ def test_a_packed_matrix_that_config_ignores_is_named(pair: Pair, tmp_path: Path
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"up_proj\.qweight is stored as I32; only"):
         load(folder, "auto")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_only_biases_of_zeros_are_passed_over_in_silence(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    folder = Path(shutil.copytree(pair("gptq")[0], tmp_path / "model"))
+    tensors = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    tensors[UP + "bias"] = torch.full((96,), value)
+    save_file(tensors, folder / "model.safetensors")
+    load(folder, "auto")
+    assert ("up_proj.bias" in caplog.text) == (value != 0.0)
