@@ -41,9 +41,10 @@ class ModelOptions:
     """Where the model runs. auto: cuda if there is one."""
     quantization: QuantizationMode = "auto"
     """Matrices of the language model in 8 bits. auto: as the checkpoint has them, where the
-    processor can. int8 (on cpu): made so at load, and rows as they come; half the memory of 16 bits
-    and about half the time of a decode step, for a little accuracy. none: in the number format of
-    --dtype, whatever the checkpoint has.
+    processor can; others (of 4 bits, FP8) in the number format of --dtype. int8 (on cpu): made so
+    at load, head included, and rows as they come; half the memory of 16 bits and about 0.6 of the
+    time of a decode step, for a little accuracy. none: in the number format of --dtype, whatever
+    the checkpoint has.
     """
     kv_cache_dtype: KVDtype = "auto"
     """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as

@@ -26,6 +26,11 @@ MASK_VALUES = 1 << 20
 """Query rows times keys of one masked block: bounds the memory of a prefill that has a cached
 prefix.
 """
+WIDE_GROUP = 3
+"""Up to so many queries of a key head, a token that decodes costs a CPU less in float32, in blocks
+of `WIDE_KEYS` keys, than PyTorch's products of 16 bits do (measured without AMX: LOG.md).
+"""
+WIDE_KEYS = 512
 MERGING = ("cpu",)
 """Devices on which a cached prefix is attended to apart from the rest, without any mask."""
 
@@ -39,6 +44,8 @@ def causal_attention(
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
+    if length == 1 and _widens(q, group):
+        return _wide_attention(q.view(kv_heads, group, dim), k[0], v[0], scale).view(q.shape)
     if length == 1:
         # One query sees every key: the queries that share a key head become rows of one unmasked
         # problem.
@@ -58,6 +65,31 @@ def causal_attention(
             [_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2
         )
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _widens(q: torch.Tensor, group: int) -> bool:
+    return (
+        q.device.type == "cpu"
+        and q.itemsize == 2
+        and group <= WIDE_GROUP
+        and not torch.cpu._is_amx_tile_supported()
+    )
+
+
+def _wide_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:  # [Hkv, G, D]
+    """Attention of q [Hkv, G, D], queries of one token, to all of k, v [Hkv, K, D], in float32."""
+    wide = q.float() * scale
+    if k.shape[1] <= WIDE_KEYS:
+        weights = torch.bmm(wide, k.float().transpose(1, 2)).softmax(-1)
+        return torch.bmm(weights, v.float()).to(q.dtype)
+    scores = [torch.bmm(wide, keys.float().transpose(1, 2)) for keys in k.split(WIDE_KEYS, 1)]
+    weights = torch.cat(scores, 2).softmax(-1)
+    out = torch.zeros_like(wide)
+    for some, values in zip(weights.split(WIDE_KEYS, 2), v.split(WIDE_KEYS, 1)):
+        out.baddbmm_(some, values.float())
+    return out.to(q.dtype)
 
 
 def decode_attention(
