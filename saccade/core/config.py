@@ -57,6 +57,28 @@ class EncoderConfig:
     graph_sizes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StepGraphSizes:
+    """Where CUDA graphs of the language model's steps are captured; nothing without graphs.
+
+    rows: numbers of rows, for steps that only decode. mixed_tokens: numbers of tokens of other
+    rows, each beside each of `mixed_rows` rows that decode. All ascending.
+    """
+
+    rows: tuple[int, ...] = ()
+    mixed_rows: tuple[int, ...] = ()
+    mixed_tokens: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self.mixed_rows) * len(self.mixed_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a step with other rows than those that decode; 0 where no graph is for such."""
+        return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
+
+
 def embedding_file_bytes(nbytes: int) -> int:
     """What an embedding of `nbytes` takes of a disk as a file: its header, and whole blocks."""
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
@@ -77,8 +99,7 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound. `decode_graph_sizes`: numbers of rows
-    to capture CUDA graphs of the language model at, ascending; none without graphs.
+    patch-blocks of the vision tower in a step; 0: no bound.
     """
 
     device: Literal["cpu", "cuda"]
@@ -93,7 +114,7 @@ class EngineConfig:
     encode_patches: int
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
-    decode_graph_sizes: tuple[int, ...] = ()
+    graphs: StepGraphSizes = StepGraphSizes()
 
     @property
     def kv_tokens(self) -> int:

@@ -77,9 +77,14 @@ class ModelOptions:
     """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
     many as run side by side.
     """
+    piecewise_graph_tokens: int | None = None
+    """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
+    larger steps run without. 0: none is. Derived (cuda): 1024, fewer where memory is short.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "context_length", "cuda_graph_max_bs")
+        at_least(0, self, "piecewise_graph_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from saccade.core.config import (
     Hardware,
     ParallelConfig,
     PatchEmbedding,
+    StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
@@ -55,10 +56,24 @@ graph.
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
 """Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
+MIXED_GRAPH_ROWS = (0, 4, 16, 64)
+"""Rows that decode beside prompts in the language model's graphs; and as many as may run."""
+MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+MOST_MIXED_TOKENS = 1024
+"""Tokens of prompts in a graph, unless told: more of them keep a GPU busy for longer than the host
+takes to launch a step (estimated: 27 ms of products for 1,024 tokens of an 8B on an H200).
+"""
+MIXED_GRAPH_SHARE = 8
+"""Unless told, graphs with prompts are fewer where all would take more than this part of what
+memory is free.
+"""
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
-"""What all graphs of the language model take together, and each besides. Estimates: no graph was
-ever measured. The largest one's activations are at most about 30 MiB for 256 rows of an 8B.
+GRAPH_TOKEN_WIDTHS = 21
+"""What all graphs of the language model take together, what each does besides, and how many
+embeddings each token of the largest one takes: the widest gated MLPs (18,944 of 3,584) hold 20
+times the hidden size at a time, and embeddings may be several times that size. Estimates: no graph
+was ever measured.
 """
 
 
@@ -182,8 +197,11 @@ def resolve(
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
-    graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
-    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
+    graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
+    if model.piecewise_graph_tokens is None:
+        graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
+    claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
+    free = max(0, hardware.free_bytes - claimed)
     kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
@@ -206,7 +224,7 @@ def resolve(
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
-        decode_graph_sizes=graphs,
+        graphs=graphs,
     )
 
 
@@ -219,22 +237,43 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
     )
 
 
-def resolve_decode_graphs(model: ModelOptions, max_running: int, *, cuda: bool) -> tuple[int, ...]:
-    """Rows at which the language model's steps are captured. Raises ConfigError."""
-    most = model.cuda_graph_max_bs
+def resolve_step_graphs(
+    model: ModelOptions, max_running: int, chunk_tokens: int, *, cuda: bool
+) -> StepGraphSizes:
+    """Where the language model's steps are captured. Raises ConfigError."""
+    most, tokens = model.cuda_graph_max_bs, model.piecewise_graph_tokens
     if model.disable_cuda_graph or not cuda:
+        why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
         if most is not None:
-            why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
             raise ConfigError(f"--cuda-graph-max-bs {most}: {why}")
-        return ()
+        if tokens:
+            raise ConfigError(f"--piecewise-graph-tokens {tokens}: {why}")
+        return StepGraphSizes()
     most = min(most or max_running, max_running)
     steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
-    return (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    rows = (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    # More cannot be in a step, and its buffers hold no more.
+    tokens = min(MOST_MIXED_TOKENS if tokens is None else tokens, chunk_tokens)
+    if not tokens:
+        return StepGraphSizes(rows)
+    beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
+    sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
+    return StepGraphSizes(rows, beside, sizes)
 
 
-def decode_graph_bytes(sizes: Sequence[int]) -> int:
+def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
+    """As many of the graphs with prompts as `most` bytes hold beside the others."""
+    while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
+        sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
+    return sizes
+
+
+def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
     """Device memory that the language model's graphs take."""
-    return GRAPH_POOL_BYTES + len(sizes) * GRAPH_BYTES if sizes else 0
+    if not sizes.count:
+        return 0
+    each = GRAPH_TOKEN_WIDTHS * embedding_bytes_per_token(spec, dtype)
+    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
 
 
 def tower_budget(spec: FamilySpec) -> int:
@@ -403,7 +442,7 @@ def describe(
         f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
         f"{_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
     )
-    rules = spec.image_rules
+    rules, graphs = spec.image_rules, config.graphs
     each = " per rank" if parallel.size > 1 else ""
     folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
@@ -432,8 +471,13 @@ def describe(
             else ()
         ),
         *(
-            (("decode graphs", f"up to {_count(max(config.decode_graph_sizes), 'sequence')}"),)
-            if config.decode_graph_sizes
+            (("decode graphs", f"up to {_count(max(graphs.rows), 'sequence')}"),)
+            if graphs.rows
+            else ()
+        ),
+        *(
+            (("prompt graphs", f"up to {_count(max(graphs.mixed_tokens), 'token')} in a step"),)
+            if graphs.mixed_tokens
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),

@@ -26,7 +26,6 @@ from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
-from saccade.runtime.decode import DecodeBuffers, DecodeGraphs
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
@@ -34,6 +33,7 @@ from saccade.runtime.memory import EmbeddingMemory, allocate_kv
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -133,8 +133,8 @@ class Worker:
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, dtype, device)
-        graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
-        self._attention = attention_for(kv, size, graphs=bool(graphs))
+        sizes, metrics = config.graphs, metrics or Metrics()
+        self._attention = attention_for(kv, size, graphs=bool(sizes.count))
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))
@@ -145,11 +145,11 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._decoding: DecodeGraphs | None = None
-        if graphs:
-            buffers = DecodeBuffers(net, self._attention, self._batcher, max(graphs), like)
+        self._graphs: StepGraphs | None = None
+        if sizes.count:
             with torch.inference_mode():
-                self._decoding = DecodeGraphs(buffers, graphs, begin_captures(like), metrics)
+                memory = StepMemory(net, self._attention, self._batcher, sizes, like)
+                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
         self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
@@ -167,7 +167,7 @@ class Worker:
         to the collectives that it captured.
         """
         self._vision.close()
-        self._decoding = None
+        self._graphs = None
         if self._disk:
             self._disk.close()
 
@@ -211,16 +211,17 @@ class Worker:
         return self.begin(plan).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
-        padded = self._decoding.bucket(len(plan.rows)) if self._decoding else 0
-        if padded and not self._batcher.only_decodes(plan):
-            padded = 0
-        batch, draws = self._batcher.build(plan, self._embeddings, padded)
-        if self._decoding and padded:
-            states = self._decoding.run(len(plan.rows))  # [bucket, hidden]
+        rows, frame = plan.rows, None
+        if self._graphs:
+            decoding = self._batcher.count_decoding(rows)
+            frame = self._graphs.frame(decoding, len(rows), plan.num_tokens)
+        batch, draws = self._batcher.build(plan, self._embeddings, frame)
+        if self._graphs and frame:
+            states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
         else:
             self._attention.plan(batch)
             states = self._net.forward(batch, self._attention)  # [T, hidden]
-        if wanted := self._batcher.scored(plan.rows):
+        if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
         if not draws.rows:
             return
