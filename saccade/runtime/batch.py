@@ -232,6 +232,8 @@ class Batcher:
         each.
         """
         device = table.on_device.device
+        self.slots = slots
+        self.chunk_tokens = chunk_tokens
         self._known = known
         self._page_size = page_size
         self._table = table

@@ -35,6 +35,10 @@ ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
 more of them run eagerly.
 """
+WARM_TOKENS = (2, 64)
+"""Sizes of the pictures that warm the tower up: of fewer patches than the kernels' shortest tile
+has rows, and of more.
+"""
 MOST_UNBOUNDED = 32
 """But for no more segments that may be as long as the graph: for each of them it launches blocks
 for N rows, most of which find none.
@@ -98,6 +102,20 @@ class PackedEncoder:
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         return self._graphs is not None and self._graphs.adapt()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
+        they are first launched, those for long segments and for short ones are.
+        """
+        factor = self._spec.image_rules.factor
+        for tokens in WARM_TOKENS:
+            pixels = torch.zeros(
+                (factor, tokens * factor, 3), dtype=torch.uint8, device=self._device
+            )
+            facts = self._vision.grid_facts(self._spec.grid(factor, tokens * factor))
+            rows = self._vision.embed(pixels, facts)
+            drain(self._vision.blocks(self._eager_pack([rows], [facts])))
 
     def close(self) -> None:
         """Let go of the graphs."""

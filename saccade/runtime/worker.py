@@ -21,6 +21,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
+from saccade.kernels import device as device_of
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
@@ -35,6 +36,7 @@ from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
 from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.warm import warm_up
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
 """The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
@@ -145,17 +147,19 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._graphs: StepGraphs | None = None
-        if sizes.count:
-            with torch.inference_mode():
-                memory = StepMemory(net, self._attention, self._batcher, sizes, like)
-                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
         self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
             if shard.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
         )
+        if device_of.runs_triton(like):
+            warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
+        self._graphs: StepGraphs | None = None
+        if sizes.count:
+            with torch.inference_mode():
+                memory = StepMemory(net, self._attention, self._batcher, sizes, like)
+                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
