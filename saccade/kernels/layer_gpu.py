@@ -21,8 +21,7 @@ WARP_VALUES = 512
 MOST_WARPS = 16
 
 
-# A step's numbers lie where its size has it: nothing is compiled for how they do.
-@triton.jit(do_not_specialize_on_alignment=["out_slots"])
+@triton.jit
 def _turn_and_cache(
     qkv,
     q_out,

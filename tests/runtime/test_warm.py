@@ -103,7 +103,7 @@ def test_no_request_compiles_a_kernel(
     # Few enough that some steps fill the device, and others split their keys.
     monkeypatch.setattr(import_module("saccade.kernels.paged_gpu"), "PROGRAMS", 16)
     net = load(checkpoint(family))
-    sizes = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
+    sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
     assert len(known["_prefill"]) == len(known["_turn_and_cache"]) == 1
