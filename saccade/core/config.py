@@ -15,7 +15,7 @@ SCORE_BLOCK_BYTES = 32 * MIB
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "sdpa"]
+EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
@@ -34,6 +34,8 @@ class Hardware:
     free_bytes: int
     host_free_bytes: int = 0
     """Memory beside the device's own; 0 where they are one."""
+    arch: int = 0
+    """Compute capability of a GPU, 90 for 9.0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). sdpa: one call per image size. auto: flash where it works.
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, flash without. fa4: the package
+    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from saccade.core.config import (
     SCORE_BLOCK_BYTES,
     Dtype,
     EmbeddingBudgets,
+    EncoderAttention,
     EncoderConfig,
     EngineConfig,
     Hardware,
@@ -75,6 +77,15 @@ embeddings each token of the largest one takes: the widest gated MLPs (18,944 of
 times the hidden size at a time, and embeddings may be several times that size. Estimates: no graph
 was ever measured.
 """
+
+
+TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
+"""By a GPU's major architecture; flash where none is named. Not measured: on Hopper torch's kernel
+for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
+and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` is to settle it.
+"""
+FLASH_LIKE = ("flash", "cudnn", "fa4")
+"""What needs a GPU and a dtype of 16 bits."""
 
 
 LARGE_IMAGE_PIXELS = 2560 * 1440
@@ -223,7 +234,9 @@ def resolve(
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         tower_budget=0 if cuda else tower_budget(spec),
-        encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
+        encoder=resolve_encoder(
+            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+        ),
         graphs=graphs,
     )
 
@@ -284,30 +297,54 @@ def tower_budget(spec: FamilySpec) -> int:
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
+def pick_tower_attention(
+    wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
+) -> EncoderAttention:
+    """What is asked for, or by `TOWER_ATTENTION`. Raises ConfigError for what cannot run."""
+    if wanted == "auto":
+        if not cuda:
+            return "sdpa"
+        ours = TOWER_ATTENTION.get(arch // 10)
+        return ours or ("flash" if half else "sdpa")
+    if wanted in FLASH_LIKE and not (cuda and half):
+        raise ConfigError(
+            f"--mm-attention-backend {wanted}: it needs --device cuda and a dtype of 16 bits"
+        )
+    if wanted == "triton" and not cuda:
+        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
+    if wanted == "fa4" and not has_fa4():
+        raise ConfigError(
+            "--mm-attention-backend fa4: the package flash-attn-4 is not installed here; use auto"
+        )
+    return wanted
+
+
+def has_fa4() -> bool:
+    """Whether FlashAttention-4 is there; it is not imported, which would import torch."""
+    found = find_spec("flash_attn")
+    places = (found and found.submodule_search_locations) or ()
+    return any((Path(place) / "cute").is_dir() for place in places)
+
+
 def resolve_encoder(
-    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool
+    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU. `half`: the dtype has 16 bits.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits.
 
     Raises ConfigError where a setting cannot work.
     """
-    attention = (
-        ("flash" if cuda and half else "sdpa")
-        if engine.mm_attention_backend == "auto"
-        else engine.mm_attention_backend
-    )
-    if attention == "flash" and not (cuda and half):
+    attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
+    if attention == "cudnn" and engine.disable_vit_graph:
         raise ConfigError(
-            "--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits"
+            "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
+            "only, and --disable-vit-graph is set"
         )
-    if attention == "triton" and not cuda:
-        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
     if attention == "sdpa" or engine.disable_vit_graph:
         if engine.vit_graph_buckets:
             why = (
                 "--disable-vit-graph is set"
                 if engine.disable_vit_graph
-                else "graphs need --device cuda, and triton or flash as --mm-attention-backend"
+                else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)

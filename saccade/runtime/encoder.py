@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
-from saccade.kernels.attention import Segments
+from saccade.kernels.attention import Backend, Segments
 from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner
@@ -62,7 +62,8 @@ class PackedEncoder:
         self._spec = net.spec
         self._vision = net.vision
         self._positions = positions
-        self._attention = config.attention
+        # cuDNN plans whenever a shape is new: without graphs every picture's would be.
+        self._attention: Backend = "flash" if config.attention == "cudnn" else config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
         self._piece = None if like.is_cuda else CPU_PIECE

@@ -195,7 +195,9 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
+        major, minor = torch.cuda.get_device_capability()
+        name, arch = torch.cuda.get_device_name(), 10 * major + minor
+        return Hardware("cuda", name, total, free, memory.available, arch=arch)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

@@ -110,6 +110,8 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"context_length": 10**9}, "--context-length"),
         ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
         ({"mm_attention_backend": "triton"}, "--mm-attention-backend triton.*--device cuda"),
+        ({"mm_attention_backend": "cudnn"}, "--mm-attention-backend cudnn.*--device cuda"),
+        ({"mm_attention_backend": "fa4"}, "--mm-attention-backend fa4.*--device cuda"),
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
         ({"cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8.*--device cuda"),
         ({"piecewise_graph_tokens": 8}, "--piecewise-graph-tokens 8.*--device cuda"),
@@ -164,7 +166,7 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     assert bound.args == ("demo",)
     assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
     assert bound.arguments["server"].served_model_name == ("a", "b")
-    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "sdpa"'):
+    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "cudnn", "fa4", "sdpa"'):
         app.parse_args(
             ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
         )
@@ -181,6 +183,14 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
         "flash", (128, 512)
     )
     assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
+    hopper = replace(gpu, arch=90)
+    assert decide(spec, hopper).encoder == EncoderConfig("triton", VIT_GRAPH_SIZES)
+    assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", VIT_GRAPH_SIZES)
+    assert decide(spec, hopper, mm_attention_backend="cudnn").encoder.attention == "cudnn"
+    with pytest.raises(ConfigError, match=r"--mm-attention-backend cudnn: .*--disable-vit-graph"):
+        decide(spec, hopper, mm_attention_backend="cudnn", disable_vit_graph=True)
+    with pytest.raises(ConfigError, match=r"--mm-attention-backend fa4: .*not installed"):
+        decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
     for options, word in (
