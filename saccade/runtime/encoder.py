@@ -105,18 +105,21 @@ class PackedEncoder:
         return self._graphs is not None and self._graphs.adapt()
 
     @torch.inference_mode()
+    def encode_plainly(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The embedding of one picture, without graphs: its bits do not depend on their sizes."""
+        facts = self._vision.grid_facts(self._spec.grid(*pixels.shape[:2]))
+        rows = self._vision.embed(pixels, facts)
+        embedding = drain(self._vision.blocks(self._eager_pack([rows], [facts])))
+        return split(embedding, [facts], self._vision.merged)[0]
+
     def warm_up(self) -> None:
         """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
         they are first launched, those for long segments and for short ones are.
         """
         factor = self._spec.image_rules.factor
         for tokens in WARM_TOKENS:
-            pixels = torch.zeros(
-                (factor, tokens * factor, 3), dtype=torch.uint8, device=self._device
-            )
-            facts = self._vision.grid_facts(self._spec.grid(factor, tokens * factor))
-            rows = self._vision.embed(pixels, facts)
-            drain(self._vision.blocks(self._eager_pack([rows], [facts])))
+            shape = (factor, tokens * factor, 3)
+            self.encode_plainly(torch.zeros(shape, dtype=torch.uint8, device=self._device))
 
     def close(self) -> None:
         """Let go of the graphs."""

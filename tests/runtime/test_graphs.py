@@ -286,3 +286,23 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
         assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
         encoder.encode([torch.from_numpy(picture(height * factor, width * factor).copy())])
     assert {*called} == {"cudnn", "flash"}
+
+
+def test_what_names_a_model_on_disk_goes_through_no_graph(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """Other sizes of graphs may give other bits, and must not empty the tier."""
+    net = load(checkpoint("qwen3_vl"))
+    replayed: list[None] = []
+
+    def capture(work: Replay) -> Replay:
+        return lambda: replayed.append(None)
+
+    positions = PositionCache(net.spec, net.vision, Metrics())
+    encoder = PackedEncoder(net, positions, EncoderConfig("sdpa", (64,)), torch.empty(0), capture)
+    side = 3 * net.spec.image_rules.factor
+    pixels = torch.from_numpy(picture(side, side).copy())
+    rows = encoder.encode_plainly(pixels)
+    assert not replayed and torch.equal(rows, encode(net, [pixels])[0])
+    encoder.encode([pixels])
+    assert replayed
