@@ -133,6 +133,12 @@ DECLARED: tuple[Metric, ...] = (
         ("rows",),
     ),
     Metric(
+        "saccade_mixed_graph_replays_total",
+        "counter",
+        "Steps with tokens of prompts, by the tokens of the CUDA graph that was replayed",
+        ("tokens",),
+    ),
+    Metric(
         "saccade_preemptions_total",
         "counter",
         "Sequences sent back to waiting because pages ran out",

@@ -85,9 +85,14 @@ class ModelOptions:
     """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
     many as run side by side.
     """
+    piecewise_graph_tokens: int | None = None
+    """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
+    larger steps run without. 0: none is. Derived (cuda): 1024, fewer where memory is short.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "context_length", "cuda_graph_max_bs")
+        at_least(0, self, "piecewise_graph_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). sdpa: one call per image size. auto: flash where it works.
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, flash without. fa4: the package
+    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""

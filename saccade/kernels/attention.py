@@ -15,11 +15,13 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-Backend = Literal["triton", "flash", "sdpa"]
+Backend = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 """Of attention within segments.
 
 triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
-captured too. sdpa: everywhere.
+captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa4:
+FlashAttention-4's (the same), where that package is. sdpa: everywhere. cudnn and fa4 are NOT YET
+RUN.
 """
 
 MASK_VALUES = 1 << 20
@@ -198,6 +200,46 @@ def _flash_segments(
     return out[..., :dim]
 
 
+def _cudnn_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by cuDNN."""
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    bounds, longest = segments.bounds, segments.longest
+    assert len(k) == len(q)
+    out, *_ = torch.ops.aten._cudnn_attention_forward(
+        q, k, v, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
+    )
+    return out[..., :dim]
+
+
+def _fa4_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by the package flash-attn-4."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    bounds, longest = segments.bounds, segments.longest
+    assert len(k) == len(q)
+    out, *_ = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+    )
+    attended: torch.Tensor = out[..., :dim]
+    return attended
+
+
 def _sdpa_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
@@ -226,5 +268,7 @@ def _sdpa_segments(
 BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
     "triton": _triton_segments,
     "flash": _flash_segments,
+    "cudnn": _cudnn_segments,
+    "fa4": _fa4_segments,
     "sdpa": _sdpa_segments,
 }
