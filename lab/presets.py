@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
 
 ARCHITECTURES: dict[Family, str] = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
+THIRD = ("qwen3_vl", "qwen3_vl_moe")
+"""Families with the third tower and text model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,16 @@ def _rope(sections: tuple[int, int, int]) -> dict[str, Any]:
     }
 
 
+def _experts(count: int, top: int, width: int) -> dict[str, Any]:
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": top,
+        "moe_intermediate_size": width,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 WINDOWS = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
 SMALL_VOCAB = 1024
 
@@ -108,6 +121,18 @@ PRESETS: dict[str, Preset] = {
         _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
         tied=False,
     ),
+    "qwen3-vl-30b-a3b": Preset(
+        "qwen3_vl_moe",
+        _text(2048, 48, 32, 4, 6144, head_dim=128, **_experts(128, 8, 768)),
+        _tower(27, 1152, 16, 4304, 2048, deepstack_visual_indexes=[8, 16, 24]),
+        tied=False,
+    ),
+    "qwen3-vl-235b-a22b": Preset(
+        "qwen3_vl_moe",
+        _text(4096, 94, 64, 4, 12288, head_dim=128, **_experts(128, 8, 1536)),
+        _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
+        tied=False,
+    ),
     "small-qwen2.5-vl": Preset(
         "qwen2_5_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
@@ -119,6 +144,24 @@ PRESETS: dict[str, Preset] = {
     "small-qwen3-vl": Preset(
         "qwen3_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, head_dim=64, **_rope((12, 10, 10))),
+        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "small-qwen3-vl-moe": Preset(
+        "qwen3_vl_moe",
+        _text(
+            512,
+            8,
+            8,
+            2,
+            1536,
+            SMALL_VOCAB,
+            head_dim=64,
+            **_rope((12, 10, 10)),
+            **_experts(32, 4, 256),
+        ),
         _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
         tied=False,
         real_tokens=False,
@@ -143,6 +186,24 @@ PRESETS: dict[str, Preset] = {
     "tiny-qwen3-vl": Preset(
         "qwen3_vl",
         _text(64, 3, 4, 2, 96, SMALL_VOCAB, head_dim=16, **_rope((4, 2, 2))),
+        _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
+        tied=False,
+        real_tokens=False,
+        weights=True,
+    ),
+    "tiny-qwen3-vl-moe": Preset(
+        "qwen3_vl_moe",
+        _text(
+            64,
+            3,
+            4,
+            2,
+            96,
+            SMALL_VOCAB,
+            head_dim=16,
+            **_rope((4, 2, 2)),
+            **_experts(8, 2, 40),
+        ),
         _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
         tied=False,
         real_tokens=False,

@@ -18,7 +18,6 @@ EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
-PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 
@@ -119,7 +118,8 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound.
+    patch-blocks of the vision tower in a step; 0: no bound. `states`: rows of what the model keeps
+    per sequence (`family.KVSpec`), the dummy row 0 included; 0 where that is nothing.
     """
 
     device: Literal["cpu", "cuda"]
@@ -136,6 +136,7 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
+    states: int = 0
 
     @property
     def kv_tokens(self) -> int:

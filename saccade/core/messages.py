@@ -15,7 +15,6 @@ from saccade.core.config import (
     Hardware,
     KVDtype,
     ParallelConfig,
-    PatchEmbedding,
     QuantizationMode,
 )
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
@@ -198,7 +197,7 @@ class Load:
     format: Literal["auto", "dummy"]
     threads: int
     parallel: ParallelConfig
-    patch_embed: PatchEmbedding = "exact"
+    family_option: tuple[str, ...] = ()
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
 

@@ -29,7 +29,6 @@ from saccade.core.config import (
     KVConfig,
     KVDtype,
     ParallelConfig,
-    PatchEmbedding,
     StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
@@ -90,7 +89,8 @@ FLASH_LIKE = ("flash", "cudnn", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
 
-LARGE_IMAGE_PIXELS = 2560 * 1440
+LARGE_IMAGE = 1440, 2560
+"""(height, width) in pixels."""
 LARGE_IMAGE_STEPS = 8
 """On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
 
@@ -216,7 +216,9 @@ def resolve(
         graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
     claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
     free = max(0, hardware.free_bytes - claimed)
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
+    state_bytes = spec.kv_spec(ranks).state_bytes(dtype)
+    states = 1 + max_running if state_bytes else 0
+    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free) - states * state_bytes
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
@@ -224,7 +226,7 @@ def resolve(
     if kv_pages < 2:
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes)
+    left = max(0, free - kv_pages * page_bytes - states * state_bytes)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -242,6 +244,7 @@ def resolve(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
         graphs=graphs,
+        states=states,
     )
 
 
@@ -309,7 +312,7 @@ def tower_budget(spec: FamilySpec) -> int:
     """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
     a part of a large image, so that no step is much longer than others.
     """
-    patches = min(LARGE_IMAGE_PIXELS, spec.image_rules.max_pixels) // spec.image_rules.patch**2
+    patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
@@ -364,11 +367,11 @@ def resolve_encoder(
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
-    merged = spec.image_rules.merge**2
-    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
+    unit = spec.patch_unit
+    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
     if wrong:
         raise ConfigError(
-            f"--vit-graph-buckets {wrong[0]}: must be {merged}, the patches of a token, or a "
+            f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
             "multiple of it"
         )
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
@@ -381,7 +384,7 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
     `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
     enlarges that up to the model's bound.
     """
-    most = spec.image_rules.max_pixels
+    most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
             f"--arena-mb {media.arena_mb}: the model's largest picture takes "
@@ -403,8 +406,7 @@ def resolve_embeddings(
 
     Raises ConfigError.
     """
-    rules = spec.image_rules
-    largest = rules.max_pixels // rules.factor**2 * embedding_bytes_per_token(spec, dtype)
+    largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
     device = (
         device
@@ -452,12 +454,10 @@ def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
-    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks. `dtype`: the
-    network's; `kept`: as `KVConfig.dtype`.
+    """Bytes of one KV page over all layers, on each of `ranks` ranks. `dtype`: the network's;
+    `kept`: as `KVConfig.dtype`.
     """
-    layout = spec.kv_layout.on_rank(ranks)
-    value_bytes = 1 if kept == "fp8_e4m3" else 4 if dtype == "float32" else 2
-    return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * value_bytes
+    return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
@@ -471,11 +471,11 @@ def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What was loaded, for people. `quantised`: what is in 8 bits; nothing where nothing is.
-    `saved`: embeddings found on disk.
+    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
+    nothing where nothing is. `saved`: embeddings found on disk.
     """
 
-    patch_embed: PatchEmbedding
+    options: tuple[str, ...]
     quantised: str
     saved: int
 
@@ -496,9 +496,8 @@ def describe(
         f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
         f"{_describe_kv(config.kv)}"
     )
-    rules, graphs = spec.image_rules, config.graphs
+    bounds, graphs = spec.pixel_bounds, config.graphs
     each = " per rank" if parallel.size > 1 else ""
-    folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     )
@@ -506,6 +505,7 @@ def describe(
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
+        *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
         ("prefix cache", "on" if config.prefix_cache else "off"),
@@ -516,7 +516,7 @@ def describe(
         ),
         (
             "vision tower",
-            f"{config.encoder.attention} attention{folded}, "
+            f"{config.encoder.attention} attention, "
             f"{_count(config.encode_patches, 'patch')} per step",
         ),
         *(
@@ -535,7 +535,7 @@ def describe(
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
-        ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
+        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 
 

@@ -6,7 +6,7 @@ Owns how keys and values are found by the page table. Knows nothing of sequences
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,8 +20,8 @@ from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer (keys, values), each [kv slots, kv heads, head dim].
+KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+"""By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
 
 A kv slot is page * page_size + offset in page.
 """
@@ -57,10 +57,14 @@ def attention_for(
     dtype: of queries, where the cache has another. scales: none are ones.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
-    caches = [PagedCache(*kept, *scale) for kept, scale in zip(kv, each, strict=True)]
-    if graphs or device.runs_triton(kv[0][0]):
+    caches = {
+        layer: PagedCache(*kept, *scale)
+        for (layer, kept), scale in zip(kv.items(), each, strict=True)
+    }
+    any_keys = next(iter(caches.values())).keys
+    if graphs or device.runs_triton(any_keys):
         return PagedAttention(caches, page_size)
-    return SequenceAttention(caches, page_size, dtype or kv[0][0].dtype)
+    return SequenceAttention(caches, page_size, dtype or any_keys.dtype)
 
 
 class SequenceAttention:
@@ -68,11 +72,13 @@ class SequenceAttention:
     its own. There, consecutive pages are read in place, others are gathered.
     """
 
-    def __init__(self, caches: Sequence[PagedCache], page_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, caches: Mapping[int, PagedCache], page_size: int, dtype: torch.dtype
+    ) -> None:
         """dtype: of queries."""
         self._caches = caches
         self._page_size = page_size
-        keys = caches[0].keys
+        keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
         self._dtype = dtype
         self._converts = keys.dtype != dtype
         _, self._kv_heads, self._dim = keys.shape
@@ -190,10 +196,10 @@ class PagedAttention:
     NOT YET RUN on a GPU.
     """
 
-    def __init__(self, caches: Sequence[PagedCache], page_size: int) -> None:
+    def __init__(self, caches: Mapping[int, PagedCache], page_size: int) -> None:
         self._caches = caches
         self._page_size = page_size
-        _, self._kv_heads, dim = caches[0].keys.shape
+        _, self._kv_heads, dim = next(iter(caches.values())).keys.shape
         self._scale = dim**-0.5
         self._rows: PagedRows | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64)

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from saccade.core.config import EncoderMode, PatchEmbedding, QuantizationMode
+from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
@@ -57,7 +57,6 @@ def load_net(
     device: torch.device,
     shard: Shard = WHOLE,
     encoder: EncoderMode = "weights",
-    patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
     tally: LoadTally | None = None,
@@ -92,7 +91,7 @@ def load_net(
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
-        net = module.build(spec, dummy, shard, encoder_shard, patch_embed)
+        net = module.build(spec, dummy, shard, encoder_shard)
         return net
     with CheckpointWeights(
         folder,
@@ -104,7 +103,7 @@ def load_net(
         progress=progress,
     ) as weights:
         weights.check_formats(lambda name: module.harmless(name, spec))
-        net = module.build(spec, weights, shard, encoder_shard, patch_embed)
+        net = module.build(spec, weights, shard, encoder_shard)
         _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
     return net
 
@@ -256,8 +255,11 @@ class CheckpointWeights:
         self._bar.update(matrix.values.nbytes)
         return matrix
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        return self._ways.make(weight, [part])
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
@@ -537,8 +539,11 @@ class DummyWeights:
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        return self._ways.make(weight, [part])
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def load(self, *parts: Part) -> torch.Tensor:
         with _in_memory(parts):
@@ -556,9 +561,9 @@ class DummyWeights:
         generator = torch.Generator(self.device).manual_seed(
             self._seed ^ int.from_bytes(digest, "little")
         )
-        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(
-            math.prod(shape[1:])
-        )
+        # experts of one tensor: [E, in, out]
+        inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
+        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)
 
 
 def weight_files(folder: Path) -> list[Path]:

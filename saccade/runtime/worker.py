@@ -31,7 +31,7 @@ from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
-from saccade.runtime.memory import EmbeddingMemory, allocate_kv
+from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
@@ -137,11 +137,15 @@ class Worker:
         self._shard = shard
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kept = KV_DTYPES.get(config.kv.dtype, dtype)
-        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, kept, device)
+        kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
+        caches = allocate_caches(kept, config.kv_pages, size, dtype, device, config.states)
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
-            kv, size, dtype=dtype, scales=config.kv.scales, graphs=bool(sizes.count)
+            keys_and_values(caches),
+            size,
+            dtype=dtype,
+            scales=config.kv.scales,
+            graphs=bool(sizes.count),
         )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -54,7 +55,7 @@ def harness(net: FamilyNet, **changes: Any) -> Harness:
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]
@@ -149,7 +150,7 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
     found = []
     for by_kernels in (False, True):
         monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
-        over = harness(net, kv=KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_layout.layers))
+        over = harness(net, kv=KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers))
         asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
         outcomes = over.run(asked)
         found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])

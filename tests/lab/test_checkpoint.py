@@ -15,6 +15,7 @@ from lab.checkpoint import make_checkpoint, make_folder
 from lab.options import PresetName
 from lab.presets import PRESETS
 from lab.quantise import quantise_blocks, quantise_checkpoint
+from lab.qwen import qwen
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from tests.checkpoints import picture, reference
@@ -32,9 +33,10 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
     spec = load_spec(make_checkpoint(name, tmp_path))
     text, vision = PRESETS[name].text, PRESETS[name].vision
     assert (
-        spec.kv_layout.layers == text["num_hidden_layers"] and spec.vocab_size == text["vocab_size"]
+        len(spec.kv_spec().layers) == text["num_hidden_layers"]
+        and spec.vocab_size == text["vocab_size"]
     )
-    assert spec.kv_layout.head_dim == 128
+    assert spec.kv_spec().layers[0][0].shape[-1] == 128
     assert spec.embedding_width == vision["out_hidden_size"] * (
         1 + len(vision.get("deepstack_visual_indexes", ()))
     )
@@ -48,11 +50,13 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+@pytest.mark.parametrize(
+    "name", ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"]
+)
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))
     ours = load(tmp_path)
-    factor = ours.spec.image_rules.factor
+    factor = qwen(ours.spec).image_rules.factor
     images = [picture(4 * factor, 6 * factor)]
     torch.testing.assert_close(
         encode(ours, [torch.from_numpy(image) for image in images])[0],
