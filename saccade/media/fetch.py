@@ -23,7 +23,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import hishel
 import httpcore
 import httpx
-import pybase64
 
 from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
@@ -31,6 +30,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
 from saccade.media.flights import ByteFlight, Flights
 from saccade.media.http_cache import HttpAnswer, HTTPCache
+from saccade.media.inline import decode_base64
 from saccade.media.network import GIVEN_UP
 from saccade.media.turns import Asker, Turns
 
@@ -343,15 +343,8 @@ class Fetcher:
 
 
 def _decode_base64(url: str, start: int) -> bytes:
-    data = url[start:]
-    if any(
-        space in data for space in " \n\r\t\f"
-    ):  # `base64 FILE` prints lines, and browsers read them
-        data = "".join(data.split())
-    data += "=" * (-len(data) % 4)  # some clients leave the padding out
-    url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(data, altchars=url_safe, validate=True)
+        return decode_base64(url, start)
     except ValueError as error:
         raise ImageError(
             f"the data: URL is not valid base64: {error}", code="invalid_image_url"
