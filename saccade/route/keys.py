@@ -24,7 +24,7 @@ DEEPEST = 8
 OPENING_CHARACTERS = 4096
 """Of a text that is hashed: a prompt that grows from request to request keeps its beginning."""
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
-"""A response's id begins with the name of the server that keeps it (`server/responses_store.py`)."""
+"""A response's id begins with the instance that keeps it (`server/responses_store.py`)."""
 _FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
@@ -103,7 +103,7 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
 def _opening(told: _Body, texts: Sequence[str]) -> bytes:
     """What stands in front of every round of a chat, and separates its cache."""
     named = [told.cache_salt, told.prompt_cache_key]
-    before = [text for part in (told.system, told.instructions) for text in _texts({"content": part})]
+    before = _texts({"content": told.system}) + _texts({"content": told.instructions})
     said = [str(name) for name in named if name is not None] + before + list(texts)
     return blake3(msgspec.json.encode([text[:OPENING_CHARACTERS] for text in said])).digest()
 

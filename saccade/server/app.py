@@ -45,9 +45,10 @@ from saccade.server.answers import (
     Writer,
 )
 from saccade.server.body import Bodies
-from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
+from saccade.server.door import Door, Endpoint, json_response, send_json
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds, request_id
+from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
+from saccade.server.leavers import while_connected
 from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
@@ -113,7 +114,8 @@ def build_app(
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     door = Door(front, tuple(names), options, bodies)
-    api = _Api(front, door, int(time.time()))
+    store = ResponseStore(kept, front.metrics)
+    api = _Api(front, door, store.instance, int(time.time()))
     middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
@@ -142,7 +144,7 @@ def build_app(
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
             Route("/docs", api.docs),
-            *response_routes(door, ResponseStore(kept, front.metrics)),
+            *response_routes(door, store),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),
@@ -164,11 +166,13 @@ def build_app(
 class _Api:
     """The handlers.
 
+    `instance`: the name of this run of the server, by which a router knows what it keeps.
     `started`: seconds since the epoch, which the model list calls the model's creation.
     """
 
     front: Front
     door: Door
+    instance: str
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -255,11 +259,11 @@ class _Api:
     async def health(self, _: Request) -> Response:
         status, reason = self.front.health
         state = {"status": status, "model": self.door.names[0]}
-        return (
-            json_response(state)
-            if status == "ready"
-            else json_response({**state, "reason": reason}, 503)
-        )
+        ready = status == "ready"
+        told = state if ready else {**state, "reason": reason}
+        response = json_response(told, 200 if ready else 503)
+        response.headers[INSTANCE_HEADER] = self.instance
+        return response
 
     async def flush_cache(self, request: Request) -> Response:
         _check_operator(request)
