@@ -38,6 +38,7 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
     LoadFacts,
     describe,
@@ -110,11 +111,12 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
-    saved = await workers.begin(config)
+    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins)
+    begun = await workers.begin(config)
+    saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
-    engine = Engine(scheduler, workers, front, arrived, metrics, guides)
+    engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
     facts = LoadFacts(load.patch_embed, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     front.send(Ready(config.kv_tokens, config.context_length, decided))

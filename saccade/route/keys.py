@@ -10,6 +10,7 @@ it will say what is wrong. What follows the first image is passed over. Knows no
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,10 @@ class Bearing:
 
     keys: tuple[bytes, ...] = ()
     holder: str = ""
+
+    def blind(self) -> Bearing:
+        """The same of a request that may go anywhere, but for what only one replica keeps."""
+        return Bearing((secrets.token_bytes(8),), self.holder)
 
 
 class _Body(msgspec.Struct):

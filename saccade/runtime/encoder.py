@@ -69,20 +69,23 @@ class PackedEncoder:
             self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture)
 
     @torch.inference_mode()
-    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def encode(self, pixels: Sequence[torch.Tensor], eager: bool = False) -> list[torch.Tensor]:
         """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on
-        the device. Each owns its storage.
+        the device. Each owns its storage. `eager`: without a graph, whose size may show in the
+        last bits.
         """
-        return drain(self.pieces(pixels))
+        return drain(self.pieces(pixels, eager))
 
-    def pieces(self, pixels: Sequence[torch.Tensor]) -> Generator[int, None, list[torch.Tensor]]:
+    def pieces(
+        self, pixels: Sequence[torch.Tensor], eager: bool = False
+    ) -> Generator[int, None, list[torch.Tensor]]:
         """The same in pieces: yields what the next one costs in patch-blocks, and does it when
         resumed. The bits do not depend on when that is.
         """
         facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
-            embeddings += yield from self._forward(pixels[pack], facts[pack])
+            embeddings += yield from self._forward(pixels[pack], facts[pack], eager)
         return embeddings
 
     @property
@@ -104,10 +107,10 @@ class PackedEncoder:
         self._graphs = None
 
     def _forward(
-        self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts]
+        self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts], eager: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
         rows = [self._vision.embed(image, fact) for image, fact in zip(pixels, facts)]
-        if self._graphs is not None and self._buffers is not None:
+        if self._graphs is not None and self._buffers is not None and not eager:
             buffers, size = self._buffers, sum(map(len, rows))
             if size <= self._graphs.largest:
                 yield size * self._vision.depth

@@ -97,7 +97,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
     worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
-    engine.send(Begun(worker.saved))
+    engine.send(Begun(worker.saved, worker.store))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

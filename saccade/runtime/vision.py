@@ -167,10 +167,10 @@ class VisionEncoder:
 
     def encode_now(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Embeddings of pictures uint8 [H, W, 3] on the device, for whatever is launched from now
-        on.
+        on. Without graphs: what it finds out holds whatever sizes they are captured at.
         """
         with self._lane or nullcontext():
-            embeddings = self._encoder.encode(pixels)
+            embeddings = self._encoder.encode(pixels, eager=True)
         if self._lane is not None:
             self._lane.wait()
         return embeddings

@@ -35,7 +35,6 @@ from saccade.front.front import Front
 from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
-    ErrorBody,
     Model,
     ModelList,
     Shape,
@@ -60,7 +59,7 @@ from saccade.server.openai import (
 from saccade.server.openapi import describe
 from saccade.server.page import PAGE_PATHS, page_routes
 from saccade.server.prompts import PromptTeller, View, texts_of
-from saccade.server.refusals import body_for, refusal
+from saccade.server.refusals import ErrorBody, body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted

@@ -59,9 +59,7 @@ def test_every_router_gives_the_same_answer_in_whatever_order_it_knows_the_repli
 
 @settings(max_examples=50)
 @given(st.integers(1, 9), st.integers(0, 12), st.lists(st.integers(0, 5), max_size=300))
-def test_no_replica_is_given_more_than_the_bound(
-    size: int, slack: int, shown: list[int]
-) -> None:
+def test_no_replica_is_given_more_than_the_bound(size: int, slack: int, shown: list[int]) -> None:
     """Few keys, many requests, none of which ends: each goes where it should, or one further."""
     load = dict.fromkeys(fleet(size), 0)
     for key in shown:
