@@ -95,25 +95,25 @@ class EmbeddingFiles:
         }
         values = values_of(embedding)
         header = _write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
-        with self._draft(path, len(header) + len(values)) as (draft, file):
+        with self._draft(path, len(header) + len(values)) as file:
             file.write(header)
             file.write(values)
             file.flush()
             os.fsync(file.fileno())
-            draft.replace(path)
 
     @contextmanager
-    def _draft(self, path: Path, nbytes: int) -> Iterator[tuple[Path, BinaryIO]]:
-        """A file that will be `path`, open to be written. Raises OSError."""
+    def _draft(self, path: Path, nbytes: int) -> Iterator[BinaryIO]:
+        """A file that at the end is `path`, open to be written. Raises OSError."""
         if self.room is not None:
-            with self.room.draft(self._folder, nbytes) as draft_and_file:
-                yield draft_and_file
+            with self.room.draft(path, nbytes) as file:
+                yield file
             return
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             draft.touch(mode=0o600)
             with draft.open("wb") as file:
-                yield draft, file
+                yield file
+            draft.replace(path)
         except OSError:
             draft.unlink(missing_ok=True)
             raise

@@ -53,16 +53,15 @@ class SharedRoom:
             self._write(lock, self._sweep(0))
 
     @contextmanager
-    def draft(self, folder: Path, nbytes: int) -> Iterator[tuple[Path, BinaryIO]]:
-        """A new file in `folder`, for which there is room, open to be written; it is gone at the
-        end unless it was renamed.
+    def draft(self, target: Path, nbytes: int) -> Iterator[BinaryIO]:
+        """A new file, for which there is room, open to be written; at the end it is `target`.
 
         Raises OSError: there is no room at all, or another server holds the lock.
         """
         taken = on_disk(nbytes)
         if taken > self._budget:
             raise OSError(errno.ENOSPC, "it is larger than the budget")
-        path = folder / f".{secrets.token_hex(8)}{DRAFT}"
+        path = target.parent / f".{secrets.token_hex(8)}{DRAFT}"
         with self._locked() as lock:
             used = self._read(lock)
             if used is None or used + taken > self._budget:
@@ -74,7 +73,9 @@ class SharedRoom:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(nbytes)  # whoever counts meanwhile counts all of it
         try:
-            yield path, file
+            yield file
+            with self._locked():  # who counts finds it under one name
+                path.replace(target)
         finally:
             path.unlink(missing_ok=True)
             file.close()
@@ -88,7 +89,7 @@ class SharedRoom:
         files: list[tuple[int, int, Path]] = []
         used = 0
         for path in self._root.glob("*/*"):
-            with suppress(OSError):  # another may have removed it
+            with suppress(OSError):  # its writer, or who found it damaged, may have removed it
                 found = path.lstat()
                 if path.suffix == SUFFIX:
                     files.append((found.st_mtime_ns, on_disk(found.st_size), path))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from saccade.media.inline import decode_base64
 from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
 
 DATA = b"\x89PNG not one at all, and nobody looks"
@@ -149,12 +150,11 @@ def test_an_image_that_is_no_base64_still_has_a_key() -> None:
 
 
 def test_nothing_is_decoded_after_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    from saccade.route import keys
-
     decoded: list[int] = []
-    real = keys.decode_base64
+    real = decode_base64
     monkeypatch.setattr(
-        keys, "decode_base64", lambda *args: (decoded.append(len(args[0])), real(*args))[1]
+        "saccade.route.keys.decode_base64",
+        lambda *args: (decoded.append(len(args[0])), real(*args))[1],
     )
     bearing(messages=[user(image(OTHER)), *(user(image(URL)) for _ in range(50))])
     assert decoded == [len(OTHER)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
-from saccade.core.store import file_name
+from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import ImageKey
 from saccade.runtime import shared
 from saccade.runtime.disk import DiskTier
@@ -52,7 +52,7 @@ def used(root: Path) -> int:
     is given its name is counted once.
     """
     sizes: dict[int, int] = {}
-    with open(root / "lock", "a+b") as lock:
+    with (root / "lock").open("a+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for path in root.glob("*/*"):
             try:
@@ -114,15 +114,16 @@ def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_co
     folder.mkdir()
     left = folder / f".{'0' * 16}{shared.DRAFT}"
     left.write_bytes(b"x" * ONE)
-    with room.draft(folder, 3 * ONE) as (draft, _):
+    whole = folder / ("a" + SUFFIX)
+    with room.draft(whole, 3 * ONE):
         SharedRoom(tmp_path, 4 * ONE)  # as a server that starts does
-        assert draft.exists() and not left.exists()
-        with pytest.raises(OSError, match="no room|room for"), room.draft(folder, 2 * ONE):
+        assert len([*folder.iterdir()]) == 1 and not left.exists()
+        with pytest.raises(OSError, match="there is room for"), room.draft(left, 2 * ONE):
             raise AssertionError("there is no room beside what is being written")
-    assert list(folder.iterdir()) == []
-    with room.draft(folder, 4 * ONE) as (draft, file):
-        file.write(b"y")
-        draft.rename(folder / ("a" + shared.SUFFIX))
+    assert list(folder.iterdir()) == [whole]
+    with pytest.raises(ZeroDivisionError), room.draft(left, 4 * ONE):
+        raise ZeroDivisionError
+    assert list(folder.iterdir()) == [], "room was made, and what failed is not there"
 
 
 def test_a_lock_that_is_held_costs_a_save_and_nothing_else(
@@ -189,7 +190,7 @@ def test_writers_that_are_killed_leave_whole_files_within_the_budget(
     SharedRoom(tmp_path, BUDGET)
     assert not [*tmp_path.glob(f"*/*{shared.DRAFT}")]
     tier = open_tier(tmp_path)
-    files = [*tmp_path.glob("*/*" + shared.SUFFIX)]
+    files = [*tmp_path.glob("*/*" + SUFFIX)]
     assert files
     whole = [number for number in range(60) if read(tier, number) is not None]
     assert len(whole) == len(files), "every file is whole, and what its name says"
