@@ -81,14 +81,13 @@ class EmbeddingCache:
         `file_bytes`: what an embedding of so many bytes takes of the disk.
         """
         self._worth_of = worth
-        self._shared = budgets.shared
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
         self.pins = PinBook() if pins is None else pins
         self._kept: dict[ImageKey, set[str]] = {}  # by which clients
         self.device = Shelf(budgets.device_bytes, self._kept)
         self.host = Shelf(budgets.host_bytes, self._kept)
-        self.disk = Shelf(budgets.disk_bytes, self._kept)
+        self.disk = Shelf(budgets.disk_bytes, self._kept, budgets.shared)
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
         self._seen = Seen()
@@ -218,7 +217,7 @@ class EmbeddingCache:
         """
         if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
-        if self._shared:
+        if self.disk.shared:
             self._shelve_known(key)
             return [], True
         evicted = self._shelve(self.disk, key)

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from starlette.types import Scope, Send
 
-from saccade.core.errors import WorkerLost
-from saccade.route.fleet import Fleet, Replica
+from saccade.core.errors import ReplicaLost
+from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
 from saccade.route.upstream import Head, WorkerGone
 from saccade.server.gate import SUFFIX_HEADER
@@ -47,7 +47,7 @@ def is_for_everyone(method: str, path: str) -> bool:
 class _Said:
     """A worker's whole answer."""
 
-    replica: Replica
+    replica: Backend
     head: Head
     body: bytes
 
@@ -60,14 +60,14 @@ async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send)
     """Send the request to all workers that are ready, and one of their answers to the client.
 
     An upload that any of them refuses is taken back from the others, and refused; a file that any
-    of them has deleted is deleted. Raises WorkerLost where all have died.
+    of them has deleted is deleted. Raises ReplicaLost where all have died.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
     asking = (_ask(fleet, each, scope, body, extra) for each in fleet.ready)
     answers = [said for said in await asyncio.gather(*asking) if said is not None]
     if not answers:
-        raise WorkerLost("every worker died before it answered: send the request again")
+        raise ReplicaLost("every worker died before it answered: send the request again")
     good = [said for said in answers if said.good]
     bad = [said for said in answers if not said.good]
     if upload and good and bad:
@@ -82,7 +82,7 @@ async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send)
 
 async def _ask(
     fleet: Fleet,
-    replica: Replica,
+    replica: Backend,
     scope: Scope,
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),

@@ -36,9 +36,10 @@ State = Literal["unknown", "ready", "starting", "silent", "down"]
 ASKED: tuple[State, ...] = ("ready", "silent")
 
 
-class Replica:
+class Backend:
     """A worker as the router knows it. `name`: its URL, which ranks it. `instance`: the run of the
     server that it is, "" while that is not known. `load`: requests that it has of this router.
+    `doubted`: it is about to be looked at out of turn.
     """
 
     def __init__(self, url: str) -> None:
@@ -50,6 +51,7 @@ class Replica:
         self.instance = ""
         self.load = 0
         self.heard = 0.0
+        self.doubted = False
 
     async def look(self) -> tuple[State, str]:
         """How it is by its own word, and why. Raises WorkerGone."""
@@ -74,22 +76,23 @@ class Fleet:
 
     def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
         """Raises ConfigError."""
-        self.replicas = [Replica(url) for url in urls]
+        self.replicas = [Backend(url) for url in urls]
         names = [replica.name for replica in self.replicas]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"--workers: {min(twice)} is named twice")
         self._by_name = dict(zip(names, self.replicas, strict=True))
         self._metrics = metrics
+        self._looking: set[asyncio.Task[None]] = set()  # beside the watch
 
     @property
-    def ready(self) -> list[Replica]:
+    def ready(self) -> list[Backend]:
         """Those that may be asked: who is silent may be so busy that there is no time to say how it
         is, and is asked where nobody else is there.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
 
-    def order(self, bearing: Bearing) -> list[Replica]:
+    def order(self, bearing: Bearing) -> list[Backend]:
         """Those that are ready, in the order in which a request should try them."""
         ready = self.ready
         load = {replica.name: replica.load for replica in ready}
@@ -114,7 +117,7 @@ class Fleet:
         return {"status": "down", "reason": "no worker is ready", "workers": workers}
 
     @contextmanager
-    def count(self, replica: Replica) -> Iterator[None]:
+    def count(self, replica: Backend) -> Iterator[None]:
         """A request is with `replica`."""
         replica.load += 1
         self._metrics.inc("saccade_route_requests_total", worker=replica.name)
@@ -125,13 +128,19 @@ class Fleet:
             replica.load -= 1
             self._show(replica)
 
-    def lost(self, replica: Replica, why: str) -> None:
+    def lost(self, replica: Backend, why: str) -> None:
         """A worker has gone under a request: it gets no others until it says that it is ready."""
         self._note(replica, "down", why)
 
-    def unready(self, replica: Replica) -> None:
-        """A worker says in an answer that it cannot serve."""
-        self._note(replica, "down", "it answers 503")
+    def doubt(self, replica: Backend) -> None:
+        """A worker says in an answer that it cannot serve, were it only this request: it is looked
+        at now.
+        """
+        if not replica.doubted:
+            replica.doubted = True
+            looking = asyncio.create_task(self._look(replica))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
 
     async def watch(self) -> None:
         """Look at every worker once a second, for ever."""
@@ -141,13 +150,14 @@ class Fleet:
         """Look at every worker once."""
         await asyncio.gather(*(self._look(replica) for replica in self.replicas))
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _watch(self, replica: Backend) -> None:
         while True:
             await asyncio.sleep(HEALTH_PAUSE)
             await self._look(replica)
 
-    async def _look(self, replica: Replica) -> None:
+    async def _look(self, replica: Backend) -> None:
         loop = asyncio.get_running_loop()
+        replica.doubted = False
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 state, why = await replica.look()
@@ -160,14 +170,14 @@ class Fleet:
             state, why = "down", str(gone)
         self._note(replica, state, why)
 
-    def _note(self, replica: Replica, state: State, why: str) -> None:
+    def _note(self, replica: Backend, state: State, why: str) -> None:
         if state != replica.state:
             tell = log.info if state == "ready" else log.warning
             tell("%s is %s%s", replica.name, state, f": {why}" if why else "")
         replica.state, replica.reason = state, why
         self._show(replica)
 
-    def _show(self, replica: Replica) -> None:
+    def _show(self, replica: Backend) -> None:
         self._metrics.set("saccade_route_in_flight", replica.load, worker=replica.name)
         self._metrics.set("saccade_route_ready", int(replica.state == "ready"), worker=replica.name)
 

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -25,17 +25,17 @@ from saccade.core.errors import (
     EngineUnavailable,
     InternalError,
     Overloaded,
+    ReplicaLost,
     RequestError,
-    WorkerLost,
 )
 from saccade.core.metrics import Metrics
 from saccade.core.options import RouteOptions
 from saccade.route.everyone import is_for_everyone, tell_everyone
-from saccade.route.fleet import Fleet, Replica
+from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
 from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
 from saccade.route.upstream import Head, WorkerGone
-from saccade.server.body import Bodies, pieces
+from saccade.server.body import Bodies, Held, pieces
 from saccade.server.gate import request_id
 from saccade.server.leavers import while_connected
 from saccade.server.metrics import CONTENT_TYPE, render
@@ -47,8 +47,10 @@ OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
-MOST_TRIES = 3
-"""Workers that a request is sent to, each of which died before the first byte."""
+MOST_TRIES = 2
+"""Workers that a request is sent to, each of which died before the first byte: should the request
+be what they died of, it shall not end them all.
+"""
 SSE_END = b"\n\n"
 
 
@@ -111,7 +113,8 @@ class Proxy:
             if is_for_everyone(scope["method"], scope["path"]):
                 work = tell_everyone(self._fleet, scope, body, send)
             else:
-                work = self._forward(scope, send, body, await self._bearing(scope, body))
+                bearing = await self._bearing(scope, body)
+                work = self._forward(scope, send, body, bearing, held)
             await while_connected(receive, work)
 
     async def _bearing(self, scope: Scope, body: bytearray) -> Bearing:
@@ -126,10 +129,13 @@ class Proxy:
         self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
         return bearing if self._options.affinity == "image" else bearing.blind()
 
-    async def _forward(self, scope: Scope, send: Send, body: bytearray, bearing: Bearing) -> None:
-        """Raises RequestError before the answer has begun."""
-        tried: dict[Replica, str] = {}
-        while len(tried) < MOST_TRIES:
+    async def _forward(
+        self, scope: Scope, send: Send, body: bytearray, bearing: Bearing, held: Held
+    ) -> None:
+        """Raises RequestError before the answer has begun, from when on the body is let go."""
+        tried: dict[Backend, str] = {}
+        sent = 0
+        while sent < MOST_TRIES:
             untried = (each for each in self._fleet.order(bearing) if each not in tried)
             if (replica := next(untried, None)) is None:
                 break
@@ -141,12 +147,16 @@ class Proxy:
                     exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
                     async with exchange as (answer, content):
                         if answer.status == 503:
-                            self._fleet.unready(replica)
+                            self._fleet.doubt(replica)
+                        with suppress(BufferError):  # some of it is still on its way
+                            body.clear()
+                            held.resize(0)
                         await self._pass_on(scope["path"], send, answer, content)
                         return
             except WorkerGone as gone:
                 self._fleet.lost(replica, str(gone))
                 tried[replica] = str(gone)
+                sent += gone.sent
                 if gone.begun:
                     break
         if not tried:
@@ -154,7 +164,7 @@ class Proxy:
         self._metrics.inc("saccade_route_broken_total")
         told = "; ".join(f"{replica.name}: {why}" for replica, why in tried.items())
         log.warning("%s: no worker has answered: %s", request_id.get(), told)
-        raise WorkerLost(
+        raise ReplicaLost(
             f"{len(tried)} of the {len(self._fleet.replicas)} workers were asked, and died before "
             "they answered: send the request again"
         )
@@ -205,8 +215,8 @@ class Proxy:
         await _answer(send, status, [(b"content-type", kind)], content)
 
 
-def _broken() -> WorkerLost:
-    return WorkerLost("the worker died while it answered: send the request again")
+def _broken() -> ReplicaLost:
+    return ReplicaLost("the worker died while it answered: send the request again")
 
 
 async def _refuse(path: str, send: Send, error: RequestError) -> None:

@@ -30,12 +30,13 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class WorkerGone(Exception):
-    """The worker has ended the connection, or cannot be reached. `begun`: some of an answer had
-    come.
+    """The worker has ended the connection, or cannot be reached. `sent`: it may have seen the
+    request. `begun`: some of an answer had come.
     """
 
-    def __init__(self, message: str, begun: bool = False) -> None:
+    def __init__(self, message: str, sent: bool = True, begun: bool = False) -> None:
         super().__init__(message)
+        self.sent = sent
         self.begun = begun
 
 
@@ -239,9 +240,9 @@ class Upstream:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, wire = await loop.create_connection(_Wire, self._host, self._port)
         except TimeoutError:
-            raise WorkerGone(f"it does not answer within {CONNECT_SECONDS:g} s") from None
+            raise WorkerGone(f"no connection within {CONNECT_SECONDS:g} s", sent=False) from None
         except OSError as error:
-            raise WorkerGone(str(error)) from None
+            raise WorkerGone(str(error), sent=False) from None
         return wire
 
     def _take(self) -> _Wire | None:

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from starlette.types import ASGIApp
+from uvicorn import Config
+from uvicorn import Server as Uvicorn
 
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions
@@ -48,7 +49,7 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Serving(uvicorn.Server):
+class Serving(Uvicorn):
     """uvicorn with our connections, which leaves signals as it found them."""
 
     def __init__(
@@ -65,7 +66,7 @@ class Serving(uvicorn.Server):
         `grace`: seconds that requests have to end when it is told to stop.
         """
         paths = frozenset(path.encode() for path in open_paths)
-        config = uvicorn.Config(
+        config = Config(
             app,
             http=connections(crowd, edge, largest, paths, stamp),  # type: ignore[arg-type]
             ws="none",
