@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import pytest
 
@@ -23,7 +22,7 @@ from saccade.core.config import DISK_BLOCK, MIB
 from saccade.core.store import SUFFIX
 from tests.checkpoints import picture
 from tests.e2e.server import Server, routing, serving
-from tests.e2e.test_route import KILLED, OPTIONS, SOON, Fleet, ask, chat, chats, outcome, start
+from tests.e2e.test_route import KILLED, OPTIONS, SOON, Fleet, chat, chats, outcome, start
 from tests.e2e.test_serve import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -126,11 +125,14 @@ def writer(folder: Path, logs: Path, store: Path) -> Iterator[Server]:
             server.process.kill()
 
 
-def say(url: str, pixels: np.ndarray) -> str:
-    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    return str(
-        ask(client, [user(image_part(pixels), text_part("what?"))]).choices[0].message.content
-    )
+def question(pixels: np.ndarray) -> dict[str, Any]:
+    messages = [user(image_part(pixels), text_part("what?"))]
+    return {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0}
+
+
+def say(http: httpx.Client, url: str, body: dict[str, Any]) -> str:
+    answer = http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize(("count", "deaths"), [(2000, 4)])
@@ -138,9 +140,10 @@ def test_two_servers_write_one_store_and_are_killed_now_and_then(
     folder: Path, tmp_path: Path, count: int, deaths: int
 ) -> None:
     side = 32 * 12
-    images = [picture(side, side, seed=5000 + number) for number in range(IMAGES)]
+    images = [question(picture(side, side, seed=5000 + number)) for number in range(IMAGES)]
+    http = httpx.Client(timeout=60)
     with serving(folder, tmp_path, *OPTIONS) as alone:
-        right = [say(alone.url, pixels) for pixels in images]
+        right = [say(http, alone.url, body) for body in images]
     assert len(set(right)) > 1
     chance, store = random.Random(0), tmp_path / "store"
     most, hits, encoded = 0, 0.0, 0.0
@@ -152,7 +155,7 @@ def test_two_servers_write_one_store_and_are_killed_now_and_then(
             def visit(number: int) -> bool:
                 url = servers[number % 2].url  # noqa: B023 - used within the loop
                 image = int(chance.paretovariate(0.7)) % IMAGES
-                return say(url, images[image]) == right[image]
+                return say(http, url, images[image]) == right[image]
 
             for start in range(0, count // deaths, 50):
                 assert all(pool.map(visit, range(start, start + 50)))
@@ -160,7 +163,7 @@ def test_two_servers_write_one_store_and_are_killed_now_and_then(
             for server in servers:
                 hits += server.metric("saccade_embedding_hits_total", tier="disk")
                 encoded += server.metric("saccade_images_encoded_total")
-            dying = [pool.submit(say, servers[i % 2].url, images[i]) for i in range(20)]
+            dying = [pool.submit(say, http, servers[i % 2].url, images[i]) for i in range(20)]
             time.sleep(chance.uniform(0.0, 0.1))
             for server in servers:
                 server.process.send_signal(signal.SIGKILL)
@@ -176,7 +179,7 @@ def test_two_servers_write_one_store_and_are_killed_now_and_then(
         last = stack.enter_context(writer(folder, tmp_path, store))
         assert sum(sizes(store)) <= BUDGET
         assert {path.suffix for path in store.glob("*/*")} == {SUFFIX}, "no draft is left"
-        for pixels, wanted in zip(images, right, strict=True):
-            assert say(last.url, pixels) == wanted
+        for body, wanted in zip(images, right, strict=True):
+            assert say(http, last.url, body) == wanted
         assert "damaged" not in last.log.read_text() and "is removed" not in last.log.read_text()
         assert httpx.get(f"{last.url}/health").is_success
