@@ -34,8 +34,7 @@ from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import KVCache, attention_for
-from saccade.runtime.quantized import LoadTally
-from saccade.runtime.weights import Ways
+from saccade.runtime.quantized import LoadTally, Ways
 
 PAGE = 16
 

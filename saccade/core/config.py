@@ -106,13 +106,14 @@ def embedding_file_bytes(nbytes: int) -> int:
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
     """Bytes for picture embeddings in each tier: per rank, but for the disk, which is in
-    `folder`.
+    `folder`. `shared`: other servers write there, too, and `disk_bytes` are all servers'.
     """
 
     device_bytes: int
     host_bytes: int = 0
     disk_bytes: int = 0
     folder: str | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,11 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Begun:
     """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
-    the oldest first.
+    the oldest first. `store`: where embeddings lie that other servers write, too; "" for nowhere.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
+    store: str = ""
 
 
 ToEngine = TokenizerText | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop

@@ -40,6 +40,7 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
     LoadFacts,
     describe,
@@ -111,12 +112,13 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
+    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins)
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
-    saved = await workers.begin(config)
+    begun = await workers.begin(config)
+    saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
-    engine = Engine(scheduler, workers, front, arrived, metrics, guides)
+    engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()

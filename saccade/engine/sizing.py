@@ -38,6 +38,7 @@ from saccade.core.options import (
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
 )
 
 LARGEST_TP = 64
@@ -188,6 +189,7 @@ def resolve(
     dtype: Dtype,
     hardware: Hardware,
     ranks: int = 1,
+    keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
@@ -236,7 +238,7 @@ def resolve(
         page_size=engine.page_size,
         kv_pages=kv_pages,
         prefix_cache=not engine.disable_radix_cache,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         kv=kv,
         tower_budget=0 if cuda else tower_budget(spec),
@@ -400,7 +402,12 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 
 
 def resolve_embeddings(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    left: int,
+    host_left: int,
+    keep: PinOptions,
 ) -> EmbeddingBudgets:
     """`left`, `host_left`: bytes of device and host that nothing else has claimed.
 
@@ -418,23 +425,39 @@ def resolve_embeddings(
         if engine.embedding_cache_host_mb is None
         else engine.embedding_cache_host_mb * MIB
     )
-    if engine.embedding_cache_dir is None or engine.embedding_cache_disk_mb == 0:
+    shared, name = keep.embedding_cache_shared, engine.embedding_cache_dir
+    if shared is not None:
+        check_one_disk(engine, keep)
+        limit_mb = keep.embedding_cache_shared_mb
+        disk = _disk_budget("--embedding-cache-shared", shared, limit_mb)
+        return EmbeddingBudgets(device, host, *disk, shared=True)
+    if name is None or engine.embedding_cache_disk_mb == 0:
         return EmbeddingBudgets(device, host)
-    folder = Path(engine.embedding_cache_dir).expanduser().absolute()
+    limit_mb = engine.embedding_cache_disk_mb
+    return EmbeddingBudgets(device, host, *_disk_budget("--embedding-cache-dir", name, limit_mb))
+
+
+def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
+    """Raises ConfigError where embeddings are to lie in two folders."""
+    if keep.embedding_cache_shared is not None and engine.embedding_cache_dir is not None:
+        raise ConfigError(
+            "--embedding-cache-dir and --embedding-cache-shared exclude each other: the shared "
+            "folder survives restarts, too"
+        )
+
+
+def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str]:
+    """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
+    folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
         room = shutil.disk_usage(folder).free + _bytes_below(folder)
     except FileExistsError:
-        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
-    disk = (
-        room // 4
-        if engine.embedding_cache_disk_mb is None
-        else engine.embedding_cache_disk_mb * MIB
-    )
-    return EmbeddingBudgets(device, host, disk, str(folder))
+        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 
 def _bytes_below(folder: Path) -> int:
@@ -561,9 +584,10 @@ def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
     if budgets.host_bytes:
         parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
     if budgets.disk_bytes:
+        found = _count(saved, "picture")
         parts.append(
             f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
-            f"({_count(saved, 'picture')} found there)"
+            + ("shared with other servers" if budgets.shared else f"({found} found there)")
         )
     return ", ".join(parts)
 

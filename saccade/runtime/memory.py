@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from saccade.core.family import Cache, KVSpec
-from saccade.core.plan import Move, Place
+from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
@@ -119,9 +119,9 @@ class EmbeddingMemory:
                 self._keep(key, *self._host.pop(key))
             case "staged", "device":
                 self._receive(move)
-            case source, target:
+            case _:
                 if self._disk is not None:
-                    _move_on_disk(self._disk, key, source, target)
+                    _move_on_disk(self._disk, move)
 
     def save(self, key: ImageKey) -> None:
         """Begin to write an embedding to disk that is on the device, or will be."""
@@ -179,13 +179,14 @@ class EmbeddingMemory:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
 
-def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | None) -> None:
-    match source, target:
+def _move_on_disk(disk: DiskTier, move: Move) -> None:
+    key = move.key
+    match move.source, move.target:
         case "disk", "staged":
-            disk.read(key)
+            disk.read(key, move.num_tokens)
         case "disk", None:
             disk.remove(key)
         case "staged", None:
             disk.forget(key)
-        case _:
+        case source, target:
             raise AssertionError(f"no embedding goes from {source} to {target}")

@@ -103,7 +103,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     metrics = Metrics()
     worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.saved))
+    engine.send(Begun(worker.saved, worker.store))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

@@ -176,6 +176,12 @@ class Worker:
         """(key, tokens) of embeddings that an earlier run has left on disk, the oldest first."""
         return self._disk.found if self._disk else ()
 
+    @property
+    def store(self) -> str:
+        """The folder that other servers write embeddings of this model to, too; "" for none."""
+        shared = self._disk is not None and self._disk.files.room is not None
+        return str(self._disk.files.folder) if self._disk and shared else ""
+
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
         to the collectives that it captured.
@@ -288,9 +294,14 @@ def open_disk(
         return None
     try:
         return DiskTier(
-            Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype]
+            Path(config.embeddings.folder),
+            fingerprint,
+            spec.embedding_width,
+            DTYPES[config.dtype],
+            config.embeddings.disk_bytes if config.embeddings.shared else None,
         )
     except OSError as error:
+        option = "shared" if config.embeddings.shared else "dir"
         raise StartupError(
-            f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}"
+            f"--embedding-cache-{option} {config.embeddings.folder}: {error.strerror}"
         ) from None

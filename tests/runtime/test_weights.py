@@ -20,7 +20,8 @@ from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
 from saccade.nn.weights import Part
-from saccade.runtime.weights import CheckpointWeights, DummyWeights, load_net
+from saccade.runtime.dummy import DummyWeights
+from saccade.runtime.weights import CheckpointWeights, load_net
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
