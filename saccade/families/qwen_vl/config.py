@@ -99,13 +99,13 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     text = _text(
         variant, config, config.section("text_config") if config.has("text_config") else config
     )
-    vision = _vision(variant, config.section("vision_config"))
+    vision = vision_config(variant, config.section("vision_config"))
     if vision.out_hidden != text.hidden:
         raise CheckpointError(
             f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
             f"model takes {text.hidden}"
         )
-    return ParsedConfig(variant, vision, text, _image_rules(variant, vision, checkpoint.processor))
+    return ParsedConfig(variant, vision, text, image_rules(variant, vision, checkpoint.processor))
 
 
 def _variant(checkpoint: Checkpoint) -> Variant:
@@ -118,7 +118,7 @@ def _variant(checkpoint: Checkpoint) -> Variant:
     )
 
 
-def _vision(variant: Variant, vision: Section) -> VisionConfig:
+def vision_config(variant: Variant, vision: Section) -> VisionConfig:
     first = variant == "qwen2_vl"
     # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
     hidden = vision.integer("embed_dim", default=1280) if first else vision.integer("hidden_size")
@@ -228,7 +228,7 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     )
 
 
-def _image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
+def image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
     for name, expected in (
         ("patch_size", vision.patch),
         ("merge_size", vision.merge),
