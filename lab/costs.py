@@ -220,11 +220,10 @@ def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
 
 def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
     """The sizes of a checkpoint in 16 bits."""
-    layout = spec.kv_layout
     return replace(
         machine,
         rules=spec.image_rules,
-        kv_bytes=layout.layers * 2 * layout.kv_heads * layout.head_dim * 2,
+        kv_bytes=spec.kv_spec().token_bytes("bfloat16"),
         embedding_bytes=spec.embedding_width * 2,
         limits=replace(machine.limits, context_length=spec.context_length),
     )

@@ -155,11 +155,11 @@ def measure_rotary(
     preset = PRESETS[model]
     text, vision = preset.text, preset.vision
     width = vision["embed_dim"] if "embed_dim" in vision else vision["hidden_size"]
-    layout = spec.kv_layout
+    kv_heads, head_dim = spec.kv_spec().layers[0][0].shape
     figures = []
     shapes: list[tuple[Tower, int, int, int]] = [
         ("vision", vision["num_heads"], vision["num_heads"], width // vision["num_heads"]),
-        ("text", text["num_attention_heads"], layout.kv_heads, layout.head_dim),
+        ("text", text["num_attention_heads"], kv_heads, head_dim),
     ]
     for tower, q_heads, k_heads, dim in shapes:
         fused = torch.randn(tokens, q_heads + 2 * k_heads, dim, device=device).to(DTYPES[dtype])
@@ -301,7 +301,7 @@ def narrow(folder: Path) -> None:
     model.
     """
     path = folder / "config.json"
-    hidden = 2 * load_spec(folder).kv_layout.head_dim
+    hidden = 2 * load_spec(folder).kv_spec().layers[0][0].shape[-1]
     config = json.loads(path.read_text())
     text, vision = config["text_config"], config["vision_config"]
     text |= NARROW | {"hidden_size": hidden}

@@ -8,13 +8,15 @@ positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.config import Dtype
 from saccade.core.types import Grid, Image, Span
 
 
@@ -44,19 +46,60 @@ class ImageRules:
         return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
 
 
+CacheFormat = Literal["model", "float32", "int8", "float8_e4m3"]
+"""What a cache's values are stored in. model: as the weights are (`EngineConfig.dtype`)."""
+FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3": 1}
+
+
 @dataclass(frozen=True, slots=True)
-class KVLayout:
-    """The shape of one token's key/value storage: `layers` x 2 x [kv_heads, head_dim]."""
+class Cache:
+    """One named tensor of a layer: values of `shape` for each token, or for each sequence.
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    What is kept per token lies on pages. What is kept per sequence (a state) lies in a row of its
+    own, whatever the sequence's length. Names: "k" and "v" (heads' keys and values), "latent" (one
+    row that keys and values are made of), "k_scale" and "v_scale" (beside 8-bit ones), "recurrent"
+    and "conv" (states).
+    """
 
-    def on_rank(self, ranks: int) -> KVLayout:
-        """What one of `ranks` ranks stores: its share of the heads; where there are fewer heads
-        than ranks, one that others hold too.
-        """
-        return replace(self, kv_heads=max(1, self.kv_heads // ranks))
+    name: str
+    shape: tuple[int, ...]
+    per: Literal["token", "sequence"] = "token"
+    format: CacheFormat = "model"
+
+    def nbytes(self, dtype: Dtype) -> int:
+        """Bytes for one token or sequence, where the model is in `dtype`."""
+        return (
+            math.prod(self.shape) * FORMAT_BYTES[dtype if self.format == "model" else self.format]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one rank stores: the caches of each layer, in the network's order. A layer may have any,
+    or none.
+    """
+
+    layers: tuple[tuple[Cache, ...], ...]
+
+    def token_bytes(self, dtype: Dtype) -> int:
+        """Bytes that a token takes of its page, over all layers."""
+        return self._bytes("token", dtype)
+
+    def state_bytes(self, dtype: Dtype) -> int:
+        """Bytes of one sequence's state, over all layers; 0: the model has none."""
+        return self._bytes("sequence", dtype)
+
+    def _bytes(self, per: str, dtype: Dtype) -> int:
+        caches = (cache for layer in self.layers for cache in layer if cache.per == per)
+        return sum(cache.nbytes(dtype) for cache in caches)
+
+
+def heads_cache(heads: int, dim: int, ranks: int) -> tuple[Cache, Cache]:
+    """Keys and values [heads, dim] of one layer on one of `ranks` ranks: its share of the heads;
+    where there are fewer heads than ranks, one that others hold too.
+    """
+    shape = (max(1, heads // ranks), dim)
+    return Cache("k", shape), Cache("v", shape)
 
 
 Divisible = tuple[tuple[int, str], ...]
@@ -98,8 +141,9 @@ class FamilySpec(Protocol):
     @property
     def image_rules(self) -> ImageRules: ...
 
-    @property
-    def kv_layout(self) -> KVLayout: ...
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        """What one of `ranks` ranks stores of each layer."""
+        ...
 
     @property
     def cuts(self) -> Cuts: ...

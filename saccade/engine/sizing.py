@@ -184,7 +184,9 @@ def resolve(
     )
     graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
     free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
+    state_bytes = spec.kv_spec(ranks).state_bytes(dtype)
+    states = 1 + max_running if state_bytes else 0
+    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free) - states * state_bytes
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
@@ -192,7 +194,7 @@ def resolve(
     if kv_pages < 2:
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes)
+    left = max(0, free - kv_pages * page_bytes - states * state_bytes)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -207,6 +209,7 @@ def resolve(
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
         decode_graph_sizes=graphs,
+        states=states,
     )
 
 
@@ -358,16 +361,8 @@ def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
 
 
 def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
-    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks."""
-    layout = spec.kv_layout.on_rank(ranks)
-    return (
-        layout.layers
-        * 2
-        * page_size
-        * layout.kv_heads
-        * layout.head_dim
-        * (4 if dtype == "float32" else 2)
-    )
+    """Bytes of one KV page over all layers, on each of `ranks` ranks."""
+    return page_size * spec.kv_spec(ranks).token_bytes(dtype)
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:

@@ -6,7 +6,7 @@ Owns how keys and values are found by the page table. Knows nothing of sequences
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,8 +20,8 @@ from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer (keys, values), each [kv slots, kv heads, head dim].
+KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+"""By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
 
 A kv slot is page * page_size + offset in page.
 """
@@ -42,7 +42,8 @@ def attention_for(kv: KVCache, page_size: int, *, graphs: bool = False) -> Atten
     """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
     pages from there alone.
     """
-    kind = PagedAttention if graphs or device.runs_triton(kv[0][0]) else SequenceAttention
+    keys, _ = next(iter(kv.values()))
+    kind = PagedAttention if graphs or device.runs_triton(keys) else SequenceAttention
     return kind(kv, page_size)
 
 
@@ -54,15 +55,16 @@ class SequenceAttention:
     def __init__(self, kv: KVCache, page_size: int) -> None:
         self._kv = kv
         self._page_size = page_size
-        _, self._kv_heads, self._dim = kv[0][0].shape
+        any_keys, _ = next(iter(kv.values()))  # of whichever layer: all are alike
+        _, self._kv_heads, self._dim = any_keys.shape
         self._scale = self._dim**-0.5
-        slot, head, value = kv[0][0].stride()
+        slot, head, value = any_keys.stride()
         self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
         self._rows: list[tuple[slice, Attend]] = []
         # A window of it that begins `length` before the middle masks all but `length` keys.
         self._abreast_keys = keys = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
-        self._strip = torch.zeros(2 * keys, dtype=kv[0][0].dtype)
+        self._strip = torch.zeros(2 * keys, dtype=any_keys.dtype)
         self._strip[keys:] = -torch.inf
         self._places = np.arange(keys)
         self._page, self._offset = np.divmod(self._places, page_size)
@@ -158,9 +160,9 @@ class PagedAttention:
     """
 
     def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._caches = [PagedCache(keys, values) for keys, values in kv]
+        self._caches = {layer: PagedCache(keys, values) for layer, (keys, values) in kv.items()}
         self._page_size = page_size
-        _, self._kv_heads, dim = kv[0][0].shape
+        _, self._kv_heads, dim = next(iter(self._caches.values())).keys.shape
         self._scale = dim**-0.5
         self._rows: PagedRows | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64)

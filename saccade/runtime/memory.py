@@ -1,16 +1,17 @@
-"""KV pages on the device, and image embeddings in their tiers. Owns the tensors; the scheduler
-decides what lies in them.
+"""KV pages and states on the device, and image embeddings in their tiers. Owns the tensors; the
+scheduler decides what lies in them.
 
-Page 0 is the dummy page: nothing is ever read from it. Rows that only pad a batch write there.
+Page 0 is the dummy page, and state 0 the dummy state: nothing is ever read from them. Rows that
+only pad a batch write there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from saccade.core.family import KVLayout
+from saccade.core.family import Cache, KVSpec
 from saccade.core.plan import Move, Place
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
@@ -19,22 +20,41 @@ from saccade.runtime.disk import DiskTier
 from saccade.runtime.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
 from saccade.runtime.streams import Copies
 
+FORMATS = {
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "float8_e4m3": torch.float8_e4m3fn,
+}
 
-def allocate_kv(
-    layout: KVLayout, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    """Keys and values of every page, one pair of tensors per layer: [pages * page_size, kv_heads,
-    head_dim].
-    """
-    shape = (pages * page_size, layout.kv_heads, layout.head_dim)
-    # empty, not zeros: untouched pages cost no memory on the CPU.
-    return tuple(
-        (
-            torch.empty(shape, dtype=dtype, device=device),
-            torch.empty(shape, dtype=dtype, device=device),
-        )
-        for _ in range(layout.layers)
-    )
+Caches = tuple[Mapping[str, torch.Tensor], ...]
+"""Per layer, by name: [pages * page_size, *shape] of what is kept per token, [states, *shape] of
+what is kept per sequence.
+"""
+
+
+def allocate_caches(
+    spec: KVSpec,
+    pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    states: int = 0,
+) -> Caches:
+    """What `spec` names, for every page and every state. States begin as zeros."""
+
+    def make(cache: Cache) -> torch.Tensor:
+        kind = dtype if cache.format == "model" else FORMATS[cache.format]
+        if cache.per == "sequence":
+            return torch.zeros((states, *cache.shape), dtype=kind, device=device)
+        # empty, not zeros: untouched pages cost no memory on the CPU.
+        return torch.empty((pages * page_size, *cache.shape), dtype=kind, device=device)
+
+    return tuple({cache.name: make(cache) for cache in layer} for layer in spec.layers)
+
+
+def keys_and_values(caches: Caches) -> KVCache:
+    """What attention reads and writes: of the layers that have keys and values."""
+    return {i: (layer["k"], layer["v"]) for i, layer in enumerate(caches) if "k" in layer}
 
 
 class EmbeddingMemory:

@@ -30,7 +30,7 @@ from saccade.runtime.decode import DecodeBuffers, DecodeGraphs
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
-from saccade.runtime.memory import EmbeddingMemory, allocate_kv
+from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
@@ -132,9 +132,10 @@ class Worker:
         self._shard = shard
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, dtype, device)
+        kv_spec = spec.kv_spec(shard.size)
+        caches = allocate_caches(kv_spec, config.kv_pages, size, dtype, device, config.states)
         graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
-        self._attention = attention_for(kv, size, graphs=bool(graphs))
+        self._attention = attention_for(keys_and_values(caches), size, graphs=bool(graphs))
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))

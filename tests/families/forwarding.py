@@ -17,6 +17,7 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
 
@@ -65,9 +66,11 @@ class Session:
             len(self.tokens), self.spans, blocks
         )
         self.done = 0
-        layout, size = net.spec.kv_layout, 512
-        slots = torch.full((size, layout.kv_heads, layout.head_dim), torch.nan)
-        self.kv = [(slots.clone(), slots.clone()) for _ in range(layout.layers)]
+        size = 512
+        caches = allocate_caches(net.spec.kv_spec(), size, 1, torch.float32, CPU)
+        self.kv = keys_and_values(caches)
+        for keys, values in self.kv.values():
+            keys.fill_(torch.nan), values.fill_(torch.nan)
         self.page_size = page_size or 1
         pages = torch.arange(7, size)
         if page_size is not None:

@@ -169,5 +169,5 @@ def test_bfloat16_agrees_on_the_first_token(
     )
     images = pixels(theirs, 1)
     session = Session(net, prompt(theirs, 1), images, page_size=16)
-    session.kv = [(k.bfloat16(), v.bfloat16()) for k, v in session.kv]
+    session.kv = {i: (k.bfloat16(), v.bfloat16()) for i, (k, v) in session.kv.items()}
     assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()

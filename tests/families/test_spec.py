@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import FamilySpec, ImageRules
+from saccade.core.family import FamilySpec, ImageRules, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.families.registry import load_spec
@@ -121,7 +121,7 @@ def test_placeholders_and_pictures_must_correspond(
 def test_facts_of_a_checkpoint(checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     assert (spec.family, spec.vocab_size, spec.context_length) == ("qwen3_vl", 600, 4096)
-    assert (spec.kv_layout.layers, spec.kv_layout.kv_heads, spec.kv_layout.head_dim) == (3, 2, 16)
+    assert spec.kv_spec() == KVSpec((heads_cache(2, 16, ranks=1),) * 3)
     assert spec.embedding_width == 64 * 3, "the tower's output and two deepstack levels"
     assert (spec.image_rules.factor, spec.image_rules.min_pixels, spec.image_rules.max_pixels) == (
         32,

@@ -31,9 +31,10 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
     spec = load_spec(make_checkpoint(name, tmp_path))
     text, vision = PRESETS[name].text, PRESETS[name].vision
     assert (
-        spec.kv_layout.layers == text["num_hidden_layers"] and spec.vocab_size == text["vocab_size"]
+        len(spec.kv_spec().layers) == text["num_hidden_layers"]
+        and spec.vocab_size == text["vocab_size"]
     )
-    assert spec.kv_layout.head_dim == 128
+    assert spec.kv_spec().layers[0][0].shape[-1] == 128
     assert spec.embedding_width == vision["out_hidden_size"] * (
         1 + len(vision.get("deepstack_visual_indexes", ()))
     )

@@ -68,7 +68,7 @@ class Case:
         )
 
     def attend(self, kind: Kind = SequenceAttention) -> torch.Tensor:
-        ours = kind([(self.caches[0], self.caches[1])], self.page_size)
+        ours = kind({0: (self.caches[0], self.caches[1])}, self.page_size)
         ours.plan(self.batch)
         still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))
         return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)

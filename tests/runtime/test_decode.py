@@ -82,11 +82,11 @@ def test_padding_writes_to_the_dummy_page_alone(checkpoint: Callable[..., Path])
     assert isinstance(over.worker, Worker)
     attention = over.worker._attention
     assert isinstance(attention, PagedAttention)
-    for cache in attention._caches:
+    for cache in attention._caches.values():
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)
     answered = answers(over, "c")
-    for cache in attention._caches:
+    for cache in attention._caches.values():
         written = cache.keys[4:, 0, 0].isfinite().sum()
         assert written == len(PROMPTS["c"]) + 4 - 1, "its own tokens, but the one drawn last"
     assert answered == answers(Harness(net), "c")

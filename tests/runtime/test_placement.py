@@ -193,7 +193,7 @@ def test_a_language_model_stays_on_its_device(
 def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch.Tensor:
     """Logits of two of the rows of so many tokens, one of which is an image's."""
     spec = net.spec
-    layout = spec.kv_layout
+    layers = spec.kv_spec().layers
 
     def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
@@ -213,8 +213,8 @@ def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch
         embeddings=embeddings,
         sample_rows=integers(2),
     )
-    cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
-    attention = attention_for([(cache, cache)] * layout.layers, 16)
+    cache = torch.empty((64, *layers[0][0].shape), dtype=dtype, device=CUDA)
+    attention = attention_for(dict.fromkeys(range(len(layers)), (cache, cache)), 16)
     attention.plan(batch)
     states = net.forward(batch, attention)
     return net.logits(states.index_select(0, batch.sample_rows))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import Cuts, ImageRules, KVLayout
+from saccade.core.family import Cuts, ImageRules, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.qwen_vl.config import LONGEST_SIDE, TextConfig, VisionConfig, parse_config
@@ -35,11 +35,9 @@ class QwenVLSpec:
     image_token_id: int
     eos_token_ids: tuple[int, ...]
 
-    @property
-    def kv_layout(self) -> KVLayout:
-        return KVLayout(
-            layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim
-        )
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
+        return KVSpec((layer,) * self.text.layers)
 
     @property
     def encoder_blocks(self) -> int:
