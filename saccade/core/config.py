@@ -78,9 +78,9 @@ class EmbeddingBudgets:
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
     patch-blocks of the vision tower in a step; 0: no bound. `decode_graph_sizes`: numbers of rows
-    to capture CUDA graphs of the language model at, ascending; none without graphs. `states`: rows
-    of what the model keeps per sequence (`family.KVSpec`), the dummy row 0 included; 0 where that
-    is nothing.
+    to capture CUDA graphs of the language model at, ascending; none without graphs. `snapshots`: of
+    what the model keeps per sequence (`family.KVSpec.state_bytes`), for the prefix cache;
+    `snapshot_tokens`: of long prompts, one in so many tokens. 0 where the model keeps nothing.
     """
 
     device: Literal["cpu", "cuda"]
@@ -96,7 +96,8 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     decode_graph_sizes: tuple[int, ...] = ()
-    states: int = 0
+    snapshots: int = 0
+    snapshot_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:

@@ -16,6 +16,7 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
 from saccade.families.quantization import read_quantization
+from saccade.families.qwen3_5.spec import qwen3_5_spec
 from saccade.families.qwen_vl.spec import qwen_vl_spec
 
 if TYPE_CHECKING:
@@ -34,13 +35,20 @@ class Family:
 
 
 QWEN_VL = Family(qwen_vl_spec, "saccade.families.qwen_vl.net")
+QWEN3_5 = Family(qwen3_5_spec, "saccade.families.qwen3_5.net")
 
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLForConditionalGeneration": QWEN_VL,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
 }
-MODEL_TYPES = {"qwen2_vl": QWEN_VL, "qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL}
+MODEL_TYPES = {
+    "qwen2_vl": QWEN_VL,
+    "qwen2_5_vl": QWEN_VL,
+    "qwen3_vl": QWEN_VL,
+    "qwen3_5": QWEN3_5,
+}
 
 
 def load_spec(folder: Path) -> FamilySpec:

@@ -164,10 +164,8 @@ def recurrent_reference(
     state: torch.Tensor,
 ) -> torch.Tensor:
     """What `chunked_scan` computes, token by token."""
-    parts = [
-        recurrent_step(*(x[t : t + 1] for x in (q, k, v, decay, beta)), state)
-        for t in range(len(q))
-    ]
+    at = [slice(t, t + 1) for t in range(len(q))]
+    parts = [recurrent_step(q[t], k[t], v[t], decay[t], beta[t], state) for t in at]
     return torch.cat(parts)
 
 
@@ -182,9 +180,9 @@ def chunked_scan(
     """Of one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H]. Changes state [H, Dk,
     Dv].
 
-    Within a chunk, the corrections u of its tokens solve (I + A) u = beta (v - decayed S'k), A being
-    what each token's key finds of those before it; so a chunk is a few products (the WY form of the
-    paper above, section 3.2).
+    Within a chunk, the corrections u of its tokens solve (I + A) u = beta (v - decayed S'k), where
+    A is what each token's key finds of those before it; so a chunk is a few products (the WY form
+    of the paper above, section 3.2).
     """
     length, size = len(q), min(CHUNK, len(q))
     q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]

@@ -19,6 +19,7 @@ from saccade.kernels.layer import QKNorm, turn_and_cache
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
+from saccade.runtime.states import StateLayers, StateRecurrence
 
 KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 """By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
@@ -38,13 +39,18 @@ FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""
 
 
-def attention_for(kv: KVCache, page_size: int, *, graphs: bool = False) -> Attention:
+NO_STATES: StateLayers = {}
+
+
+def attention_for(
+    kv: KVCache, page_size: int, states: StateLayers = NO_STATES, *, graphs: bool = False
+) -> Attention:
     """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
-    pages from there alone.
+    pages from there alone. `states`: of the layers that keep them in place of keys and values.
     """
     keys, _ = next(iter(kv.values()))
     kind = PagedAttention if graphs or device.runs_triton(keys) else SequenceAttention
-    return kind(kv, page_size)
+    return kind(kv, page_size, states)
 
 
 class SequenceAttention:
@@ -52,7 +58,8 @@ class SequenceAttention:
     its own. There, consecutive pages are read in place, others are gathered.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
+    def __init__(self, kv: KVCache, page_size: int, states: StateLayers = NO_STATES) -> None:
+        self.recurrence = StateRecurrence(states)
         self._kv = kv
         self._page_size = page_size
         any_keys, _ = next(iter(kv.values()))  # of whichever layer: all are alike
@@ -70,6 +77,7 @@ class SequenceAttention:
         self._page, self._offset = np.divmod(self._places, page_size)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         table = batch.page_table.numpy()
         starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
@@ -159,7 +167,8 @@ class PagedAttention:
     NOT YET RUN on a GPU.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
+    def __init__(self, kv: KVCache, page_size: int, states: StateLayers = NO_STATES) -> None:
+        self.recurrence = StateRecurrence(states)
         self._caches = {layer: PagedCache(keys, values) for layer, (keys, values) in kv.items()}
         self._page_size = page_size
         _, self._kv_heads, dim = next(iter(self._caches.values())).keys.shape
@@ -168,6 +177,7 @@ class PagedAttention:
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         self._rows = PagedRows(
             batch.q_starts,

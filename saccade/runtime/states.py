@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from saccade.core.family import KVSpec
-from saccade.kernels import device as kinds
+from saccade.core.plan import StateCopy
 from saccade.kernels.delta import StateRows, causal_conv, gated_delta
 from saccade.nn.protocol import Batch, DeltaInputs
 from saccade.nn.transfer import send
 
+StateLayers = Mapping[int, Mapping[str, torch.Tensor]]
+"""By layer, of those that keep states, by name: [lines, *shape]."""
 ALIGNMENT = 16
 """Bytes: where a layer's values begin in a line."""
 
@@ -25,9 +28,7 @@ ALIGNMENT = 16
 class StateMemory:
     """`lines` lines of what `spec` names per sequence, each in one piece."""
 
-    def __init__(
-        self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
         places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
         width = 0
         for layer, caches in enumerate(spec.layers):
@@ -48,22 +49,20 @@ class StateMemory:
     def nbytes(self) -> int:
         return self._lines.nbytes
 
-    def copy(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Lines (source, target): as if all were read before any is written. In stream order."""
-        if not moves:
-            return
-        if not kinds.runs_triton(self._lines) and len(moves) == 1:
-            source, target = moves[0]
-            self._lines[target].copy_(self._lines[source])
-            return
-        index = send(torch.tensor(moves).t().contiguous().numpy(), self._lines.device)
-        self._lines.index_copy_(0, index[1], self._lines.index_select(0, index[0]))
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """As if all were read before any is written. In stream order."""
+        if len(copies) == 1:
+            self._lines[copies[0].target].copy_(self._lines[copies[0].source])
+        elif copies:
+            pairs = np.array([(each.source, each.target) for each in copies])
+            sources, targets = send(pairs.T.copy(), self._lines.device)
+            self._lines.index_copy_(0, targets, self._lines.index_select(0, sources))
 
 
 class StateRecurrence:
     """The gated delta rule over a `StateMemory`; implements `nn.protocol.Recurrence`."""
 
-    def __init__(self, layers: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+    def __init__(self, layers: StateLayers) -> None:
         self._layers = layers
         self._rows: StateRows | None = None
 

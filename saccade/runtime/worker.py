@@ -34,6 +34,7 @@ from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_va
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.states import StateMemory
 from saccade.runtime.vision import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
@@ -133,9 +134,13 @@ class Worker:
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kv_spec = spec.kv_spec(shard.size)
-        caches = allocate_caches(kv_spec, config.kv_pages, size, dtype, device, config.states)
+        caches = allocate_caches(kv_spec, config.kv_pages, size, dtype, device)
+        lines = config.max_running + config.snapshots
+        self._states = StateMemory(kv_spec, lines, dtype, device)
         graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
-        self._attention = attention_for(keys_and_values(caches), size, graphs=bool(graphs))
+        self._attention = attention_for(
+            keys_and_values(caches), size, self._states.layers, graphs=bool(graphs)
+        )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))
@@ -174,9 +179,8 @@ class Worker:
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step: close, open, moves, encode, forward, draw, save. On a CPU all of it is done
-        on return; on a GPU it is launched. A second plan may be begun before the first one's result
-        is read.
+        """Begin a step, in the plan's order. On a CPU all of it is done on return; on a GPU it is
+        launched. A second plan may be begun before the first one's result is read.
 
         masks: called where a row is `masked`, once all else has been launched; may block, and read
         the results of steps before.
@@ -197,12 +201,14 @@ class Worker:
                 )
         for move in plan.moves:
             self._embeddings.move(move)
+        self._states.copy(plan.restore)
         if plan.encode:
             self._vision.begin(plan.encode)
         for encoded in self._vision.advance(plan.tower):
             self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
         if plan.rows:
             self._forward(plan, step, masks)
+        self._states.copy(plan.snapshot)
         for key in plan.save:
             self._embeddings.save(key)
         return step

@@ -11,43 +11,16 @@ may be given to another snapshot while a plan in flight writes to it or reads it
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import StateCopy
 from saccade.core.types import Request
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.sequence import Run, Sequence
+from saccade.sched.sequence import Run, RunStates, Save, Sequence
 
 ANSWER_TOKENS = 32
 """Between two snapshots of an answer, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """The state after `tokens` tokens is in `line`, or on its way there."""
-
-    tokens: int
-    line: int
-
-
-@dataclass(slots=True)
-class RunStates:
-    """Snapshots of one stay in a slot. points: of its prompt. planned: by plans in flight, in
-    order. newest: of its answer. hidden: taken, but a duplicate hides their page until the run
-    ends.
-    """
-
-    points: tuple[int, ...]
-    planned: list[Save] = field(default_factory=list)
-    newest: Save | None = None
-    hidden: list[Save] = field(default_factory=list)
-
-    @property
-    def lines(self) -> list[int]:
-        """What the cache does not hold yet."""
-        newest = [self.newest] if self.newest else []
-        return [save.line for save in (*self.planned, *newest, *self.hidden)]
 
 
 class StateKeeper:
@@ -68,7 +41,9 @@ class StateKeeper:
         """
         size, last = self._size, self._floor(len(request.tokens) - 1)
         ends = {request.images[span.image].key: span.end for span in request.spans}
-        places = {self._floor(end) for end in ends.values()} | {*range(self._every, last, self._every)}
+        places = {self._floor(end) for end in ends.values()} | {
+            *range(self._every, last, self._every)
+        }
         ends_early = sorted(place for place in places if 0 < place < last)
         step = -(-len(ends_early) // self._most) if ends_early else 1
         named = {self._floor(tokens) for tokens, _ in request.caching.breakpoints}
@@ -93,7 +68,13 @@ class StateKeeper:
 
     def cut(self, run: Run, end: int) -> int:
         """Where a chunk that could go to `end` ends, so that what is after it can be saved."""
-        return min(end, self._next(run))
+        states = run.states
+        assert states is not None
+        index = bisect_right(states.points, run.planned)
+        if index < len(states.points):
+            return min(end, states.points[index])
+        whole = end // self._answer * self._answer
+        return whole if whole > run.planned else end
 
     def planned(self, run: Run, builder: PlanBuilder) -> None:
         """A row was planned up to `run.planned`: it is saved, if that is a point."""
@@ -133,18 +114,13 @@ class StateKeeper:
             attached = self._attach(node, sequence, save)
             assert attached, "whatever was computed is cached now"
 
+    def audit(self, runs: Iterable[Run]) -> None:
+        """Assert that every line is free, the prefix cache's, or one of `runs`'."""
+        self._snapshots.audit(line for run in runs if run.states for line in run.states.lines)
+
     def _attach(self, node: Node, sequence: Sequence, save: Save) -> bool:
         depth = save.tokens // self._size
         return self._prefix.attach(node, sequence.content, depth, save.line)
-
-    def _next(self, run: Run) -> int:
-        """The first point after what is planned."""
-        states, start = run.states, run.planned
-        assert states is not None
-        index = bisect_right(states.points, start)
-        if index < len(states.points):
-            return states.points[index]
-        return (start // self._answer + 1) * self._answer
 
     def _floor(self, tokens: int) -> int:
         return tokens // self._size * self._size

@@ -90,13 +90,13 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(cut: tuple[int, ...]
             torch.cat((b[one], torch.ones_like(b[:1]), a[part])) for a, b in zip(first, second)
         ]
         there = rows([(4, number, 1), (-1, 0, 1), (1, done, count)])
-        outs.append(gated_delta(*packed, states, there))  # type: ignore[arg-type]
+        outs.append(gated_delta(*packed, states, there))  # type: ignore[call-arg, arg-type]
         mixed = torch.cat((y[one], torch.ones_like(y[:1]), x[part]))
         convolved.append(causal_conv(mixed, weight, conv, there))
         done += count
     alone = torch.zeros(LINES, HV, DK, DV)
     for line, at, whole in ((1, slice(2, None), first), (4, slice(0, 1), second)):
-        wanted = gated_delta(*whole, alone, rows([(line, 0, len(whole[0]))]))  # type: ignore[arg-type]
+        wanted = gated_delta(*whole, alone, rows([(line, 0, len(whole[0]))]))  # type: ignore[call-arg, arg-type]
         found = torch.cat([out[at] for out in outs])
         torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
         torch.testing.assert_close(states[line], alone[line], atol=3e-6, rtol=1e-5)

@@ -68,7 +68,7 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     text = _text(config, config.section("text_config"))
     section = config.section("vision_config")
     # Some files name the levels that the tower has not got: an empty list of them.
-    levels = {"deepstack_visual_indexes": []}
+    levels: dict[str, list[int]] = {"deepstack_visual_indexes": []}
     vision = vision_config("qwen3_vl", Section(section.where, {**section.data, **levels}))
     if vision.out_hidden != text.hidden:
         raise CheckpointError(

@@ -77,7 +77,18 @@ class GatedAttention:
 class GatedDelta:
     """Linear attention by the gated delta rule; what it reads is normalised, and gated."""
 
-    __slots__ = ("bias", "eps", "gate_width", "layer", "norm", "out", "rate", "taps", "thin", "wide")
+    __slots__ = (
+        "bias",
+        "eps",
+        "gate_width",
+        "layer",
+        "norm",
+        "out",
+        "rate",
+        "taps",
+        "thin",
+        "wide",
+    )
 
     def __init__(
         self, weights: Weights, name: str, config: HybridConfig, shard: Shard, layer: int
@@ -118,8 +129,8 @@ class GatedDelta:
             weights, f"{name}.out_proj", delta.values, config.hidden, shard, bias=False
         )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; positions mean nothing here."""
+    def __call__(self, x: torch.Tensor, _: Rotation, attention: Attention) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden], whatever the positions."""
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
         betas, steps = linear(x, self.thin).chunk(2, dim=1)
