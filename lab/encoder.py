@@ -148,9 +148,9 @@ def _measure_all(
 ) -> list[EncoderFigure]:
     device = pick_device(options.device, options.threads)
     task = progress.add_task(f"{model} in {dtype}", total=None)
-    spec = load_spec(folder)
+    spec = load_spec(folder, (f"patch_embed={options.patch_embed}",))
     weights = DummyWeights(DTYPES[dtype], device)
-    net = net_module(spec).build(spec, weights, WHOLE, WHOLE, options.patch_embed)
+    net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
     like = torch.empty(0, dtype=DTYPES[dtype], device=device)
     attention: EncoderAttention = (
         "flash" if device.type == "cuda" and dtype != "float32" else "sdpa"

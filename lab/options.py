@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most, filled
-from saccade.core.config import Dtype, PatchEmbedding
+from saccade.core.config import Dtype
 from saccade.core.errors import ConfigError
+from saccade.families.qwen_vl.config import PatchEmbedding
 from saccade.tools.options import Format, ImageContent
 
 PresetName = Literal[

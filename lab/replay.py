@@ -45,7 +45,7 @@ class Replay:
         folder = resolve_model(model)
         self.spec: FamilySpec = load_spec(folder)
         self._tokenizer = Tokenizer.load(folder)
-        self._template = ChatTemplate.load(folder, self._tokenizer)
+        self._template = ChatTemplate.load(folder, self._tokenizer, None, self.spec.templates)
         self._machine = machine
         self._chats = _whole_chats(self._run, path)
         options = self._run.options

@@ -17,7 +17,6 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
-PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -130,6 +131,19 @@ class Cuts:
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """Chat templates that a family brings: Jinja files.
+
+    default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
+    own template knows none, but has all `marks` in it.
+    """
+
+    default: Path | None = None
+    tools: Path | None = None
+    marks: tuple[str, ...] = ()
+
+
 class FamilySpec(Protocol):
     """CPU facts of one checkpoint."""
 
@@ -151,6 +165,21 @@ class FamilySpec(Protocol):
     @property
     def encoder_blocks(self) -> int:
         """Blocks of the vision tower, each of which computes every patch."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights, as the checkpoint names it."""
+        ...
+
+    @property
+    def templates(self) -> Templates: ...
+
+    def with_options(self, options: Mapping[str, str]) -> FamilySpec:
+        """The same with the family's own options (`--family-option NAME=VALUE`).
+
+        Raises ConfigError, which lists those that there are.
+        """
         ...
 
     @property
@@ -191,9 +220,13 @@ class FamilySpec(Protocol):
         """
         ...
 
+    @property
+    def position_axes(self) -> int:
+        """Axes that a token's rotary position has."""
+        ...
+
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Rotary positions [3, num_tokens] (time, height, width) of a picture's tokens, were it the
-        first of a prompt.
+        """Rotary positions [axes, num_tokens] of a picture's tokens, were it the first of a prompt.
 
         Computed anew at every call; who asks often keeps them.
         """
@@ -202,7 +235,7 @@ class FamilySpec(Protocol):
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Rotary positions [3, num_tokens], and the position of the token that would come next.
+        """Rotary positions [axes, num_tokens], and the position of the token that would come next.
 
         `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last
         span advance all axes by one each.

@@ -14,7 +14,6 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     ParallelConfig,
-    PatchEmbedding,
     QuantizationMode,
 )
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
@@ -197,7 +196,7 @@ class Load:
     format: Literal["auto", "dummy"]
     threads: int
     parallel: ParallelConfig
-    patch_embed: PatchEmbedding = "exact"
+    family_option: tuple[str, ...] = ()
     quantization: QuantizationMode = "auto"
 
 

@@ -20,7 +20,6 @@ from saccade.core.config import (
     Dtype,
     EncoderAttention,
     EncoderMode,
-    PatchEmbedding,
     QuantizationMode,
 )
 from saccade.core.errors import ConfigError
@@ -65,10 +64,10 @@ class ModelOptions:
     """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
-    patch_embed: PatchEmbedding = "exact"
-    """How pixels enter the vision tower. exact: normalised as the model's own processor does it.
-    folded: normalisation and the second frame of a still image are part of the first layer's
-    weights: less work, as exact on average, not the same bits.
+    family_option: tuple[str, ...] = ()
+    """An option of the model's family, NAME=VALUE; repeat the option for several. Qwen-VL:
+    patch_embed=folded (normalisation and the second frame of a still image are part of the vision
+    tower's first layer: less work, as exact on average, not the same bits).
     """
 
     disable_cuda_graph: bool = False

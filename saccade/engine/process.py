@@ -50,7 +50,6 @@ from saccade.engine.sizing import (
     share_hardware,
 )
 from saccade.engine.workers import Workers, WorkersLost
-from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
@@ -100,7 +99,7 @@ async def serve(
 
     Raises StartupError, WorkersLost.
     """
-    spec = load_spec(Path(boot.folder))
+    spec = load_spec(Path(boot.folder), boot.model.family_option)
     words = await front.receive()
     assert isinstance(words, TokenizerText)
     guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
@@ -116,7 +115,7 @@ async def serve(
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
     engine = Engine(scheduler, workers, front, arrived, metrics, guides)
-    facts = LoadFacts(load.patch_embed, loaded[0].quantised, len(saved))
+    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     front.send(Ready(config.kv_tokens, config.context_length, decided))
     await engine.run()
@@ -132,11 +131,11 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
     return Load(
         folder=boot.folder,
         device=device,
-        dtype=pick_dtype(boot.model.dtype, read_checkpoint(Path(boot.folder)).dtype()),
+        dtype=pick_dtype(boot.model.dtype, spec.dtype),
         format=boot.model.load_format,
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
         parallel=parallel,
-        patch_embed=boot.model.patch_embed,
+        family_option=boot.model.family_option,
         quantization=boot.model.quantization,
     )
 

@@ -25,7 +25,6 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     ParallelConfig,
-    PatchEmbedding,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec, KVSpec
@@ -431,11 +430,11 @@ def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What was loaded, for people. `quantised`: what is in 8 bits; nothing where nothing is.
-    `saved`: embeddings found on disk.
+    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
+    nothing where nothing is. `saved`: embeddings found on disk.
     """
 
-    patch_embed: PatchEmbedding
+    options: tuple[str, ...]
     quantised: str
     saved: int
 
@@ -456,7 +455,6 @@ def describe(
     rules = spec.image_rules
     state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
     each = " per rank" if parallel.size > 1 else ""
-    folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     )
@@ -464,6 +462,7 @@ def describe(
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
+        *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
         ("prefix cache", _describe_prefix_cache(config, state_bytes)),
@@ -479,7 +478,7 @@ def describe(
         ),
         (
             "vision tower",
-            f"{config.encoder.attention} attention{folded}, "
+            f"{config.encoder.attention} attention, "
             f"{_count(config.encode_patches, 'patch')} per step",
         ),
         *(

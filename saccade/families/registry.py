@@ -7,12 +7,12 @@ built.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from saccade.core.errors import CheckpointError
+from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
 from saccade.families.quantization import read_quantization
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Family:
     """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard,
-    encoder_shard, patch_embed) -> FamilyNet`, `canonical_name(name)`, `harmless(name, spec)` and
+    encoder_shard) -> FamilyNet`, `canonical_name(name)`, `harmless(name, spec)` and
     `projection(name)`.
     """
 
@@ -51,11 +51,12 @@ MODEL_TYPES = {
 }
 
 
-def load_spec(folder: Path) -> FamilySpec:
-    """The facts of the checkpoint in `folder`.
+def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
+    """The facts of the checkpoint in `folder`. `options`: the family's own, NAME=VALUE.
 
     Raises CheckpointError; for an unknown architecture it lists the known ones, for a quantised
-    checkpoint that cannot be read the known methods.
+    checkpoint that cannot be read the known methods. Raises ConfigError for an option that the
+    family does not have.
     """
     checkpoint = read_checkpoint(folder)
     read_quantization(checkpoint.config)
@@ -66,7 +67,18 @@ def load_spec(folder: Path) -> FamilySpec:
             f"{checkpoint.config.where}: {architecture} is not supported; supported are "
             f"{', '.join(ARCHITECTURES)}"
         )
-    return family.spec(checkpoint)
+    spec = family.spec(checkpoint)
+    return spec.with_options(_read_options(options)) if options else spec
+
+
+def _read_options(options: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for option in options:
+        name, sign, value = option.partition("=")
+        if not (name and sign):
+            raise ConfigError(f"--family-option {option!r}: write it as NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def net_module(spec: FamilySpec) -> ModuleType:

@@ -34,7 +34,7 @@ class Batch:
     """
 
     tokens: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [3, T] int64
+    positions: torch.Tensor  # [A, T] int64
     out_slots: torch.Tensor  # [T] int64: kv slot that each token's key and value go to
     slots: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, pages] int32

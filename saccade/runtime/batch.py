@@ -40,7 +40,7 @@ class Slot:
     """
 
     tokens: Integers  # [P]
-    positions: Integers  # [3, P]
+    positions: Integers  # [A, P]
     shift: int
     prompt_length: int
     seed: int | None
@@ -93,8 +93,9 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """How many there are of each kind in a step."""
+    """How many there are of each kind in a step. axes: of a token's position."""
 
+    axes: int
     tokens: int
     rows: int
     draws: int
@@ -106,7 +107,7 @@ class Fields(NamedTuple):
     """A step's numbers on the device, as views of the staging buffer."""
 
     tokens: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [3, T] int64
+    positions: torch.Tensor  # [A, T] int64
     out_slots: torch.Tensor  # [T] int64
     owners: torch.Tensor  # [R] int64: the slot of each row
     q_starts: torch.Tensor  # [R + 1] int32
@@ -123,8 +124,8 @@ class Fields(NamedTuple):
         """In the order in which `Batcher.build` writes them. What a network's layers read comes
         first: where it lies depends on the numbers of tokens and rows alone, as a graph needs it.
         """
-        total, rows, draws, updates, splices = layout
-        sizes = (total, 3 * total, total, rows, rows + 1, draws, draws, updates, draws, splices)
+        axes, total, rows, draws, updates, splices = layout
+        sizes = (total, axes * total, total, rows, rows + 1, draws, draws, updates, draws, splices)
         tokens, positions, out_slots, *longs, shown, rest = buffer.split(
             [*sizes, len(buffer) - sum(sizes)]
         )
@@ -133,7 +134,7 @@ class Fields(NamedTuple):
         pages = rest.view(torch.int32)[:updates]
         return cls(
             tokens,
-            positions.view(3, total),
+            positions.view(axes, total),
             out_slots,
             owners,
             q_starts,
@@ -165,7 +166,7 @@ class Staging:
         self._apart = apart
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
-        self._layout = Layout(0, 0, 0, 0, 0)
+        self._layout = Layout(1, 0, 0, 0, 0, 0)
         self._fields = Fields.of(self._device, self._layout)
 
     @property
@@ -205,13 +206,17 @@ class Batcher:
         """
         device = table.on_device.device
         self._known = known
+        self._axes = known.axes
         self._page_size = page_size
         self._table = table
         self._slots: list[Slot | None] = [None] * slots
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
-        # Of each token: itself, three positions, its kv slot, perhaps a place in a splice. Of each
-        # row: its slot, three of its draw, and two halves. Of an update: a place and half a page.
-        self._staging = Staging(6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4, device)
+        # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
+        # splice. Of each row: its slot, three of its draw, and two halves. Of an update: a place
+        # and half a page.
+        self._staging = Staging(
+            (3 + self._axes) * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4, device
+        )
         self._nothing = torch.empty(0, dtype=torch.int64, device=device)  # no row is an image's
 
     def open(self, opened: Open) -> None:
@@ -219,13 +224,13 @@ class Batcher:
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         positions, following = self._known.sequence(
             len(opened.tokens), opened.spans, opened.images
-        )  # [3, P]
+        )  # [A, P]
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
         self._slots[opened.slot] = Slot(
             tokens,
             positions,
-            # Every token after those known now is text: all three axes advance by one.
+            # Every token after those known now is text: all axes advance by one.
             following - len(tokens),
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
@@ -255,10 +260,11 @@ class Batcher:
         write to the dummy page and see nothing.
         """
         host, singles = self._staging.next(), rows - (tokens > rows)
-        host[: 5 * tokens] = 0
-        words = append(host, 5 * tokens, [0] * rows, [*range(rows), tokens, *[0] * rows])
+        width = 2 + self._axes
+        host[: width * tokens] = 0
+        words = append(host, width * tokens, [0] * rows, [*range(rows), tokens, *[0] * rows])
         self._staging.send(words)
-        there = Fields.of(self._staging.on_device, Layout(tokens, rows, 0, 0, 0))
+        there = Fields.of(self._staging.on_device, Layout(self._axes, tokens, rows, 0, 0, 0))
         return self._batch(there, singles, self._nothing)
 
     def build(
@@ -276,22 +282,22 @@ class Batcher:
         ends = [row.start + row.length for row in rows]
         self._grow(rows)
         host = self._staging.next()
-        total = q_starts[-1]
+        total, width = q_starts[-1], 2 + self._axes
         if more:
-            host[: 5 * total] = 0
-        decoding = self._write_tokens(rows, q_starts, host[: 5 * total].reshape(5, total))
+            host[: width * total] = 0
+        decoding = self._write_tokens(rows, q_starts, host[: width * total].reshape(width, total))
         drawn = [index for index, row in enumerate(rows) if row.sample]
         slots = [rows[index].slot for index in drawn]
         counts, points = self._count(slots, [ends[index] for index in drawn])
         splices = splice_rows(plan.splices)
         places, pages = table.take_updates()
         owners = [*[row.slot for row in rows], *[0] * more]
-        words = append(host, 5 * total, owners, [*q_starts, *ends, *[0] * more])
+        words = append(host, width * total, owners, [*q_starts, *ends, *[0] * more])
         longs = [*[q_starts[index + 1] - 1 for index in drawn], *slots, *places]
         words = append(host, words, longs, pages, points, splices)
         self._staging.send(words)
         there = self._staging.cut(
-            Layout(total, len(rows) + more, len(drawn), len(places), len(splices))
+            Layout(self._axes, total, len(rows) + more, len(drawn), len(places), len(splices))
         )
         if places:
             table.on_device.view(-1).index_copy_(0, there.places, there.pages)
@@ -338,7 +344,7 @@ class Batcher:
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _write_tokens(self, rows: Sequence[Row], q_starts: Sequence[int], into: Integers) -> int:
-        """Tokens, three rotary positions and kv slots, [5, T]. How many rows decode: they come
+        """Tokens, rotary positions and kv slots, [1 + A + 1, T]. How many rows decode: they come
         first, and their tokens are put in on the device.
         """
         size, lists, decoding = self._page_size, self._table.lists, 0
@@ -359,12 +365,12 @@ class Batcher:
             assert row.length == min(row.length, opened) + len(row.tokens), "tokens nobody told"
             part[0, :opened] = slot.tokens[start:end]
             part[0, opened:] = row.tokens
-            part[1:4, :opened] = slot.positions[:, start:end]
-            part[1:4, opened:] = place[opened:] + slot.shift
-            part[4] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
+            part[1:-1, :opened] = slot.positions[:, start:end]
+            part[1:-1, opened:] = place[opened:] + slot.shift
+            part[-1] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
         if decoding:
-            into[1:4, :decoding] = positions
-            into[4, :decoding] = places
+            into[1:-1, :decoding] = positions
+            into[-1, :decoding] = places
         return decoding
 
     def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:

@@ -174,13 +174,12 @@ def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[
     shard = join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
     folder = Path(load.folder)
     net = load_net(
-        load_spec(folder),
+        load_spec(folder, load.family_option),
         folder,
         dtype=DTYPES[load.dtype],
         device=torch.device(load.device),
         shard=shard,
         encoder=load.parallel.encoder,
-        patch_embed=load.patch_embed,
         load_format=load.format,
         quantization=load.quantization,
         tally=tally,

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from saccade.core.config import EncoderMode, PatchEmbedding, QuantizationMode
+from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
@@ -53,7 +53,6 @@ def load_net(
     device: torch.device,
     shard: Shard = WHOLE,
     encoder: EncoderMode = "weights",
-    patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
     tally: LoadTally | None = None,
@@ -87,7 +86,7 @@ def load_net(
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
-        net = module.build(spec, dummy, shard, encoder_shard, patch_embed)
+        net = module.build(spec, dummy, shard, encoder_shard)
         return net
     with CheckpointWeights(
         folder,
@@ -99,7 +98,7 @@ def load_net(
         progress=progress,
     ) as weights:
         weights.check_formats(lambda name: module.harmless(name, spec))
-        net = module.build(spec, weights, shard, encoder_shard, patch_embed)
+        net = module.build(spec, weights, shard, encoder_shard)
         _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
     return net
 

@@ -235,13 +235,14 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         embedding_cache_disk_mb=5,
     )
     parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
-    facts = LoadFacts("folded", "6 matrices", 1)
+    facts = LoadFacts(("patch_embed=folded",), "6 matrices", 1)
     told = dict(describe(config, parallel, spec, MACHINE, facts))
     assert told["quantised"] == "6 matrices"
     assert "quantised" not in dict(
         describe(config, parallel, spec, MACHINE, replace(facts, quantised=""))
     )
-    assert told["vision tower"] == "sdpa attention, folded patch embedding, 1 patch per step"
+    assert told["vision tower"] == "sdpa attention, 1 patch per step"
+    assert told["family options"] == "patch_embed=folded"
     assert told["batch"] == "1 request, 2048 tokens per step"
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 picture found there)")
     assert describe_intake(MediaOptions(media_workers=2)) == (

@@ -139,11 +139,10 @@ def test_a_folded_patch_embedding_is_as_exact(
     for dtype in (torch.float32, torch.bfloat16):
         for way in ("exact", "folded"):
             net = load_net(
-                load_spec(judge.folder),
+                load_spec(judge.folder, [f"patch_embed={way}"]),
                 judge.folder,
                 dtype=dtype,
                 device=CPU,
-                patch_embed=way,
                 progress=False,
             )
             found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()

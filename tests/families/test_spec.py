@@ -18,12 +18,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize as reference_resize,
 )
 
-from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.family import FamilySpec, ImageRules, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.families.registry import load_spec
 from tests.checkpoints import FamilyName, Reference
+from tests.families.qwen import qwen
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -155,3 +156,16 @@ print([name for name in heavy if name in sys.modules])
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert answer.stdout.strip() == "[]"
+
+
+def test_a_familys_own_options_are_checked_by_the_family(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("qwen3_vl")
+    assert qwen(load_spec(folder, ["patch_embed=folded"])).patch_embed == "folded"
+    assert qwen(load_spec(folder)).patch_embed == "exact"
+    for option, words in (
+        ("patch_embed", "write it as NAME=VALUE"),
+        ("patch_embed=thin", "exact or folded"),
+        ("tiles=4", "qwen3_vl has patch_embed"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_spec(folder, [option])

@@ -8,7 +8,6 @@ import re
 
 import torch
 
-from saccade.core.config import PatchEmbedding
 from saccade.families.qwen3_5.spec import Qwen35Spec
 from saccade.families.qwen3_5.text import HybridModel
 from saccade.families.qwen_vl import net as qwen_vl
@@ -29,16 +28,11 @@ class Qwen35Net:
     """Implements `FamilyNet`."""
 
     def __init__(
-        self,
-        spec: Qwen35Spec,
-        weights: Weights,
-        shard: Shard,
-        encoder_shard: Shard,
-        patch_embed: PatchEmbedding,
+        self, spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
     ) -> None:
         self.spec = spec
         self.vision = VisionTower(
-            weights, spec.vision, spec.image_rules, encoder_shard, patch_embed
+            weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
         )
         self.text = HybridModel(weights, spec.text, shard)
 
@@ -56,17 +50,13 @@ class Qwen35Net:
 
 
 def build(
-    spec: Qwen35Spec,
-    weights: Weights,
-    shard: Shard,
-    encoder_shard: Shard,
-    patch_embed: PatchEmbedding = "exact",
+    spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
 ) -> Qwen35Net:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return Qwen35Net(spec, weights, shard, encoder_shard, patch_embed)
+    return Qwen35Net(spec, weights, shard, encoder_shard)
 
 
 def canonical_name(name: str) -> str:

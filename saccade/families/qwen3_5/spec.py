@@ -52,11 +52,13 @@ class Qwen35Spec(QwenVLSpec):
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
+    text = checkpoint.config.section("text_config")
     return Qwen35Spec(
         family="qwen3_5",
         vision=parsed.vision,
         text=parsed.text,
         image_rules=parsed.image_rules,
         image_token_id=checkpoint.config.integer("image_token_id", default=248056),
-        eos_token_ids=checkpoint.eos_token_ids(),
+        eos_token_ids=checkpoint.eos_token_ids(text),
+        dtype=checkpoint.dtype(text),
     )

@@ -15,6 +15,8 @@ from saccade.core.family import ImageRules
 from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+PatchEmbedding = Literal["exact", "folded"]
+"""How pixels enter the vision tower: normalised first, or by the first layer's weights."""
 LONGEST_SIDE = 16384
 """Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
@@ -96,9 +98,7 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     """Raises CheckpointError naming file and field."""
     config = checkpoint.config
     variant = _variant(checkpoint)
-    text = _text(
-        variant, config, config.section("text_config") if config.has("text_config") else config
-    )
+    text = _text(variant, config, text_section(config))
     vision = vision_config(variant, config.section("vision_config"))
     if vision.out_hidden != text.hidden:
         raise CheckpointError(
@@ -106,6 +106,11 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
             f"model takes {text.hidden}"
         )
     return ParsedConfig(variant, vision, text, image_rules(variant, vision, checkpoint.processor))
+
+
+def text_section(config: Section) -> Section:
+    """Where the language model's fields are."""
+    return config.section("text_config") if config.has("text_config") else config
 
 
 def _variant(checkpoint: Checkpoint) -> Variant:

@@ -8,7 +8,6 @@ import re
 
 import torch
 
-from saccade.core.config import PatchEmbedding
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
@@ -30,11 +29,10 @@ class QwenVLNet:
         weights: Weights,
         shard: Shard,
         encoder_shard: Shard,
-        patch_embed: PatchEmbedding,
     ) -> None:
         self.spec = spec
         self.vision = VisionTower(
-            weights, spec.vision, spec.image_rules, encoder_shard, patch_embed
+            weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
         )
         self.text = TextModel(weights, spec.text, shard)
 
@@ -56,13 +54,12 @@ def build(
     weights: Weights,
     shard: Shard,
     encoder_shard: Shard,
-    patch_embed: PatchEmbedding = "exact",
 ) -> QwenVLNet:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return QwenVLNet(spec, weights, shard, encoder_shard, patch_embed)
+    return QwenVLNet(spec, weights, shard, encoder_shard)
 
 
 def canonical_name(name: str) -> str:

@@ -9,19 +9,31 @@ and are tested against them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import Cuts, ImageRules, KVSpec, heads_cache
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
+from saccade.core.family import Cuts, ImageRules, KVSpec, Templates, heads_cache
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.qwen_vl.config import LONGEST_SIDE, TextConfig, VisionConfig, parse_config
+from saccade.families.qwen_vl.config import (
+    LONGEST_SIDE,
+    PatchEmbedding,
+    TextConfig,
+    VisionConfig,
+    parse_config,
+    text_section,
+)
 
 MAX_ASPECT_RATIO = 200
+TEMPLATES = Templates(
+    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<|vision_start|>")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,23 @@ class QwenVLSpec:
     image_rules: ImageRules
     image_token_id: int
     eos_token_ids: tuple[int, ...]
+    dtype: str
+    patch_embed: PatchEmbedding = "exact"
+
+    templates = TEMPLATES
+    position_axes = 3
+
+    def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
+        spec = self
+        for name, value in options.items():
+            ways = {way: way for way in get_args(PatchEmbedding)}
+            if name != "patch_embed" or value not in ways:
+                raise ConfigError(
+                    f"--family-option {name}={value}: {self.family} has patch_embed, which is "
+                    f"{' or '.join(ways)}"
+                )
+            spec = replace(spec, patch_embed=ways[value])
+        return spec
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
@@ -167,11 +196,13 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
+    text = text_section(checkpoint.config)
     return QwenVLSpec(
         family=parsed.family,
         vision=parsed.vision,
         text=parsed.text,
         image_rules=parsed.image_rules,
         image_token_id=checkpoint.config.integer("image_token_id", default=151655),
-        eos_token_ids=checkpoint.eos_token_ids(),
+        eos_token_ids=checkpoint.eos_token_ids(text),
+        dtype=checkpoint.dtype(text),
     )

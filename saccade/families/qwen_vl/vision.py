@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from saccade.core.config import PatchEmbedding
 from saccade.core.family import ImageRules
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import LONGEST_SIDE, VisionConfig
+from saccade.families.qwen_vl.config import LONGEST_SIDE, PatchEmbedding, VisionConfig
 from saccade.kernels.attention import Backend, varlen_attention
 from saccade.kernels.patchify import cut_patches, patchify
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
