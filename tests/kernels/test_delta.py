@@ -18,6 +18,7 @@ from saccade.kernels.delta import recurrent_reference as token_by_token
 
 HK, HV, DK, DV, TAPS, LINES = 2, 4, 16, 8, 4, 5
 CHANNELS = 2 * HK * DK + HV * DV
+CUTS = [(70,), (1, 69), (65, 5), (64, 5, 1), (7, 50, 13)]
 Inputs = tuple[torch.Tensor, ...]
 
 
@@ -30,13 +31,24 @@ def inputs(tokens: int, seed: int = 0) -> Inputs:
     return q, k, v, decay, torch.rand(tokens, HV, generator=draw)
 
 
-def rows(parts: Sequence[tuple[int, int, int]]) -> StateRows:
+def pack_heads(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Queries, keys and values as a convolution leaves them: views of one tensor."""
+    sizes = [x[0].numel() for x in parts[:3]]
+    mixed = torch.cat([x.flatten(1) for x in parts[:3]], dim=1)
+    return [
+        piece.unflatten(1, x.shape[1:])
+        for piece, x in zip(mixed.split(sizes, dim=1), parts, strict=False)
+    ]
+
+
+def rows(parts: Sequence[tuple[int, int, int]], device: str = "cpu") -> StateRows:
     """Of (line, tokens before, tokens) each; a line of -1 only pads."""
     starts = torch.tensor([0, *(count for _, _, count in parts)]).cumsum(0).int()
     ends = [0 if line < 0 else before + count for line, before, count in parts]
     lines = torch.tensor([max(0, line) for line, _, _ in parts])
     singles = next((i for i, part in enumerate(parts) if part[2] != 1), len(parts))
-    return StateRows.of(starts, torch.tensor(ends, dtype=torch.int32), lines, singles)
+    ends32 = torch.tensor(ends, dtype=torch.int32)
+    return StateRows.of(*(x.to(device) for x in (starts, ends32, lines)), singles)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 200])
@@ -72,28 +84,44 @@ def test_a_whole_sequence_is_transformers_own(tokens: int) -> None:
     assert states[[0, 1, 2, 4]].isnan().all(), "no other line is touched"
 
 
-@pytest.mark.parametrize("cut", [(130,), (1, 129), (64, 65, 1), (7, 50, 73), (65, 65)])
-def test_chunks_of_packed_sequences_go_on_from_their_states(cut: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cut"),
+    [
+        *(("torch", cut) for cut in CUTS),
+        ("triton", CUTS[-1]),
+        *(pytest.param("triton", cut, marks=pytest.mark.slow) for cut in CUTS[:-1]),
+    ],
+)
+def test_chunks_of_packed_sequences_go_on_from_their_states(
+    cut: tuple[int, ...], kind: str, device: str
+) -> None:
     """Two sequences, the second one token at a time beside the first one's chunks, and padding."""
-    first, second = inputs(130, seed=2), inputs(len(cut), seed=3)
-    x = torch.randn(130, CHANNELS, generator=torch.Generator().manual_seed(4))
+    first, second = inputs(70, seed=2), inputs(len(cut), seed=3)
+    x = torch.randn(70, CHANNELS, generator=torch.Generator().manual_seed(4))
     y = torch.randn(len(cut), CHANNELS, generator=torch.Generator().manual_seed(5))
+    convolve, scan, where = causal_conv, gated_delta, "cpu"
+    if kind == "triton":
+        from saccade.kernels.delta_gpu import launch_conv, launch_delta
+
+        convolve, scan, where = launch_conv, launch_delta, device
+    states = torch.full((LINES, HV, DK, DV), torch.nan, device=where)
+    conv = torch.full((LINES, TAPS - 1, CHANNELS), torch.nan, device=where)
     weight = torch.randn(TAPS, CHANNELS, generator=torch.Generator().manual_seed(6))
-    states = torch.full((LINES, HV, DK, DV), torch.nan)
-    conv = torch.full((LINES, TAPS - 1, CHANNELS), torch.nan)
     outs: list[torch.Tensor] = []
     convolved: list[torch.Tensor] = []
     done = 0
     for number, count in enumerate(cut):
         part, one = slice(done, done + count), slice(number, number + 1)
         packed = [
-            torch.cat((b[one], torch.ones_like(b[:1]), a[part])) for a, b in zip(first, second)
+            torch.cat((b[one], torch.ones_like(b[:1]), a[part])).to(where)
+            for a, b in zip(first, second)
         ]
-        there = rows([(4, number, 1), (-1, 0, 1), (1, done, count)])
-        outs.append(gated_delta(*packed, states, there))  # type: ignore[call-arg, arg-type]
-        mixed = torch.cat((y[one], torch.ones_like(y[:1]), x[part]))
-        convolved.append(causal_conv(mixed, weight, conv, there))
+        there = rows([(4, number, 1), (-1, 0, 1), (1, done, count)], where)
+        outs.append(scan(*pack_heads(packed), *packed[3:], states, there).cpu())  # type: ignore[call-arg, arg-type]
+        mixed = torch.cat((y[one], torch.ones_like(y[:1]), x[part])).to(where)
+        convolved.append(convolve(mixed, weight.to(where), conv, there).cpu())
         done += count
+    states, conv = states.cpu(), conv.cpu()
     alone = torch.zeros(LINES, HV, DK, DV)
     for line, at, whole in ((1, slice(2, None), first), (4, slice(0, 1), second)):
         wanted = gated_delta(*whole, alone, rows([(line, 0, len(whole[0]))]))  # type: ignore[call-arg, arg-type]

@@ -298,10 +298,7 @@ class Worker:
     def _decodes(self, row: Row) -> bool:
         seat = self.seats[row.slot]
         return (
-            not seat.fresh
-            and row.length == 1
-            and row.sample
-            and row.start >= len(seat.open.tokens)
+            not seat.fresh and row.length == 1 and row.sample and row.start >= len(seat.open.tokens)
         )
 
     def _learn(self, seat: Seat, end: int) -> None:

@@ -49,9 +49,7 @@ class Qwen35Net:
         return self.text.logits(states)
 
 
-def build(
-    spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
-) -> Qwen35Net:
+def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard) -> Qwen35Net:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.

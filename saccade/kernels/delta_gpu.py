@@ -1,0 +1,266 @@
+"""The functions of `delta.py` as Triton kernels. Knows tensors only.
+
+A row's state stays in registers while its tokens go by, one after another: a program has a few
+columns of one head's state, which need nothing of the others. Grids depend on the numbers of rows
+and tokens alone.
+
+Imported only where it runs: on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels.delta import LENGTH_EPS, StateRows
+from saccade.kernels.paged_gpu import find_row
+
+CHANNELS = 256
+"""Channels of the convolution that one program has."""
+TOKENS = 16
+"""Tokens of the convolution that one program has, where rows have several."""
+COLUMNS = 32
+"""Columns of a state that one program has, at most."""
+
+
+@triton.jit
+def _inputs(x, state, at, here, channel, known, x_stride, channels, taps: tl.constexpr):
+    """The inputs at places `at` of a row, [N, C] float32: those before its first token, which the
+    state has, are at -1, -2 ...; nothing where not `here`.
+    """
+    inside = (here & (at >= 0))[:, None] & known[None, :]
+    new = tl.load(
+        x + at.to(tl.int64)[:, None] * x_stride + channel[None, :], mask=inside, other=0.0
+    )
+    before = (here & (at < 0))[:, None] & known[None, :]
+    old_at = state + (taps - 1 + at).to(tl.int64)[:, None] * channels + channel[None, :]
+    old = tl.load(old_at, mask=before, other=0.0)
+    return new.to(tl.float32) + old.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _conv(
+    x,
+    weight,
+    states,
+    lines,
+    q_starts,
+    kv_lengths,
+    out,
+    rows,
+    x_stride,
+    line_stride,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+    block_q: tl.constexpr,
+    block_c: tl.constexpr,
+):
+    """Program (block, channels): `block_q` tokens of one row."""
+    row, token = find_row(q_starts, 0, rows, tl.program_id(0), block_q)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    length = tl.load(kv_lengths + row)
+    if (token >= count) | (length == 0):
+        return
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    known = channel < channels
+    place = token + tl.arange(0, block_q)
+    state = states + tl.load(lines + row) * line_stride
+    first = x + start.to(tl.int64) * x_stride
+    total = tl.zeros((block_q, block_c), dtype=tl.float32)
+    for tap in tl.static_range(taps):
+        at = place - (taps - 1) + tap
+        here = (place < count) & ((at >= 0) | ((at * 0 + length) > count))
+        values = _inputs(first, state, at, here, channel, known, x_stride, channels, taps)
+        part = tl.load(weight + tap * channels + channel, mask=known, other=0.0).to(tl.float32)
+        total += values * part[None, :]
+    total *= tl.sigmoid(total)
+    to = out + (start + place).to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=(place < count)[:, None] & known[None, :])
+
+
+@triton.jit
+def _remember(
+    x,
+    states,
+    lines,
+    q_starts,
+    kv_lengths,
+    x_stride,
+    line_stride,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+    block_t: tl.constexpr,
+    block_c: tl.constexpr,
+):
+    """Program (row, channels): its last inputs, after `_conv` has read those before."""
+    row = tl.program_id(0)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    length = tl.load(kv_lengths + row)
+    if (count == 0) | (length == 0):
+        return
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    known = channel < channels
+    t = tl.arange(0, block_t)
+    at = count - (taps - 1) + t
+    here = (t < taps - 1) & ((at >= 0) | ((at * 0 + length) > count))
+    state = states + tl.load(lines + row) * line_stride
+    first = x + start.to(tl.int64) * x_stride
+    values = _inputs(first, state, at, here, channel, known, x_stride, channels, taps)
+    tl.debug_barrier()  # another thread may have yet to read what this one overwrites
+    to = state + t[:, None] * channels + channel[None, :]
+    mask = (t < taps - 1)[:, None] & known[None, :]
+    tl.store(to, values.to(states.dtype.element_ty), mask=mask)
+
+
+def launch_conv(
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
+) -> torch.Tensor:
+    """`delta.causal_conv` in two launches."""
+    assert x.stride(1) == 1 and weight.is_contiguous() and states.stride(1) == x.shape[1]
+    taps, channels = weight.shape
+    out = torch.zeros((len(x), channels), dtype=x.dtype, device=x.device)
+    count = len(rows.kv_lengths)
+    if not len(x):
+        return out
+    block_q = 1 if rows.singles == count else TOKENS
+    columns = triton.cdiv(channels, CHANNELS)
+    _conv[len(x) // block_q + count, columns](
+        x,
+        weight,
+        states,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        out,
+        count,
+        x.stride(0),
+        states.stride(0),
+        channels=channels,
+        taps=taps,
+        block_q=block_q,
+        block_c=CHANNELS,
+        num_warps=4,
+    )
+    _remember[count, columns](
+        x,
+        states,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        x.stride(0),
+        states.stride(0),
+        channels=channels,
+        taps=taps,
+        block_t=triton.next_power_of_2(taps - 1),
+        block_c=CHANNELS,
+        num_warps=4,
+    )
+    return out
+
+
+@triton.jit
+def _delta(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    states,
+    lines,
+    q_starts,
+    kv_lengths,
+    out,
+    scale,
+    eps,
+    token_stride,
+    line_stride,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    block_k: tl.constexpr,
+    block_v: tl.constexpr,
+):
+    """Program (row, head of values, columns of its state)."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    length = tl.load(kv_lengths + row)
+    if (count == 0) | (length == 0):
+        return
+    i = tl.arange(0, block_k)
+    j = tl.program_id(2) * block_v + tl.arange(0, block_v)
+    tile = (i < key_dim)[:, None] & (j < value_dim)[None, :]
+    line = states + tl.load(lines + row) * line_stride + head * key_dim * value_dim
+    places = line + i[:, None] * value_dim + j[None, :]
+    goes_on = (i * 0 + length) > count
+    state = tl.load(places, mask=tile & goes_on[:, None], other=0.0)
+    for t in tl.range(0, count):
+        token = (start + t).to(tl.int64)
+        at = token * token_stride + (head // group) * key_dim + i
+        query = tl.load(q + at, mask=i < key_dim, other=0.0).to(tl.float32)
+        key = tl.load(k + at, mask=i < key_dim, other=0.0).to(tl.float32)
+        query *= tl.rsqrt(tl.sum(query * query, 0) + eps) * scale
+        key *= tl.rsqrt(tl.sum(key * key, 0) + eps)
+        value_at = v + token * token_stride + head * value_dim + j
+        value = tl.load(value_at, mask=j < value_dim, other=0.0).to(tl.float32)
+        state *= tl.exp(tl.load(decay + token * heads + head))
+        known = tl.sum(state * key[:, None], 0)
+        correction = (value - known) * tl.load(beta + token * heads + head)
+        state += key[:, None] * correction[None, :]
+        read = tl.sum(state * query[:, None], 0)
+        to = out + (token * heads + head) * value_dim + j
+        tl.store(to, read.to(out.dtype.element_ty), mask=j < value_dim)
+    tl.store(places, state, mask=tile)
+
+
+def launch_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:
+    """`delta.gated_delta` in one launch."""
+    tokens, heads, value_dim = v.shape
+    key_heads, key_dim = q.shape[1:]
+    assert q.stride() == k.stride() and q.stride(0) == v.stride(0)
+    assert q.stride(1) == key_dim and v.stride(1) == value_dim and v.stride(2) == 1
+    assert decay.is_contiguous() and beta.is_contiguous()
+    assert states.stride()[1:] == (key_dim * value_dim, value_dim, 1)
+    out = torch.zeros((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
+    count = len(rows.kv_lengths)
+    if not tokens:
+        return out
+    block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
+    _delta[count, heads, triton.cdiv(value_dim, block_v)](
+        q,
+        k,
+        v,
+        decay,
+        beta,
+        states,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        out,
+        key_dim**-0.5,
+        LENGTH_EPS,
+        v.stride(0),
+        states.stride(0),
+        heads=heads,
+        group=heads // key_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        block_k=triton.next_power_of_2(key_dim),
+        block_v=block_v,
+        num_warps=4,
+    )
+    return out
