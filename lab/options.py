@@ -18,11 +18,15 @@ PresetName = Literal[
     "qwen3-vl-2b",
     "qwen3-vl-4b",
     "qwen3-vl-8b",
+    "qwen3.5-9b",
+    "qwen3.5-27b",
     "small-qwen2.5-vl",
     "small-qwen3-vl",
+    "small-qwen3.5",
     "tiny-qwen2-vl",
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",
+    "tiny-qwen3.5",
 ]
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from saccade.core.config import MIB, EngineConfig, Hardware
+from saccade.core.errors import ConfigError
+from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
+from saccade.engine.sizing import LoadFacts, describe, kv_page_bytes, resolve, resolve_parallel
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
@@ -109,3 +113,39 @@ def test_without_snapshots_the_prefix_cache_is_off(net: FamilyNet) -> None:
     harness = Harness(net, snapshots=0)
     assert harness.scheduler.prefix is None
     assert [cached for _, cached, _ in chat(harness, 2)] == [0, 0]
+
+
+@pytest.mark.parametrize(("free", "running"), [(2, None), (64, None), (2, 30)])
+def test_pages_states_and_snapshots_share_the_memory(
+    net: FamilyNet, free: int, running: int | None
+) -> None:
+    """Of `free` MiB; what is decided is said. Where slots leave too little, the prefix cache is
+    off.
+    """
+    config = decide(net, free, running)
+    each, page = net.spec.kv_spec().state_bytes("float32"), kv_page_bytes(net.spec, PAGE, "float32")
+    states = (config.max_running + config.snapshots) * each
+    assert states + config.kv_pages * page <= 0.5 * free * MIB
+    assert 1 <= config.max_running <= 32
+    assert config.prefix_cache == (config.snapshots > 0) == (running is None)
+    hardware, parallel = machine(free), resolve_parallel(ParallelOptions(), net.spec, "cpu")
+    said = dict(describe(config, parallel, net.spec, hardware, LoadFacts((), "", 0)))
+    assert said["states"].startswith(f"{each / MIB:.1f} MiB")
+    on = f"on, {config.snapshots} snapshots of states"
+    assert said["prefix cache"].startswith(on if running is None else "off")
+
+
+def test_more_requests_than_states_have_room_are_refused(net: FamilyNet) -> None:
+    with pytest.raises(ConfigError, match=r"--max-running-requests 64: the state of a sequence"):
+        decide(net, 2, 64)
+
+
+def machine(free: int) -> Hardware:
+    return Hardware("cpu", "2 threads", 2 * free * MIB, free * MIB)
+
+
+def decide(net: FamilyNet, free: int, running: int | None) -> EngineConfig:
+    engine = EngineOptions(
+        chunked_prefill_size=16, embedding_cache_device_mb=1, max_running_requests=running
+    )
+    return resolve(ModelOptions(), engine, net.spec, "float32", machine(free))
