@@ -272,8 +272,9 @@ def measure_positions(
         except ConfigError as error:
             figures.notes.append(str(error))
     for resolution, (width, height) in sizes.items():
-        grid = spec.grid(*spec.image_size(height, width, spec.image_rules))
-        image = Image(ImageKey(bytes(32), bytes(16)), grid, spec.num_tokens(grid))
+        recipe = spec.recipe(height, width, spec.pixel_bounds)
+        facts = spec.num_tokens(recipe.grid), spec.num_patches(recipe.grid), recipe.canvas
+        image = Image(ImageKey(bytes(32), bytes(16)), recipe.grid, *facts)
         seen = PositionCache(spec, vision, Metrics())
         ways: dict[Way, Work] = {
             "new grid": lambda image=image: have_positions(

@@ -121,7 +121,7 @@ class Replay:
         return tuple(pieces)
 
     def _shown(self, part: Json, salt: str) -> Shown:
-        settings = self.spec.image_rules.fingerprint(self.spec.family)
+        settings = self.spec.settings(self.spec.pixel_bounds)
         return show(
             ImageKey(bytes.fromhex(part["digest"]), settings, salt),
             part["height"],

@@ -7,7 +7,6 @@ positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,33 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.config import Dtype
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRules:
-    """How a family turns a picture into patches.
-
-    `min_pixels`, `max_pixels` bound height * width after resizing.
+class PixelBounds:
+    """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
+    image of fewer than `least` pixels.
     """
 
-    patch: int
-    merge: int
+    least: int
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    resample: str = "bicubic"
-    temporal_patch: int = 2
 
-    @property
-    def factor(self) -> int:
-        """Heights and widths after resizing are multiples of this many pixels."""
-        return self.patch * self.merge
 
-    def fingerprint(self, family: str) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
+@dataclass(frozen=True, slots=True)
+class LargestImage:
+    """What an image within the model's own bounds comes to at most. pixels: of its canvas."""
+
+    pixels: int
+    tokens: int
 
 
 CacheFormat = Literal["model", "float32", "int8", "float8_e4m3"]
@@ -153,7 +146,22 @@ class FamilySpec(Protocol):
         ...
 
     @property
-    def image_rules(self) -> ImageRules: ...
+    def pixel_bounds(self) -> PixelBounds:
+        """The model's own; a request may narrow them."""
+        ...
+
+    @property
+    def largest_image(self) -> LargestImage: ...
+
+    @property
+    def sample(self) -> ImageRecipe:
+        """Of a small image, by whose embedding the vision tower's weights are told from others."""
+        ...
+
+    @property
+    def patch_unit(self) -> int:
+        """The vision tower takes multiples of so many patches."""
+        ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         """What one of `ranks` ranks stores of each layer."""
@@ -198,18 +206,24 @@ class FamilySpec(Protocol):
         """Values per image token in an embedding: hidden size, times (1 + deepstack levels)."""
         ...
 
-    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        """(height, width) after resizing.
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        """What is made of an upright image of that size.
 
         Raises ImageError when the aspect ratio is beyond what the family allows.
         """
         ...
 
-    def grid(self, height: int, width: int) -> Grid:
-        """Patch grid of a resized picture."""
+    def settings(self, bounds: PixelBounds) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
         ...
 
-    def num_tokens(self, grid: Grid) -> int: ...
+    def num_tokens(self, grid: Grid) -> int:
+        """Rows of an image's embedding."""
+        ...
+
+    def num_patches(self, grid: Grid) -> int:
+        """Patches that the vision tower computes."""
+        ...
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]

@@ -9,7 +9,6 @@ while step n is computed, and a `StepResult` answers each, in order.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +25,7 @@ from saccade.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """Where resized uint8 RGB pixels [height, width, 3] lie in the shared arena: `offset` in
+    """Where an image's canvas, uint8 RGB [height, width, 3], lies in the shared arena: `offset` in
     bytes.
     """
 
@@ -105,6 +104,7 @@ class Encode:
 
     key: ImageKey
     grid: Grid
+    patches: int
     pixels: PixelSlot
 
 
@@ -169,7 +169,7 @@ class Plan:
     @property
     def patches(self) -> int:
         """To be run through the vision tower."""
-        return sum(math.prod(encode.grid) for encode in self.encode)
+        return sum(encode.patches for encode in self.encode)
 
     @property
     def empty(self) -> bool:

@@ -158,7 +158,6 @@ def build_scheduler(
         context_length=config.context_length,
         encode_patches=config.encode_patches,
         arena_bytes=arena_bytes,
-        patch_size=spec.image_rules.patch,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
         snapshot_tokens=config.snapshot_tokens,

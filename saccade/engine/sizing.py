@@ -61,7 +61,8 @@ ever measured. The largest one's activations are at most about 30 MiB for 256 ro
 """
 
 
-LARGE_IMAGE_PIXELS = 2560 * 1440
+LARGE_IMAGE = 1440, 2560
+"""(height, width) in pixels."""
 LARGE_IMAGE_STEPS = 8
 """On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
 
@@ -298,7 +299,7 @@ def tower_budget(spec: FamilySpec) -> int:
     """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
     a part of a large image, so that no step is much longer than others.
     """
-    patches = min(LARGE_IMAGE_PIXELS, spec.image_rules.max_pixels) // spec.image_rules.patch**2
+    patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
@@ -329,11 +330,11 @@ def resolve_encoder(
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
-    merged = spec.image_rules.merge**2
-    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
+    unit = spec.patch_unit
+    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
     if wrong:
         raise ConfigError(
-            f"--vit-graph-buckets {wrong[0]}: must be {merged}, the patches of a token, or a "
+            f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
             "multiple of it"
         )
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
@@ -346,7 +347,7 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
     `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
     enlarges that up to the model's bound.
     """
-    most = spec.image_rules.max_pixels
+    most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
             f"--arena-mb {media.arena_mb}: the model's largest picture takes "
@@ -368,8 +369,7 @@ def resolve_embeddings(
 
     Raises ConfigError.
     """
-    rules = spec.image_rules
-    largest = rules.max_pixels // rules.factor**2 * embedding_bytes_per_token(spec, dtype)
+    largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(LARGEST_PICTURES * largest, left // 4))
     device = (
         device
@@ -452,8 +452,8 @@ def describe(
         f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
         f"{_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
     )
-    rules = spec.image_rules
     state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
+    bounds = spec.pixel_bounds
     each = " per rank" if parallel.size > 1 else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
@@ -492,7 +492,7 @@ def describe(
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
-        ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
+        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 
 

@@ -31,6 +31,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey
 from saccade.media.content import (
     RAW_MAGIC,
@@ -125,7 +126,7 @@ class Picture:
 
     image: Image
     probe: Probe
-    size: tuple[int, int]
+    recipe: ImageRecipe
     encoded: EncodedBytes
     asker: Asker
     fetch_ms: float
@@ -234,9 +235,9 @@ class Media:
         try:
             read = await reading
             content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
-            self._check_fits(content.size)
+            self._check_fits(content.recipe.canvas)
             check_memory(
-                read.probe, len(read.encoded.data), content.size, self._options.decode_memory
+                read.probe, len(read.encoded.data), content.recipe, self._options.decode_memory
             )
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
@@ -245,7 +246,7 @@ class Media:
         return Picture(
             content.image,
             read.probe,
-            content.size,
+            content.recipe,
             read.encoded,
             asker,
             read.fetch_ms,
@@ -379,10 +380,10 @@ class Media:
                 "URL or bytes",
                 code="unknown_uuid",
             )
-        assert (slot.height, slot.width) == picture.size
+        assert (slot.height, slot.width) == picture.recipe.canvas
         asker = picture.asker
         job = Job(
-            key.digest, picture.data, picture.probe, picture.size, asker.client, asker.request
+            key.digest, picture.data, picture.probe, picture.recipe, asker.client, asker.request
         )
         await self._decoders.decode(key, job, slot)
         if spent := self._spent.get(key):

@@ -6,7 +6,7 @@ All are passed as arguments, never kept in a global. `runtime/` builds them.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -157,7 +157,8 @@ class Pack:
 
 Pieces = Generator[int, None, torch.Tensor]
 """Work in pieces: yields what the next piece costs in patch-blocks, does it when resumed, and
-returns embeddings [M, embedding_width] of all images of a pack, in the tower's order; owned.
+returns embeddings [M, embedding_width] of all images of a pack, in the tower's order, for
+`VisionNet.split`; owned.
 """
 
 
@@ -177,9 +178,8 @@ class VisionNet(Protocol):
         """Axes of a patch's place."""
         ...
 
-    @property
-    def merged(self) -> int:
-        """Patches per token."""
+    def rows(self, patches: int) -> int:
+        """Rows that `blocks` makes of a pack of so many patches."""
         ...
 
     @property
@@ -201,11 +201,18 @@ class VisionNet(Protocol):
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The rows [N, hidden] of a picture, uint8 [H, W, 3], already resized, on the device."""
+        """The rows [N, hidden] of a picture's canvas, uint8 [H, W, 3], on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:
         """The tower's blocks, N x depth patch-blocks in all."""
+        ...
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """What `blocks` made of a pack of these images, image by image: [num_tokens,
+        embedding_width] each, in the order in which an image's tokens stand in a prompt, separators
+        included. Each owns its memory.
+        """
         ...
 
 

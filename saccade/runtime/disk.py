@@ -20,7 +20,7 @@ import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.plan import DiskEvent
-from saccade.core.types import ImageKey
+from saccade.core.types import Grid, ImageKey
 from saccade.runtime.files import FORMAT, Damaged, EmbeddingFiles, Lend, discard, values_of
 
 log = logging.getLogger("saccade")
@@ -32,20 +32,21 @@ PENDING_BYTES = 1 << 30
 def fingerprint_encoder(
     spec: FamilySpec,
     device: torch.device,
-    encode: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+    encode: Callable[[Sequence[torch.Tensor], Sequence[Grid]], list[torch.Tensor]],
 ) -> bytes:
     """16 bytes that differ where the vision tower's answers do: weights, dtype, kind of device.
     What it makes of a test picture, hashed.
 
-    encode: uint8 [H, W, 3] on `device` to [num_tokens, embedding_width]. Every rank must call this.
+    encode: canvases uint8 [H, W, 3] on `device`, with their grids, to [num_tokens,
+    embedding_width]. Every rank must call this.
     """
-    side = 4 * spec.image_rules.factor
+    height, width = spec.sample.canvas
     pixels = (
-        (torch.arange(side * side * 3, dtype=torch.int64) * 2654435761 >> 7)
+        (torch.arange(height * width * 3, dtype=torch.int64) * 2654435761 >> 7)
         .to(torch.uint8)
-        .view(side, side, 3)
+        .view(height, width, 3)
     )
-    rows = encode([pixels.to(device)])[0].cpu()  # [16, embedding_width]
+    rows = encode([pixels.to(device)], [spec.sample.grid])[0].cpu()  # [tokens, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
     return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
+from saccade.core.types import Grid
 from saccade.kernels.attention import Segments
 from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
 from saccade.nn.transfer import send
@@ -55,7 +56,6 @@ class PackedEncoder:
         like: torch.Tensor,
         capture: Capture | None = None,
     ) -> None:
-        self._spec = net.spec
         self._vision = net.vision
         self._positions = positions
         self._attention = config.attention
@@ -69,17 +69,19 @@ class PackedEncoder:
             self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture)
 
     @torch.inference_mode()
-    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on
-        the device. Each owns its storage.
+    def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
+        """Embeddings [num_tokens, embedding_width] of pictures, whose canvases uint8 [H, W, 3] are
+        on the device. Each owns its storage.
         """
-        return drain(self.pieces(pixels))
+        return drain(self.pieces(pixels, grids))
 
-    def pieces(self, pixels: Sequence[torch.Tensor]) -> Generator[int, None, list[torch.Tensor]]:
+    def pieces(
+        self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]
+    ) -> Generator[int, None, list[torch.Tensor]]:
         """The same in pieces: yields what the next one costs in patch-blocks, and does it when
         resumed. The bits do not depend on when that is.
         """
-        facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
+        facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
             embeddings += yield from self._forward(pixels[pack], facts[pack])
@@ -114,9 +116,9 @@ class PackedEncoder:
             # Not before it is replayed: the buffers are every pack's.
             replayed = self._graphs.run(size, lambda inputs: buffers.fill(inputs, rows, facts))
             if replayed is not None:
-                return split(replayed, facts, self._vision.merged)
+                return self._vision.split(replayed, facts)
         output = yield from self._vision.blocks(self._eager_pack(rows, facts))
-        return split(output, facts, self._vision.merged)
+        return self._vision.split(output, facts)
 
     def _eager_pack(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> Pack:
         alone = len(rows) == 1
@@ -148,7 +150,7 @@ class PackBuffers:
         self._places = torch.zeros(
             (net.vision.axes, largest), dtype=torch.int64, device=like.device
         )
-        self._output = like.new_zeros((largest // net.vision.merged, net.spec.embedding_width))
+        self._output = like.new_zeros((net.vision.rows(largest), net.spec.embedding_width))
         # A graph holds on to its bounds, so each size has its own.
         self._inputs: dict[int, Pack] = {}
 
@@ -171,7 +173,7 @@ class PackBuffers:
         return Segments(bounds.to(self._rows.device), longest)
 
     def output(self, size: int) -> torch.Tensor:
-        return self._output[: size // self._vision.merged]
+        return self._output[: self._vision.rows(size)]
 
     def compute(self, inputs: Pack) -> torch.Tensor:
         return drain(self._vision.blocks(inputs))
@@ -264,16 +266,6 @@ def segment_bounds(
     bounds[: len(lengths) + 1] = list(accumulate(lengths, initial=0))
     bounds[len(lengths) + 1 : len(lengths) + len(padding) + 1] = used + np.cumsum(padding)
     return torch.from_numpy(bounds)
-
-
-def split(embeddings: torch.Tensor, facts: Sequence[GridFacts], merged: int) -> list[torch.Tensor]:
-    """A picture's own copy of its rows of `embeddings`, back in reading order."""
-    counts = [fact.num_patches // merged for fact in facts]
-    parts = embeddings[: sum(counts)].split(counts)
-    return [
-        part.clone() if fact.restore is None else part.index_select(0, fact.restore)
-        for part, fact in zip(parts, facts)
-    ]
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:

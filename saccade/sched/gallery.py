@@ -56,7 +56,7 @@ class Gallery:
     """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
-        self.slots = PixelSlots(limits.arena_bytes, limits.patch_size)
+        self.slots = PixelSlots(limits.arena_bytes)
         self._limits = limits
         self._embeddings = embeddings
         self._counts = counts
@@ -381,7 +381,7 @@ class Gallery:
         embeddings.count_lookup(None)
         builder.moves += embeddings.admit(image.key, image.num_tokens, seen)
         embeddings.hold(image.key)
-        builder.encode.append(Encode(image.key, image.grid, here.slot))
+        builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot))
         builder.patches += image.num_patches
         self._counts.images_encoded += 1
         self._counts.patches_encoded += image.num_patches

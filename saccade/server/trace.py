@@ -42,7 +42,7 @@ class ImageCost(Struct):
     @classmethod
     def of(cls, picture: Picture, place: str) -> ImageCost:
         height, width = picture.probe.upright
-        rows, columns = picture.size
+        rows, columns = picture.image.canvas
         image = picture.image
         digest = image.key.digest.hex()
         return cls(

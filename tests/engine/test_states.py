@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.qwen import qwen
 from saccade.core.config import MIB, EngineConfig, Hardware
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
@@ -45,7 +46,7 @@ def chat(harness: Harness, rounds: int = ROUNDS) -> list[tuple[list[int], int, l
     """(prompt with placeholders, cached tokens, answer) of each round, which shows one new
     picture.
     """
-    placeholder = harness.net.spec.image_token_id  # type: ignore[attr-defined]
+    placeholder = qwen(harness.net.spec).image_token_id
     history: list[int] = []
     turns = []
     for number in range(1, rounds + 1):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Image
 from saccade.engine.sizing import embedding_bytes_per_token
@@ -141,7 +142,7 @@ def test_a_chat_of_eight_rounds_encodes_each_picture_once(
 ) -> None:
     harness = Harness(model.net, chunk_tokens=chunk_tokens, prefix_cache=prefix_cache)
     rng = np.random.default_rng(0)
-    factor = model.net.spec.image_rules.factor
+    factor = qwen(model.net.spec).image_rules.factor
     history: list[int] = []
     images: list[Image] = []
     for number in range(ROUNDS):

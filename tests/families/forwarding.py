@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
@@ -30,10 +31,15 @@ def load(folder: Path) -> FamilyNet:
 
 
 def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
-    grids = [net.spec.grid(*image.shape[:2]) for image in pixels]
     return [
-        Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid))
-        for i, grid in enumerate(grids)
+        Image(
+            ImageKey(bytes([i]), b""),
+            grid,
+            net.spec.num_tokens(grid),
+            net.spec.num_patches(grid),
+            (pixels[i].shape[0], pixels[i].shape[1]),
+        )
+        for i, grid in enumerate(grids(net.spec, pixels))
     ]
 
 
@@ -42,7 +48,9 @@ def encode(
 ) -> list[torch.Tensor]:
     """Embeddings of pictures, packed."""
     positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-    return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(pixels)
+    return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(
+        pixels, grids(net.spec, pixels)
+    )
 
 
 class Session:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
@@ -113,7 +114,7 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(
     family: FamilyName, checkpoint: Callable[..., Path]
 ) -> None:
     net = load(checkpoint(family))
-    factor = net.spec.image_rules.factor
+    factor = qwen(net.spec).image_rules.factor
     images = [
         torch.from_numpy(picture(h * factor, w * factor, seed=h))
         for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]

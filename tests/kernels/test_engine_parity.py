@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -50,7 +51,7 @@ def harness(net: FamilyNet, **changes: Any) -> Harness:
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from lab.checkpoint import make_checkpoint
 from lab.options import PresetName
 from lab.presets import FEW_WORDS, PRESETS
+from lab.qwen import qwen
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from tests.checkpoints import picture, reference
@@ -46,7 +47,7 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
         tokenizer.token_to_id(token)
         for token in ("<|vision_start|>", "<|image_pad|>", "<|im_end|>")
     ] == [words + 9, words + 12, words + 2]
-    assert spec.image_token_id == words + 12  # type: ignore[attr-defined]
+    assert qwen(spec).image_token_id == words + 12
     assert tokenizer.decode(tokenizer.encode("naïve 日本 text").ids) == "naïve 日本 text"
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -57,7 +58,7 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))
     ours = load(tmp_path)
-    factor = ours.spec.image_rules.factor
+    factor = qwen(ours.spec).image_rules.factor
     images = [picture(4 * factor, 6 * factor)]
     torch.testing.assert_close(
         encode(ours, [torch.from_numpy(image) for image in images])[0],

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from lab.checkpoint import make_checkpoint
+from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -167,12 +168,12 @@ def test_a_vision_tower_stays_on_its_device(
         like,
         capture,
     )
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     pictures = [
         torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (7, 5))
     ]
-    for rows, tokens in zip(encoder.encode(pictures), (6, 35), strict=True):
+    for rows, tokens in zip(encoder.encode(pictures, grids(spec, pictures)), (6, 35), strict=True):
         assert rows.shape == (tokens, spec.embedding_width) and rows.device == CUDA
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.qwen_vl.net import QwenVLNet
@@ -83,7 +84,7 @@ def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
 
 def logits(net: FamilyNet) -> torch.Tensor:
     pad = net.spec.image_token_id  # type: ignore[attr-defined]
-    side = 2 * net.spec.image_rules.factor
+    side = 2 * qwen(net.spec).image_rules.factor
     pixels = [np.asarray(picture(side, side))]
     return Session(net, [1, 2, pad, 3], pixels, page_size=None).prefill()
 

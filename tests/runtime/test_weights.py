@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
@@ -225,7 +226,7 @@ def test_dummy_weights_need_the_configuration_only(
         )
         for _ in range(2)
     ]
-    image = picture(4 * spec.image_rules.factor, 4 * spec.image_rules.factor)
+    image = picture(4 * qwen(spec).image_rules.factor, 4 * qwen(spec).image_rules.factor)
     pad = spec.image_token_id  # type: ignore[attr-defined]
     logits = [
         Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets

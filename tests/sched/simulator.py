@@ -9,7 +9,6 @@ compared with `reference`, which knows no caches at all.
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections import Counter, defaultdict, deque
@@ -44,7 +43,13 @@ EOS = 0
 
 
 def picture(name: int, tokens: int, salt: str = "") -> Image:
-    return Image(ImageKey(name.to_bytes(32, "big"), bytes(16), salt), (1, 2, 2 * tokens), tokens)
+    return Image(
+        ImageKey(name.to_bytes(32, "big"), bytes(16), salt),
+        (1, 2, 2 * tokens),
+        tokens,
+        4 * tokens,
+        (32, 32 * tokens),
+    )
 
 
 def digest(before: bytes, item: object) -> bytes:
@@ -257,9 +262,9 @@ class Worker:
             self._check_pixels(encode.key, encode.pixels)
             self.tiers["device"].add(encode.key)
             self.encoded[encode.key] += 1
-            self.encoding[encode.key] = math.prod(encode.grid) * self.limits.tower_blocks
+            self.encoding[encode.key] = encode.patches * self.limits.tower_blocks
             self.slots[encode.key] = encode.pixels
-        patches = [math.prod(encode.grid) for encode in plan.encode]
+        patches = [encode.patches for encode in plan.encode]
         assert len(patches) <= 1 or sum(patches) <= self.limits.encode_patches
         assert not plan.wait or self.reading or self.encoding, "waits for nothing"
         assert plan.tower or not (self.encoding and self.limits.tower_budget)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Literal
 
-import saccade.demo
 from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable
 from saccade.core.messages import (
@@ -38,14 +36,12 @@ from saccade.core.types import (
     Request,
     TokenLogprobs,
 )
-from saccade.families.registry import load_spec
 from saccade.sched.slots import PixelSlots
 
 CONTEXT = 512
 CHUNK = 5
 CACHED = 5
 ARENA_BYTES = 16 * MIB
-PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
 
 Reply = Callable[[Request], Iterable[int]]
 
@@ -66,7 +62,7 @@ class EchoEngine:
         self._dead = False
         self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = PixelSlots(ARENA_BYTES, PATCH)
+        self._slots = PixelSlots(ARENA_BYTES)
         self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:

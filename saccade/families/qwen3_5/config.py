@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import ImageRules
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.qwen_vl.config import (
+    ImageRules,
     RopeConfig,
     TextConfig,
     VisionConfig,

@@ -7,11 +7,11 @@ Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_c
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import ImageRules
 from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -23,6 +23,32 @@ LONGEST_SIDE = 16384
 """
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """How a family turns a picture into patches.
+
+    `min_pixels`, `max_pixels` bound height * width after resizing.
+    """
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resample: str = "bicubic"
+    temporal_patch: int = 2
+
+    @property
+    def factor(self) -> int:
+        """Heights and widths after resizing are multiples of this many pixels."""
+        return self.patch * self.merge
+
+    def fingerprint(self, family: str) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

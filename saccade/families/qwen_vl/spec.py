@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
-from saccade.core.family import Cuts, ImageRules, KVSpec, Templates, heads_cache
+from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.qwen_vl.config import (
     LONGEST_SIDE,
+    ImageRules,
     PatchEmbedding,
     TextConfig,
     VisionConfig,
@@ -97,7 +99,37 @@ class QwenVLSpec:
     def embedding_width(self) -> int:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        rules = self.image_rules
+        return PixelBounds(rules.factor**2, rules.min_pixels, rules.max_pixels)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        most = self.image_rules.max_pixels
+        return LargestImage(most, most // self.image_rules.factor**2)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        side = 4 * self.image_rules.factor
+        return whole((side, side), self.grid(side, side))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.vision.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        size = self.image_size(height, width, self._rules(bounds))
+        return whole(size, self.grid(*size))
+
+    def settings(self, bounds: PixelBounds) -> bytes:
+        return self._rules(bounds).fingerprint(self.family)
+
+    def _rules(self, bounds: PixelBounds) -> ImageRules:
+        return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
+
     def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+        """(height, width) after resizing. Raises ImageError."""
         size = smart_resize(height, width, rules)
         if max(size) > LONGEST_SIDE * self.vision.patch:
             raise ImageError(
@@ -107,11 +139,15 @@ class QwenVLSpec:
         return size
 
     def grid(self, height: int, width: int) -> Grid:
+        """Patches of a resized image along (time, height, width)."""
         assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
         return 1, height // self.vision.patch, width // self.vision.patch
 
     def num_tokens(self, grid: Grid) -> int:
         return math.prod(grid) // self.vision.merge**2
+
+    def num_patches(self, grid: Grid) -> int:
+        return math.prod(grid)
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]
