@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from lab.aot import KernelCase, Promise
-from saccade.kernels import layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels import delta_gpu, layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels.delta import StateRows
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
 from saccade.kernels.rotary import rotary_tables
@@ -19,6 +20,9 @@ TOKENS = 64
 VOCAB = 151936
 TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
+DELTA_HEADS = ((16, 32), (16, 48))
+"""Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
+DELTA_DIM = 128
 TOWER_HEADS = 16
 TOWER_HEAD_SIZES = (64, 72, 80)
 """Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
@@ -27,6 +31,7 @@ TOWER_HEAD_SIZES = (64, 72, 80)
 def cases() -> Iterator[KernelCase]:
     """All launches."""
     yield from _text_cases()
+    yield from _delta_cases()
     yield from _tower_cases()
     one = {"_sample": Promise(access=4)}  # the result is one token
     for masked in (False, True):
@@ -54,6 +59,17 @@ def _text_cases() -> Iterator[KernelCase]:
     for size in (6144, 12288):
         gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
         yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _delta_cases() -> Iterator[KernelCase]:
+    promises = {name: Promise(access=4) for name in ("_delta", "_solve", "_scan")}
+    convolved = {"_conv": Promise(access=4), "_remember": Promise(access=4)}
+    for key_heads, heads in DELTA_HEADS:
+        name = f"{heads}/{key_heads} heads of {DELTA_DIM}"
+        run = partial(_delta, key_heads, heads)
+        yield KernelCase(f"gated delta rule, {name}", delta_gpu, run, promises)
+        run = partial(_conv, (2 * key_heads + heads) * DELTA_DIM)
+        yield KernelCase(f"causal convolution, {name}", delta_gpu, run, convolved)
 
 
 def _tower_cases() -> Iterator[KernelCase]:
@@ -85,6 +101,29 @@ def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> Non
         q = torch.empty((count, heads, dim), dtype=HALF)
         lengths = [1] * singles if singles else [count]
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
+
+
+def _states(lengths: Sequence[int], singles: int) -> StateRows:
+    rows = _rows(lengths, singles)
+    return StateRows(rows.q_starts, rows.kv_lengths, rows.lines, singles)
+
+
+def _delta(key_heads: int, heads: int) -> None:
+    """Decode, and prefill of two rows."""
+    keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
+    mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
+    q, k, v = (x.unflatten(1, (-1, DELTA_DIM)) for x in mixed.split((keys, keys, values), dim=1))
+    thin = torch.empty((TOKENS, heads))
+    states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_delta(q, k, v, thin, thin, states, rows)
+
+
+def _conv(channels: int) -> None:
+    x, weight = torch.empty((TOKENS, channels), dtype=HALF), torch.empty((4, channels), dtype=HALF)
+    states = torch.empty((64, 3, channels), dtype=HALF)
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_conv(x, weight, states, rows)
 
 
 def _turn(heads: int, kv_heads: int, dim: int) -> None:

@@ -156,7 +156,12 @@ PRESETS: dict[str, Preset] = {
     "small-qwen3.5": Preset(
         "qwen3_5",
         _text(
-            *(512, 8, 8, 2, 1536, SMALL_VOCAB),
+            512,
+            8,
+            8,
+            2,
+            1536,
+            SMALL_VOCAB,
             head_dim=64,
             **_delta(4, 8, 64),
             **_rope((3, 3, 2), partial_rotary_factor=0.25),
@@ -193,7 +198,12 @@ PRESETS: dict[str, Preset] = {
     "tiny-qwen3.5": Preset(
         "qwen3_5",
         _text(
-            *(64, 4, 4, 2, 96, SMALL_VOCAB),
+            64,
+            4,
+            4,
+            2,
+            96,
+            SMALL_VOCAB,
             head_dim=16,
             **_delta(2, 4, 16),
             **_rope((2, 1, 1), partial_rotary_factor=0.5),

@@ -1,8 +1,9 @@
 """The functions of `delta.py` as Triton kernels. Knows tensors only.
 
-A row's state stays in registers while its tokens go by, one after another: a program has a few
-columns of one head's state, which need nothing of the others. Grids depend on the numbers of rows
-and tokens alone.
+A program has a few columns of one head's state, which need nothing of the others, and keeps them in
+registers while a row's tokens go by: one after another for rows of one token, else chunk by chunk,
+as `delta.chunked_scan` does. What solves a chunk's equations depends on no state, and is made for
+all chunks at once. Grids depend on the numbers of rows and tokens alone.
 
 Imported only where it runs: on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
 """
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.delta import LENGTH_EPS, StateRows
+from saccade.kernels.delta import CHUNK, LENGTH_EPS, StateRows
 from saccade.kernels.paged_gpu import find_row
 
 CHANNELS = 256
@@ -24,6 +25,8 @@ TOKENS = 16
 """Tokens of the convolution that one program has, where rows have several."""
 COLUMNS = 32
 """Columns of a state that one program has, at most."""
+LEAST = 16
+"""Rows and columns of a product on tensor cores, at least."""
 
 
 @triton.jit
@@ -219,6 +222,132 @@ def _delta(
     tl.store(places, state, mask=tile)
 
 
+@triton.jit
+def _unit_rows(x, token, here, i, stride, dim, eps):
+    """Heads of queries or keys [C, D] float32 of length one; 0 where not `here`."""
+    at = token.to(tl.int64)[:, None] * stride + i[None, :]
+    known = here[:, None] & (i < dim)[None, :]
+    values = tl.load(x + at, mask=known, other=0.0).to(tl.float32)
+    return values * tl.rsqrt(tl.sum(values * values, 1) + eps)[:, None]
+
+
+@triton.jit(do_not_specialize=["first", "rows"])
+def _solve(
+    k,
+    decay,
+    beta,
+    q_starts,
+    solved,
+    eps,
+    first,
+    rows,
+    token_stride,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    key_dim: tl.constexpr,
+    block_k: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """Program (chunk of one of the rows [first, rows), head of values): the inverse of I + A
+    [C, C], by forward substitution.
+    """
+    block, head = tl.program_id(0), tl.program_id(1)
+    row, token = find_row(q_starts, first, rows, block, chunk)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    if token >= count:
+        return
+    c = tl.arange(0, chunk)
+    here = token + c < count
+    i = tl.arange(0, block_k)
+    keys = k + (head // group) * key_dim
+    key = _unit_rows(keys, start + token + c, here, i, token_stride, key_dim, eps)
+    at = (start + token + c).to(tl.int64) * heads + head
+    since = tl.cumsum(tl.load(decay + at, mask=here, other=0.0), 0)
+    share = tl.load(beta + at, mask=here, other=0.0)
+    earlier = c[:, None] > c[None, :]
+    between = tl.exp(tl.where(earlier, since[:, None] - since[None, :], float("-inf")))
+    system = tl.dot(key * share[:, None], tl.trans(key), input_precision="tf32x3") * between
+    inverse = tl.where(c[:, None] == c[None, :], 1.0, 0.0)
+    for r in tl.range(1, chunk):
+        mine = (c == r)[:, None]
+        known = tl.sum(tl.where(mine, system, 0.0), 0)  # what row r finds of each row before it
+        inverse -= tl.where(mine, tl.sum(known[:, None] * inverse, 0)[None, :], 0.0)
+    to = solved + (block.to(tl.int64) * heads + head) * chunk * chunk
+    tl.store(to + c[:, None] * chunk + c[None, :], inverse)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _scan(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    solved,
+    states,
+    lines,
+    q_starts,
+    kv_lengths,
+    out,
+    scale,
+    eps,
+    first,
+    token_stride,
+    line_stride,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    block_k: tl.constexpr,
+    block_v: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """Program (row from `first` on, head of values, columns of its state)."""
+    row, head = first + tl.program_id(0), tl.program_id(1)
+    start = tl.load(q_starts + row)
+    count = tl.load(q_starts + row + 1) - start
+    length = tl.load(kv_lengths + row)
+    if (count == 0) | (length == 0):
+        return
+    c, i = tl.arange(0, chunk), tl.arange(0, block_k)
+    j = tl.program_id(2) * block_v + tl.arange(0, block_v)
+    tile = (i < key_dim)[:, None] & (j < value_dim)[None, :]
+    line = states + tl.load(lines + row) * line_stride + head * key_dim * value_dim
+    places = line + i[:, None] * value_dim + j[None, :]
+    goes_on = (i * 0 + length) > count
+    state = tl.load(places, mask=tile & goes_on[:, None], other=0.0)
+    block = (start - tl.load(q_starts + first)) // chunk + row - first  # as `find_row` counts
+    shift = (head // group) * key_dim
+    for token in tl.range(0, count, chunk):
+        here = token + c < count
+        place = start + token + c
+        query = _unit_rows(q + shift, place, here, i, token_stride, key_dim, eps) * scale
+        key = _unit_rows(k + shift, place, here, i, token_stride, key_dim, eps)
+        at = place.to(tl.int64) * heads + head
+        decays = tl.load(decay + at, mask=here, other=0.0)
+        since, whole = tl.cumsum(decays, 0), tl.sum(decays, 0)
+        share = tl.load(beta + at, mask=here, other=0.0)
+        known = here[:, None] & (j < value_dim)[None, :]
+        values_at = v + place.to(tl.int64)[:, None] * token_stride + head * value_dim + j[None, :]
+        value = tl.load(values_at, mask=known, other=0.0).to(tl.float32)
+        grown = tl.exp(since)[:, None]
+        value -= tl.dot(key, state, input_precision="tf32x3") * grown
+        inverse_at = solved + ((block + token // chunk).to(tl.int64) * heads + head) * chunk * chunk
+        inverse = tl.load(inverse_at + c[:, None] * chunk + c[None, :])
+        correction = tl.dot(inverse, value * share[:, None], input_precision="tf32x3")
+        seen = c[:, None] >= c[None, :]
+        between = tl.exp(tl.where(seen, since[:, None] - since[None, :], float("-inf")))
+        within = tl.dot(query, tl.trans(key), input_precision="tf32x3") * between
+        read = tl.dot(query * grown, state, input_precision="tf32x3")
+        read += tl.dot(within, correction, input_precision="tf32x3")
+        left = tl.trans(key * tl.exp(whole - since)[:, None])
+        state = state * tl.exp(whole) + tl.dot(left, correction, input_precision="tf32x3")
+        to = out + at[:, None] * value_dim + j[None, :]
+        tl.store(to, read.to(out.dtype.element_ty), mask=known)
+    tl.store(places, state, mask=tile)
+
+
 def launch_delta(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -228,19 +357,36 @@ def launch_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:
-    """`delta.gated_delta` in one launch."""
+    """`delta.gated_delta` in at most three launches, none of which waits for a value."""
     tokens, heads, value_dim = v.shape
-    key_heads, key_dim = q.shape[1:]
+    key_dim = q.shape[2]
     assert q.stride() == k.stride() and q.stride(0) == v.stride(0)
     assert q.stride(1) == key_dim and v.stride(1) == value_dim and v.stride(2) == 1
     assert decay.is_contiguous() and beta.is_contiguous()
     assert states.stride()[1:] == (key_dim * value_dim, value_dim, 1)
     out = torch.zeros((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
-    count = len(rows.kv_lengths)
-    if not tokens:
-        return out
+    if rows.singles:
+        _launch_steps(q, k, v, decay, beta, states, rows, out)
+    if len(rows.kv_lengths) > rows.singles and tokens > rows.singles:
+        _launch_chunks(q, k, v, decay, beta, states, rows, out)
+    return out
+
+
+def _launch_steps(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+    out: torch.Tensor,
+) -> None:
+    """The first rows, of one token each."""
+    heads, value_dim = v.shape[1:]
+    key_heads, key_dim = q.shape[1:]
     block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
-    _delta[count, heads, triton.cdiv(value_dim, block_v)](
+    _delta[rows.singles, heads, triton.cdiv(value_dim, block_v)](
         q,
         k,
         v,
@@ -263,4 +409,61 @@ def launch_delta(
         block_v=block_v,
         num_warps=4,
     )
-    return out
+
+
+def _launch_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+    out: torch.Tensor,
+) -> None:
+    """The other rows."""
+    tokens, heads, value_dim = v.shape
+    key_heads, key_dim = q.shape[1:]
+    first, count = rows.singles, len(rows.kv_lengths)
+    blocks = (tokens - first) // CHUNK + count - first
+    block_k = max(LEAST, triton.next_power_of_2(key_dim))
+    block_v = min(COLUMNS, max(LEAST, triton.next_power_of_2(value_dim)))
+    solved = torch.empty((blocks, heads, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
+    shape = {"heads": heads, "group": heads // key_heads, "key_dim": key_dim, "block_k": block_k}
+    _solve[blocks, heads](
+        k,
+        decay,
+        beta,
+        rows.q_starts,
+        solved,
+        LENGTH_EPS,
+        first,
+        count,
+        v.stride(0),
+        chunk=CHUNK,
+        num_warps=4,
+        **shape,
+    )
+    _scan[count - first, heads, triton.cdiv(value_dim, block_v)](
+        q,
+        k,
+        v,
+        decay,
+        beta,
+        solved,
+        states,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        out,
+        key_dim**-0.5,
+        LENGTH_EPS,
+        first,
+        v.stride(0),
+        states.stride(0),
+        value_dim=value_dim,
+        block_v=block_v,
+        chunk=CHUNK,
+        num_warps=8,
+        **shape,
+    )
