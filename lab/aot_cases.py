@@ -112,7 +112,8 @@ def _delta(key_heads: int, heads: int) -> None:
     """Decode, and prefill of two rows."""
     keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
     mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
-    q, k, v = (x.unflatten(1, (-1, DELTA_DIM)) for x in mixed.split((keys, keys, values), dim=1))
+    pieces = torch.split(mixed, (keys, keys, values), dim=1)
+    q, k, v = (x.unflatten(1, (-1, DELTA_DIM)) for x in pieces)
     thin = torch.empty((TOKENS, heads))
     states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
     for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):

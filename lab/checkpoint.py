@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lab.presets import ARCHITECTURES, NEWER, PRESETS, Preset
+from lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part
@@ -85,7 +85,7 @@ def make_checkpoint(
 
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
-    third = preset.family in NEWER
+    third = preset.family in THIRD
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
@@ -163,7 +163,7 @@ def _write_tokenizer(folder: Path, size: int) -> dict[str, int]:
 
 
 def _write_processor(folder: Path, preset: Preset) -> None:
-    third = preset.family in NEWER
+    third = preset.family in THIRD
     clip = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -203,12 +203,20 @@ class _Random:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
+        return weight
+
     def _make(self, part: Part) -> torch.Tensor:
         noise = torch.randn(part.shape, generator=self._generator)
         if len(part.shape) == 1:
             noise = noise * 0.1 + (0.0 if part.name.endswith("bias") else 1.0)
         else:
-            noise /= math.sqrt(math.prod(part.shape[1:]))
+            # experts of one tensor: [E, in, out]
+            inputs = part.shape[1] if len(part.shape) == 3 else math.prod(part.shape[1:])
+            noise /= math.sqrt(inputs)
         return noise.to(self.dtype)
 
 

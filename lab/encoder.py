@@ -48,7 +48,7 @@ from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
-from saccade.tools.bench.pictures import parse_size
+from saccade.tools.bench.images import parse_size
 
 Way = Callable[[], Sequence[torch.Tensor]]
 Mode = Literal["one by one", "packed", "graph", "transformers"]

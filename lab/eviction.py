@@ -26,7 +26,7 @@ from lab.trace import show
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import Image, ImageKey
-from saccade.tools.bench.pictures import parse_resolution
+from saccade.tools.bench.images import parse_resolution
 
 WARM = 5
 """One access in so many, at the start, only fills the cache."""

@@ -45,7 +45,7 @@ from saccade.parallel import WHOLE
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
-from saccade.tools.bench.pictures import parse_size
+from saccade.tools.bench.images import parse_size
 
 if TYPE_CHECKING:
     from lab.peer import TransformersPositions

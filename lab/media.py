@@ -53,7 +53,7 @@ from saccade.media.content import Budget, digest, identify
 from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
 from saccade.media.media import ImageSource, Media
-from saccade.tools.bench.pictures import DrawnImage, data_url, encode, parse_size
+from saccade.tools.bench.images import DrawnImage, data_url, encode, parse_size
 from saccade.tools.options import Format, ImageContent
 
 OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")

@@ -8,16 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
 
 ARCHITECTURES: dict[Family, str] = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
-NEWER: tuple[Family, ...] = ("qwen3_vl", "qwen3_5")
-"""With Qwen3-VL's tower and picture sizes."""
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+"""Families with the third tower."""
 REAL_WORDS = 151643
 """Tokens before the special ones in the tokenizers of Qwen2 and Qwen3."""
 NEWER_WORDS = 248044
@@ -89,6 +90,16 @@ def _delta(key_heads: int, value_heads: int, dim: int) -> dict[str, Any]:
     }
 
 
+def _experts(count: int, top: int, width: int) -> dict[str, Any]:
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": top,
+        "moe_intermediate_size": width,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 WINDOWS = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
 SMALL_VOCAB = 1024
 
@@ -120,6 +131,18 @@ PRESETS: dict[str, Preset] = {
     "qwen3-vl-8b": Preset(
         "qwen3_vl",
         _text(4096, 36, 32, 8, 12288, head_dim=128),
+        _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
+        tied=False,
+    ),
+    "qwen3-vl-30b-a3b": Preset(
+        "qwen3_vl_moe",
+        _text(2048, 48, 32, 4, 6144, head_dim=128, **_experts(128, 8, 768)),
+        _tower(27, 1152, 16, 4304, 2048, deepstack_visual_indexes=[8, 16, 24]),
+        tied=False,
+    ),
+    "qwen3-vl-235b-a22b": Preset(
+        "qwen3_vl_moe",
+        _text(4096, 94, 64, 4, 12288, head_dim=128, **_experts(128, 8, 1536)),
         _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
         tied=False,
     ),
@@ -171,6 +194,24 @@ PRESETS: dict[str, Preset] = {
         words=FEW_WORDS,
         weights=True,
     ),
+    "small-qwen3-vl-moe": Preset(
+        "qwen3_vl_moe",
+        _text(
+            512,
+            8,
+            8,
+            2,
+            1536,
+            SMALL_VOCAB,
+            head_dim=64,
+            **_rope((12, 10, 10)),
+            **_experts(32, 4, 256),
+        ),
+        _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
     "tiny-qwen2-vl": Preset(
         "qwen2_vl",
         _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
@@ -209,6 +250,24 @@ PRESETS: dict[str, Preset] = {
             **_rope((2, 1, 1), partial_rotary_factor=0.5),
         ),
         _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "tiny-qwen3-vl-moe": Preset(
+        "qwen3_vl_moe",
+        _text(
+            64,
+            3,
+            4,
+            2,
+            96,
+            SMALL_VOCAB,
+            head_dim=16,
+            **_rope((4, 2, 2)),
+            **_experts(8, 2, 40),
+        ),
+        _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
         tied=False,
         words=FEW_WORDS,
         weights=True,

@@ -18,7 +18,7 @@ import numpy as np
 from lab.costs import Machine
 from lab.options import TraceOptions
 from saccade.core.types import Image, ImageKey, Span
-from saccade.tools.bench.pictures import parse_resolution
+from saccade.tools.bench.images import parse_resolution
 
 HEADER_TOKENS = 12
 """Of a chat template before the first picture, the same in every call."""

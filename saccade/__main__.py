@@ -186,11 +186,11 @@ def chat(
     if question is None:
         raise ConfigError("a session needs a server: give --base-url, or a question")
     from saccade.core.types import SamplingParams
-    from saccade.llm import LLM, check_picture
+    from saccade.llm import LLM, check_image
 
     sampling = SamplingParams(max_tokens=max_tokens)
     for path in image:  # what cannot work is said before the model is loaded, which takes seconds
-        check_picture(path)
+        check_image(path)
     with LLM(
         model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}
     ) as llm:

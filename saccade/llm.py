@@ -298,7 +298,7 @@ async def _start(
     return front
 
 
-def check_picture(path: Path) -> None:
+def check_image(path: Path) -> None:
     """Whether this file's header is that of a picture, by the default limits.
 
     Raises ImageError that names the file.

@@ -206,7 +206,7 @@ def render_prompt(turn: Exchange, first_picture: int, text_first: bool = False) 
     """
     labels = "".join(
         f"Picture {k}: <|vision_start|><|image_pad|><|vision_end|>"
-        for k in range(first_picture, first_picture + len(turn.pictures))
+        for k in range(first_picture, first_picture + len(turn.scenes))
     )
     content = turn.question + labels if text_first else labels + turn.question
     return f"<|im_start|>user\n{content}{END}\n<|im_start|>assistant\n"
@@ -267,7 +267,7 @@ def tokenise(
                 seen += 1
             else:
                 row.add_text((token,))
-        shown += turn.pictures
+        shown += turn.scenes
         row.pointers += _place_pointers(turn, shown, len(row.tokens))
         row.add_text(_encode(turn.answer + END), number)
         row.add_text(_encode("\n"))
@@ -328,7 +328,7 @@ class Mix:
 
 def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
     count = rng.choices(range(1, len(mix.weights) + 1), mix.weights)[0]
-    count = min(count, mix.level.pictures)
+    count = min(count, mix.level.scenes)
     grids = []
     for _ in range(count):
         width, height = draw_size(rng, 96, mix.largest if count < 3 else min(mix.largest, 256))
@@ -412,7 +412,7 @@ def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
         system = "You are a helpful assistant." if rng.random() < 0.04 else ""
         tasks.append(task)
         token_rows.append(tokenise(task, grids, system, text_first=rng.random() < 0.2))
-    scenes = [[scene for turn in task.turns for scene in turn.pictures] for task in tasks]
+    scenes = [[scene for turn in task.turns for scene in turn.scenes] for task in tasks]
     pixels, labels = _stack_pictures(rng, scenes, grids)
     return _assemble(tasks, token_rows, grids, pixels, labels)
 

@@ -29,17 +29,17 @@ from pathlib import Path
 from rich.console import Console
 
 from saccade.tools.ab import Side, running
+from saccade.tools.bench.images import DrawnImage, data_url, encode
 from saccade.tools.bench.journal import write_eval
-from saccade.tools.bench.pictures import DrawnImage, data_url, encode
 from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.run import evaluate
 from saccade.tools.options import (
     AbOptions,
     DatasetOptions,
     EvalOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     ReportOptions,
     TargetOptions,
     TextOptions,
@@ -67,7 +67,7 @@ def workloads(
     seed: int, output: OutputOptions, target: TargetOptions, again: Path
 ) -> Iterator[Bench]:
     """The four, for one server."""
-    pictures = PictureOptions(image_resolution=SIZE, image_content="photo")
+    pictures = ImageOptions(image_resolution=SIZE, image_content="photo")
     text = TextOptions(random_input_len=64, random_output_len=64)
 
     def bench(load: LoadOptions, data: DatasetOptions) -> Bench:

@@ -83,12 +83,10 @@ def user_message(turn: Exchange) -> ChatMessage:
     """A turn as an OpenAI message: its pictures, then the question; plain text where there is no
     picture.
     """
-    if not turn.pictures:
+    if not turn.scenes:
         return {"role": "user", "content": turn.question}
-    pictures = [
-        {"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.pictures
-    ]
-    return {"role": "user", "content": [*pictures, {"type": "text", "text": turn.question}]}
+    scenes = [{"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.scenes]
+    return {"role": "user", "content": [*scenes, {"type": "text", "text": turn.question}]}
 
 
 def ask_task(ask: Ask, task: Task) -> list[str]:
@@ -138,7 +136,7 @@ def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: r
     """The part of a reading skill's score whose text has one of these sizes (px)."""
 
     def size(seed: int) -> int:
-        text = held_out(score.skill, seed, fonts).turns[0].pictures[0].text
+        text = held_out(score.skill, seed, fonts).turns[0].scenes[0].text
         assert text is not None
         return text.size
 

@@ -77,8 +77,8 @@ def script(seed: int) -> list[Exchange]:
         ((), ask_describe(draw, more, " in picture 3")),
     ]
     return [
-        Exchange(question[0], pictures, question[1], question[2])
-        for pictures, question in asked
+        Exchange(question[0], images, question[1], question[2])
+        for images, question in asked
         if question is not None
     ]
 
@@ -122,11 +122,11 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Exchange], 
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     messages: list[ChatMessage] = []
     rows: list[tuple[Exchange, DemoAnswer]] = []
-    pictures = 0
+    images = 0
     for turn in turns:
-        for scene in turn.pictures:
-            pictures += 1
-            show(console, scene, out / f"picture-{pictures}.png", pictures)
+        for scene in turn.scenes:
+            images += 1
+            show(console, scene, out / f"picture-{images}.png", images)
         messages.append(user_message(turn))
         answer = ask(client, model, messages)
         messages.append({"role": "assistant", "content": answer.text})
@@ -146,7 +146,7 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[Exchange], 
 
 def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> DemoAnswer:
     """One streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
-    before = picture_counts(client)
+    before = image_counts(client)
     body = {
         "model": model,
         "messages": messages,
@@ -170,7 +170,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[ChatMessage]) -> De
                     text += piece
     total = time.perf_counter() - start
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    after = picture_counts(client)
+    after = image_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
     return DemoAnswer(
         text.strip(),
@@ -190,7 +190,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def picture_counts(client: httpx.Client) -> dict[str, int]:
+def image_counts(client: httpx.Client) -> dict[str, int]:
     """How many pictures the server has encoded and reused so far, read from its metrics."""
     totals = dict.fromkeys(COUNTED, 0)
     for line in client.get("/metrics").raise_for_status().text.splitlines():
@@ -223,18 +223,18 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
 
 def show(console: Console, scene: Scene, path: Path, number: int) -> None:
     """Save the picture; draw it where the terminal has true colour."""
-    picture = render(scene)
+    image = render(scene)
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+    image.save(path)
     if console.is_terminal and console.color_system == "truecolor":
-        console.print(half_blocks(picture, width=44))
-    console.print(f"[dim]picture {number}: {path} ({picture.width} x {picture.height})[/dim]")
+        console.print(half_blocks(image, width=44))
+    console.print(f"[dim]picture {number}: {path} ({image.width} x {image.height})[/dim]")
 
 
-def half_blocks(picture: Image.Image, width: int) -> Text:
+def half_blocks(image: Image.Image, width: int) -> Text:
     """The picture as text: each character cell shows two pixels, one above the other."""
-    height = max(1, round(picture.height * width / picture.width / 2))
-    small = picture.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
+    height = max(1, round(image.height * width / image.width / 2))
+    small = image.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
     text = Text()
     for y in range(0, 2 * height, 2):
         for x in range(width):

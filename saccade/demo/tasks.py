@@ -39,7 +39,7 @@ class Exchange:
     """
 
     kind: str
-    pictures: tuple[Scene, ...]
+    scenes: tuple[Scene, ...]
     question: str
     answer: str
 
@@ -60,7 +60,7 @@ class Difficulty:
     letters: int = 7
     objects: int = 3
     count: int = 6
-    pictures: int = 4
+    scenes: int = 4
     small: int = MIN_FONT  # px, the smallest font size
     text: float = math.inf  # px, the largest font size
     random_words: float = 0.0  # share of words that are random letters; only training uses any
@@ -82,7 +82,7 @@ class Draw:
     fonts: tuple[str, ...]
 
 
-EASIEST = Difficulty(digits=2, letters=3, objects=2, count=3, pictures=2, random_words=0.3)
+EASIEST = Difficulty(digits=2, letters=3, objects=2, count=3, scenes=2, random_words=0.3)
 HARDEST = Difficulty(small=18)
 
 SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
@@ -254,16 +254,16 @@ def ask_text(draw: Draw, scene: Scene, where: str) -> Question | None:
 
 def ask_describe(draw: Draw, scene: Scene, where: str) -> Question | None:
     if where:
-        picture = where.removeprefix(" in ")
+        image = where.removeprefix(" in ")
         form = draw.rng.choice(
             [
                 f"What is{where}?",
-                f"Describe {picture}.",
-                f"What does {picture} show?",
+                f"Describe {image}.",
+                f"What does {image} show?",
                 f"What do you see{where}?",
             ]
         )
-        return "picture k", form, f"{picture.capitalize()} shows {describe(scene)}."
+        return "picture k", form, f"{image.capitalize()} shows {describe(scene)}."
     forms = [
         "What is in the picture?",
         "Describe the picture.",
@@ -432,12 +432,12 @@ def conversation(
 ) -> Task:
     """A chat of several turns in which pictures are added along the way.
 
-    `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.pictures` of
+    `sizes` fixes how many pictures there are, and their sizes; otherwise one to `level.scenes` of
     any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:
-        sizes = [draw_size(rng) for _ in range(rng.randint(1, draw.level.pictures))]
+        sizes = [draw_size(rng) for _ in range(rng.randint(1, draw.level.scenes))]
     weights = weights or ((3, 2, 4, 3) if len(sizes) == 1 else (2, 1, 5, 1))
     waiting = [SCENES[rng.choices(tuple(SCENES), weights)[0]](draw, size) for size in sizes]
     seen: list[Scene] = []

@@ -66,7 +66,7 @@ LARGE_IMAGE = 1440, 2560
 LARGE_IMAGE_STEPS = 8
 """On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
 
-LARGEST_PICTURES = 4
+LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
 
 
@@ -370,7 +370,7 @@ def resolve_embeddings(
     Raises ConfigError.
     """
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
-    device = max(64 * MIB, left // 10, min(LARGEST_PICTURES * largest, left // 4))
+    device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
     device = (
         device
         if engine.embedding_cache_device_mb is None

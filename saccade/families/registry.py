@@ -41,12 +41,11 @@ ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLForConditionalGeneration": QWEN_VL,
+    "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN3_5,
 }
 MODEL_TYPES = {
-    "qwen2_vl": QWEN_VL,
-    "qwen2_5_vl": QWEN_VL,
-    "qwen3_vl": QWEN_VL,
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
     "qwen3_5": QWEN3_5,
 }
 

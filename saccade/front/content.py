@@ -57,7 +57,7 @@ class Message:
         object.__setattr__(self, "num_characters", size + fields)
 
     @property
-    def pictures(self) -> tuple[ImageSource, ...]:
+    def sources(self) -> tuple[ImageSource, ...]:
         parts = self.content if isinstance(self.content, tuple) else ()
         return tuple(part for part in parts if isinstance(part, ImageSource))
 
@@ -100,9 +100,9 @@ class Chat:
         object.__setattr__(self, "num_characters", messages + tools + variables)
 
     @property
-    def pictures(self) -> tuple[ImageSource, ...]:
+    def sources(self) -> tuple[ImageSource, ...]:
         """In the order in which the template mentions them."""
-        return tuple(picture for message in self.messages for picture in message.pictures)
+        return tuple(source for message in self.messages for source in message.sources)
 
     @property
     def marks(self) -> tuple[Mark, ...]:

@@ -376,10 +376,10 @@ class Front:
             _Answer(request, each, choice, self.vocabulary, events)
             for choice, (request, each) in enumerate(requests)
         ]
-        pictures = [picture for each in prepared for picture in each.pictures]
+        opened = [image for each in prepared for image in each.opened]
         media = self.intake.media
-        for picture in pictures:
-            media.hold(picture)
+        for image in opened:
+            media.hold(image)
         try:
             for answer in answers:
                 self._answers[answer.request.id] = answer
@@ -395,8 +395,8 @@ class Front:
             for answer in answers:
                 if self._forget(answer, "abort"):
                     self._tell(Abort(answer.request.id))
-            for picture in pictures:
-                media.release(picture)
+            for image in opened:
+                media.release(image)
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
         """The answers on their way, the longest first, `most` at most: of one of several keys only

@@ -29,7 +29,7 @@ from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
-from saccade.media.media import Media, Picture
+from saccade.media.media import Media, OpenedImage
 from saccade.media.turns import BOUNDLESS, Asker, Room
 from saccade.text import landmarks, reasoning, tool_calls
 from saccade.text.answer import PLAIN, ReadAs
@@ -106,7 +106,7 @@ class Prompt:
 
     tokens: tuple[int, ...]
     spans: tuple[Span, ...]
-    pictures: tuple[Picture, ...]
+    opened: tuple[OpenedImage, ...]
     places: tuple[str, ...]
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
@@ -129,13 +129,13 @@ class Prepared:
     """A request that can go to the engine, and how many answers are wanted (their seeds count up
     from the first).
 
-    `pictures[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
+    `opened[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
     "messages[2].content[0]". `reading`: how the answers are to be read. `landmarks`: as in
     `Prompt`. `silent`: as in `Ask`.
     """
 
     request: Request
-    pictures: tuple[Picture, ...] = ()
+    opened: tuple[OpenedImage, ...] = ()
     places: tuple[str, ...] = ()
     n: int = 1
     reading: ReadAs = PLAIN
@@ -211,7 +211,7 @@ class Intake:
         if wish is not None and prompt.reasoning == "open":
             grammar = await self._compiler.compile(wish, reasoning.CLOSE, share)
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
-        images = tuple(picture.image for picture in prompt.pictures)
+        images = tuple(each.image for each in prompt.opened)
         request = Request(
             secrets.token_hex(12),
             prompt.tokens,
@@ -236,7 +236,7 @@ class Intake:
         )
         return Prepared(
             request,
-            prompt.pictures,
+            prompt.opened,
             prompt.places,
             ask.n,
             reading,
@@ -277,10 +277,10 @@ class Intake:
         """The prompt of `ask`, which may be too long for the context, unless that shows before it
         is tokenised.
         """
-        sources = ask.prompt.pictures if isinstance(ask.prompt, Chat) else ()
+        sources = ask.prompt.sources if isinstance(ask.prompt, Chat) else ()
         marks = choose(ask.prompt.marks if isinstance(ask.prompt, Chat) else (), ask.cache)
         asker = Asker(client.share(ask.cache_salt), client.name, room)
-        pictures = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
+        opened = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
         if isinstance(prompt := ask.prompt, tuple):
             encoded = _Encoded(self._check_tokens(prompt))
         elif isinstance(prompt, Chat):
@@ -296,13 +296,13 @@ class Intake:
             encoded = _Encoded(
                 await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
             )
-        images = [picture.image for picture in pictures]
+        images = [each.image for each in opened]
         expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
         found = [(_widened(at, spans), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,
-            pictures,
+            opened,
             tuple(source.param for source in sources),
             encoded.reasoning,
             _breakpoints(marks, ask, found, len(expanded)),

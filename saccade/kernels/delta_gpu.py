@@ -12,11 +12,13 @@ Imported only where it runs: on a GPU, or in Triton's interpreter. NOT YET RUN o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from saccade.kernels.delta import CHUNK, LENGTH_EPS, StateRows
+from saccade.kernels.delta import LENGTH_EPS, StateRows
 from saccade.kernels.paged_gpu import find_row
 
 CHANNELS = 256
@@ -24,9 +26,28 @@ CHANNELS = 256
 TOKENS = 16
 """Tokens of the convolution that one program has, where rows have several."""
 COLUMNS = 32
-"""Columns of a state that one program has, at most."""
+"""Columns of a state that one program has, at most, where rows have one token."""
 LEAST = 16
 """Rows and columns of a product on tensor cores, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Tokens of a chunk, how its products round their factors, and how a program is laid out, which
+    has at most `columns` of a state.
+    """
+
+    tokens: int
+    precision: str
+    columns: int = 16
+    warps: int = 4
+    stages: int = 1
+
+
+HALF = Chunked(64, "ieee")
+"""For 16-bit values: the factors of products are rounded to these."""
+WIDE = Chunked(32, "tf32x3")
+"""For 32-bit values: factors in two parts, which take twice the memory."""
 
 
 @triton.jit
@@ -223,11 +244,10 @@ def _delta(
 
 
 @triton.jit
-def _unit_rows(x, token, here, i, stride, dim, eps):
-    """Heads of queries or keys [C, D] float32 of length one; 0 where not `here`."""
-    at = token.to(tl.int64)[:, None] * stride + i[None, :]
+def _unit_rows(x, c, here, i, stride, dim, eps):
+    """Heads of queries or keys [C, D] float32 of length one, from `x` on; 0 where not `here`."""
     known = here[:, None] & (i < dim)[None, :]
-    values = tl.load(x + at, mask=known, other=0.0).to(tl.float32)
+    values = tl.load(x + c[:, None] * stride + i[None, :], mask=known, other=0.0).to(tl.float32)
     return values * tl.rsqrt(tl.sum(values * values, 1) + eps)[:, None]
 
 
@@ -247,6 +267,7 @@ def _solve(
     key_dim: tl.constexpr,
     block_k: tl.constexpr,
     chunk: tl.constexpr,
+    precision: tl.constexpr,
 ):
     """Program (chunk of one of the rows [first, rows), head of values): the inverse of I + A
     [C, C], by forward substitution.
@@ -260,14 +281,16 @@ def _solve(
     c = tl.arange(0, chunk)
     here = token + c < count
     i = tl.arange(0, block_k)
-    keys = k + (head // group) * key_dim
-    key = _unit_rows(keys, start + token + c, here, i, token_stride, key_dim, eps)
-    at = (start + token + c).to(tl.int64) * heads + head
-    since = tl.cumsum(tl.load(decay + at, mask=here, other=0.0), 0)
-    share = tl.load(beta + at, mask=here, other=0.0)
+    begin = (start + token).to(tl.int64)
+    keys = k + begin * token_stride + (head // group) * key_dim
+    key = _unit_rows(keys, c, here, i, token_stride, key_dim, eps)
+    at = begin * heads + head
+    since = tl.cumsum(tl.load(decay + at + c * heads, mask=here, other=0.0), 0)
+    share = tl.load(beta + at + c * heads, mask=here, other=0.0)
+    key = key.to(k.dtype.element_ty)
     earlier = c[:, None] > c[None, :]
     between = tl.exp(tl.where(earlier, since[:, None] - since[None, :], float("-inf")))
-    system = tl.dot(key * share[:, None], tl.trans(key), input_precision="tf32x3") * between
+    system = tl.dot(key, tl.trans(key), input_precision=precision) * between * share[:, None]
     inverse = tl.where(c[:, None] == c[None, :], 1.0, 0.0)
     for r in tl.range(1, chunk):
         mine = (c == r)[:, None]
@@ -302,6 +325,7 @@ def _scan(
     block_k: tl.constexpr,
     block_v: tl.constexpr,
     chunk: tl.constexpr,
+    precision: tl.constexpr,
 ):
     """Program (row from `first` on, head of values, columns of its state)."""
     row, head = first + tl.program_id(0), tl.program_id(1)
@@ -319,32 +343,38 @@ def _scan(
     state = tl.load(places, mask=tile & goes_on[:, None], other=0.0)
     block = (start - tl.load(q_starts + first)) // chunk + row - first  # as `find_row` counts
     shift = (head // group) * key_dim
+    kind = v.dtype.element_ty  # of factors; sums and states are float32
     for token in tl.range(0, count, chunk):
         here = token + c < count
-        place = start + token + c
-        query = _unit_rows(q + shift, place, here, i, token_stride, key_dim, eps) * scale
-        key = _unit_rows(k + shift, place, here, i, token_stride, key_dim, eps)
-        at = place.to(tl.int64) * heads + head
-        decays = tl.load(decay + at, mask=here, other=0.0)
+        begin = (start + token).to(tl.int64)
+        from_token = begin * token_stride
+        key = _unit_rows(k + from_token + shift, c, here, i, token_stride, key_dim, eps).to(kind)
+        at = begin * heads + head
+        decays = tl.load(decay + at + c * heads, mask=here, other=0.0)
         since, whole = tl.cumsum(decays, 0), tl.sum(decays, 0)
-        share = tl.load(beta + at, mask=here, other=0.0)
+        share = tl.load(beta + at + c * heads, mask=here, other=0.0)
         known = here[:, None] & (j < value_dim)[None, :]
-        values_at = v + place.to(tl.int64)[:, None] * token_stride + head * value_dim + j[None, :]
+        values_at = v + from_token + head * value_dim + c[:, None] * token_stride + j[None, :]
         value = tl.load(values_at, mask=known, other=0.0).to(tl.float32)
         grown = tl.exp(since)[:, None]
-        value -= tl.dot(key, state, input_precision="tf32x3") * grown
+        before = state.to(kind)
+        value -= tl.dot(key, before, input_precision=precision) * grown
         inverse_at = solved + ((block + token // chunk).to(tl.int64) * heads + head) * chunk * chunk
-        inverse = tl.load(inverse_at + c[:, None] * chunk + c[None, :])
-        correction = tl.dot(inverse, value * share[:, None], input_precision="tf32x3")
+        inverse = tl.load(inverse_at + c[:, None] * chunk + c[None, :]).to(kind)
+        weighed = (value * share[:, None]).to(kind)
+        correction = tl.dot(inverse, weighed, input_precision=precision)
+        query = _unit_rows(q + from_token + shift, c, here, i, token_stride, key_dim, eps) * scale
+        query = query.to(kind)
         seen = c[:, None] >= c[None, :]
         between = tl.exp(tl.where(seen, since[:, None] - since[None, :], float("-inf")))
-        within = tl.dot(query, tl.trans(key), input_precision="tf32x3") * between
-        read = tl.dot(query * grown, state, input_precision="tf32x3")
-        read += tl.dot(within, correction, input_precision="tf32x3")
-        left = tl.trans(key * tl.exp(whole - since)[:, None])
-        state = state * tl.exp(whole) + tl.dot(left, correction, input_precision="tf32x3")
-        to = out + at[:, None] * value_dim + j[None, :]
-        tl.store(to, read.to(out.dtype.element_ty), mask=known)
+        within = tl.dot(query, tl.trans(key), input_precision=precision) * between
+        read = tl.dot(query, before, input_precision=precision) * grown
+        read += tl.dot(within.to(kind), correction.to(kind), input_precision=precision)
+        to = out + at * value_dim + c[:, None] * (heads * value_dim) + j[None, :]
+        tl.store(to, read.to(kind), mask=known)
+        left = (correction * tl.exp(whole - since)[:, None]).to(kind)
+        state *= tl.exp(whole)
+        state += tl.dot(tl.trans(key), left, input_precision=precision)
     tl.store(places, state, mask=tile)
 
 
@@ -356,8 +386,13 @@ def launch_delta(
     beta: torch.Tensor,
     states: torch.Tensor,
     rows: StateRows,
+    *,
+    chunked: Chunked | None = None,
 ) -> torch.Tensor:
-    """`delta.gated_delta` in at most three launches, none of which waits for a value."""
+    """`delta.gated_delta` in at most three launches, none of which waits for a value.
+
+    chunked: other than by the rules above, for measurements and tests.
+    """
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
     assert q.stride() == k.stride() and q.stride(0) == v.stride(0)
@@ -368,7 +403,8 @@ def launch_delta(
     if rows.singles:
         _launch_steps(q, k, v, decay, beta, states, rows, out)
     if len(rows.kv_lengths) > rows.singles and tokens > rows.singles:
-        _launch_chunks(q, k, v, decay, beta, states, rows, out)
+        chunked = chunked or (HALF if v.element_size() == 2 else WIDE)
+        _launch_chunks(q, k, v, decay, beta, states, rows, out, chunked)
     return out
 
 
@@ -420,16 +456,26 @@ def _launch_chunks(
     states: torch.Tensor,
     rows: StateRows,
     out: torch.Tensor,
+    chunked: Chunked,
 ) -> None:
     """The other rows."""
     tokens, heads, value_dim = v.shape
     key_heads, key_dim = q.shape[1:]
     first, count = rows.singles, len(rows.kv_lengths)
-    blocks = (tokens - first) // CHUNK + count - first
+    blocks = (tokens - first) // chunked.tokens + count - first
     block_k = max(LEAST, triton.next_power_of_2(key_dim))
-    block_v = min(COLUMNS, max(LEAST, triton.next_power_of_2(value_dim)))
-    solved = torch.empty((blocks, heads, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
-    shape = {"heads": heads, "group": heads // key_heads, "key_dim": key_dim, "block_k": block_k}
+    block_v = min(chunked.columns, max(LEAST, triton.next_power_of_2(value_dim)))
+    solved = torch.empty(
+        (blocks, heads, chunked.tokens, chunked.tokens), dtype=torch.float32, device=v.device
+    )
+    shape = {
+        "heads": heads,
+        "group": heads // key_heads,
+        "key_dim": key_dim,
+        "block_k": block_k,
+        "chunk": chunked.tokens,
+        "precision": chunked.precision,
+    }
     _solve[blocks, heads](
         k,
         decay,
@@ -440,8 +486,8 @@ def _launch_chunks(
         first,
         count,
         v.stride(0),
-        chunk=CHUNK,
-        num_warps=4,
+        num_warps=chunked.warps,
+        num_stages=chunked.stages,
         **shape,
     )
     _scan[count - first, heads, triton.cdiv(value_dim, block_v)](
@@ -463,7 +509,7 @@ def _launch_chunks(
         states.stride(0),
         value_dim=value_dim,
         block_v=block_v,
-        chunk=CHUNK,
-        num_warps=8,
+        num_warps=chunked.warps,
+        num_stages=chunked.stages,
         **shape,
     )

@@ -119,7 +119,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class OpenedImage:
     """A picture that was opened: what the engine is told (`image`), and what decoding it would
     take. Times in ms. `read` is `time.monotonic()` when its bytes began to be fetched.
     """
@@ -174,7 +174,7 @@ class Media:
         self._probes: LRUCache[bytes, Probe] = LRUCache(REMEMBERED_HEADERS)
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
         """By salt and uuid: digest and header."""
-        self._held: dict[ImageKey, list[Picture]] = {}
+        self._held: dict[ImageKey, list[OpenedImage]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
     def start(self) -> None:
@@ -189,7 +189,7 @@ class Media:
 
     async def open_all(
         self, sources: Sequence[ImageSource], salt: str, asker: Asker | None = None
-    ) -> tuple[Picture, ...]:
+    ) -> tuple[OpenedImage, ...]:
         """Open a request's pictures beside each other; what several of them name is read once.
 
         The first that fails ends the others. `client` is who takes turns with others; by default
@@ -220,7 +220,7 @@ class Media:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> Picture:
+    async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> OpenedImage:
         """Name a picture and say what it costs, without decoding it.
 
         Bytes that do not come with the request are counted in the asker's room before they are
@@ -231,7 +231,7 @@ class Media:
 
     async def _identify(
         self, source: ImageSource, salt: str, asker: Asker, reading: asyncio.Task[_Read]
-    ) -> Picture:
+    ) -> OpenedImage:
         try:
             read = await reading
             content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
@@ -243,7 +243,7 @@ class Media:
             raise _at(error, source.param) from error
         if source.uuid:
             self._known[salt, source.uuid] = read.encoded.digest, read.probe
-        return Picture(
+        return OpenedImage(
             content.image,
             read.probe,
             content.recipe,
@@ -350,16 +350,16 @@ class Media:
 
     # ---- requests in flight
 
-    def hold(self, picture: Picture) -> None:
+    def hold(self, opened: OpenedImage) -> None:
         """A request in flight names this picture: its bytes stay until as many `release`s."""
         self._metrics.inc("saccade_images_received_total")
-        self._held.setdefault(picture.image.key, []).append(picture)
-        self._spent.setdefault(picture.image.key, Spent())
+        self._held.setdefault(opened.image.key, []).append(opened)
+        self._spent.setdefault(opened.image.key, Spent())
 
-    def release(self, picture: Picture) -> None:
+    def release(self, opened: OpenedImage) -> None:
         """The request has ended: one `hold` less."""
-        key = picture.image.key
-        self._held[key].remove(picture)
+        key = opened.image.key
+        self._held[key].remove(opened)
         if not self._held[key]:
             del self._held[key], self._spent[key]
 
@@ -373,18 +373,16 @@ class Media:
         """
         if key not in self._held:
             raise ImageError("the request that named this picture has ended")
-        picture = next((each for each in self._held[key] if each.data), None)
-        if picture is None:  # they came with an earlier request
+        opened = next((each for each in self._held[key] if each.data), None)
+        if opened is None:  # they came with an earlier request
             raise ImageError(
                 "an image that is named by its uuid alone is not cached any more: send it with its "
                 "URL or bytes",
                 code="unknown_uuid",
             )
-        assert (slot.height, slot.width) == picture.recipe.canvas
-        asker = picture.asker
-        job = Job(
-            key.digest, picture.data, picture.probe, picture.recipe, asker.client, asker.request
-        )
+        assert (slot.height, slot.width) == opened.recipe.canvas
+        asker = opened.asker
+        job = Job(key.digest, opened.data, opened.probe, opened.recipe, asker.client, asker.request)
         await self._decoders.decode(key, job, slot)
         if spent := self._spent.get(key):
             spent.decode_ms, spent.decoded = job.ms, time.monotonic()
@@ -408,29 +406,29 @@ class Media:
         return self._spent[key]
 
 
-def source_from_object(picture: object, param: str) -> ImageSource:
+def source_from_object(image: object, param: str) -> ImageSource:
     """A picture that enters behind the front: encoded bytes, a Pillow image, a uint8 array [height,
     width, 3], or a path.
 
     Raises ImageError when it is none of these, or a file that cannot be read.
     """
-    match picture:
+    match image:
         case bytes():
-            return ImageSource(picture, param)
+            return ImageSource(image, param)
         case PIL.Image.Image():
-            return ImageSource(encode_image(picture), param)
+            return ImageSource(encode_image(image), param)
         case np.ndarray():
-            return ImageSource(encode_array(picture), param)
+            return ImageSource(encode_array(image), param)
         case os.PathLike():
             try:
-                return ImageSource(Path(picture).read_bytes(), param)
+                return ImageSource(Path(image).read_bytes(), param)
             except OSError as error:
                 raise ImageError(
-                    f"{os.fspath(picture)} cannot be read: {error.strerror}", param
+                    f"{os.fspath(image)} cannot be read: {error.strerror}", param
                 ) from error
     raise ImageError(
         "a picture must be bytes, a PIL image, a uint8 array or a path, not "
-        f"{type(picture).__name__}",
+        f"{type(image).__name__}",
         param,
     )
 

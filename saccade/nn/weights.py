@@ -53,3 +53,13 @@ class Weights(Protocol):
     def load_matrix(self, *parts: Part) -> Matrix:
         """The same for products: in 8 bits where these parts are to be."""
         ...
+
+    def has(self, name: str, /) -> bool:
+        """Whether there is a tensor of that canonical name. Random weights have any."""
+        ...
+
+    def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
+        """A matrix [out, in] that was cut from the loaded tensor `name`, as `load_matrix` would
+        have it: in 8 bits where it is to be.
+        """
+        ...

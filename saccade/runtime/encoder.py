@@ -197,10 +197,10 @@ class PackBuffers:
             source = bounds.pin_memory() if segments.bounds.is_cuda else bounds
             segments.bounds.copy_(source, non_blocking=True)
         start = 0
-        for picture, fact in zip(rows, facts):
-            inputs.rows[start : start + len(picture)] = picture
-            inputs.places[:, start : start + len(picture)] = fact.places
-            start += len(picture)
+        for patches, fact in zip(rows, facts):
+            inputs.rows[start : start + len(patches)] = patches
+            inputs.places[:, start : start + len(patches)] = fact.places
+            start += len(patches)
         inputs.rows[start:] = 0
         inputs.places[:, start:] = 0
         return True

@@ -220,6 +220,12 @@ class CheckpointWeights:
         self._bar.update(sum(piece.nbytes for piece in pieces))
         return matrix
 
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
         for anyway.
@@ -391,6 +397,12 @@ class DummyWeights:
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
 
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+
     def load(self, *parts: Part) -> torch.Tensor:
         with _in_memory(parts):
             made = [self._make(part.name, part.shape)[part.index] for part in parts]
@@ -407,9 +419,9 @@ class DummyWeights:
         generator = torch.Generator(self.device).manual_seed(
             self._seed ^ int.from_bytes(digest, "little")
         )
-        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(
-            math.prod(shape[1:])
-        )
+        # experts of one tensor: [E, in, out]
+        inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
+        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -204,8 +204,8 @@ class _Api:
                 receive, self.front.intake.read(ask, context_length, held.client, held)
             )
             images = [
-                ImageCost.of(picture, place)
-                for picture, place in zip(prompt.pictures, prompt.places, strict=True)
+                ImageCost.of(opened, place)
+                for opened, place in zip(prompt.opened, prompt.places, strict=True)
             ]
             strings = self.front.intake.tokenizer.strings(prompt.tokens)
             count = TokenCount(

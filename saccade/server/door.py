@@ -84,7 +84,7 @@ class Door:
         self.name_of(reply.model)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
-        encoded = {picture.encoded for each in prepared for picture in each.pictures}
+        encoded = {opened.encoded for each in prepared for opened in each.opened}
         held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
         tally = Tally(
             sum(len(each.request.tokens) for each in prepared),

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from saccade.core.types import CacheMiss, CacheReport, Missed, Tier
 from saccade.front.front import Event, FoundImage, Level
 from saccade.front.intake import Prepared
-from saccade.media.media import Picture
+from saccade.media.media import OpenedImage
 
 
 class Size(Struct):
@@ -40,16 +40,16 @@ class ImageCost(Struct):
     tokens: int
 
     @classmethod
-    def of(cls, picture: Picture, place: str) -> ImageCost:
-        height, width = picture.probe.upright
-        rows, columns = picture.image.canvas
-        image = picture.image
+    def of(cls, opened: OpenedImage, place: str) -> ImageCost:
+        height, width = opened.probe.upright
+        rows, columns = opened.image.canvas
+        image = opened.image
         digest = image.key.digest.hex()
         return cls(
             place,
             digest,
-            picture.probe.format,
-            len(picture.data),
+            opened.probe.format,
+            len(opened.data),
             Size(width, height),
             Size(columns, rows),
             image.num_tokens,
@@ -97,13 +97,13 @@ class ImageTrace(ImageCost, kw_only=True):
 
     @classmethod
     def found_at(
-        cls, found: FoundImage, picture: Picture, place: str, arrival: float
+        cls, found: FoundImage, opened: OpenedImage, place: str, arrival: float
     ) -> ImageTrace:
         def start(ended: float, ms: float) -> float | UnsetType:
             return round((ended - arrival) * 1e3 - ms, 3) if ms else UNSET
 
         return cls(
-            **structs.asdict(ImageCost.of(picture, place)),
+            **structs.asdict(ImageCost.of(opened, place)),
             found=found.level,
             tier=found.tier or UNSET,
             missed=ImageMissed(found.missed_kv, found.missed_embedding),
@@ -111,8 +111,8 @@ class ImageTrace(ImageCost, kw_only=True):
                 *(
                     round(ms, 3)
                     for ms in (
-                        picture.fetch_ms,
-                        picture.digest_ms,
+                        opened.fetch_ms,
+                        opened.digest_ms,
                         found.decode_ms,
                         found.wait_ms,
                         found.encode_ms,
@@ -120,7 +120,7 @@ class ImageTrace(ImageCost, kw_only=True):
                 )
             ),
             starts=ImageStarts(
-                round((picture.read - arrival) * 1e3, 3),
+                round((opened.read - arrival) * 1e3, 3),
                 start(found.decoded, found.decode_ms),
                 start(found.encoded, found.encode_ms),
             ),
@@ -188,9 +188,9 @@ class Tracer:
     @property
     def trace(self) -> Trace:
         """At the end of the answer."""
-        pictures, places = self._prepared.pictures, self._prepared.places
+        opened, places = self._prepared.opened, self._prepared.places
         images = [
-            ImageTrace.found_at(found, pictures[found.image], places[found.image], self._arrival)
+            ImageTrace.found_at(found, opened[found.image], places[found.image], self._arrival)
             for found in self._found
         ]
         now = time.monotonic()

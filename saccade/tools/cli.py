@@ -18,9 +18,9 @@ from saccade.tools.options import (
     DatasetOptions,
     EvalName,
     EvalOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     ProbeOptions,
     RandomMM,
     ReportOptions,
@@ -51,7 +51,7 @@ def serve(
     target: Annotated[TargetOptions, Flat] = TargetOptions(),
     load: Annotated[LoadOptions, Flat] = LoadOptions(),
     data: Annotated[DatasetOptions, Flat] = DatasetOptions(),
-    pictures: Annotated[PictureOptions, Flat] = PictureOptions(),
+    images: Annotated[ImageOptions, Flat] = ImageOptions(),
     text: Annotated[TextOptions, Flat] = TextOptions(),
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
@@ -65,7 +65,7 @@ def serve(
 
     return (
         0
-        if run(Bench(target, load, data, pictures, text, random_mm, output)).summary.completed
+        if run(Bench(target, load, data, images, text, random_mm, output)).summary.completed
         else 1
     )
 
@@ -91,7 +91,7 @@ def ab(
     servers: Annotated[AbOptions, Flat],
     load: Annotated[LoadOptions, Flat] = LoadOptions(),
     data: Annotated[DatasetOptions, Flat] = DatasetOptions(),
-    pictures: Annotated[PictureOptions, Flat] = PictureOptions(),
+    images: Annotated[ImageOptions, Flat] = ImageOptions(),
     text: Annotated[TextOptions, Flat] = TextOptions(),
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
@@ -104,7 +104,7 @@ def ab(
     from saccade.tools.ab import ab as run
     from saccade.tools.bench.serve import Bench
 
-    run(servers, Bench(TargetOptions(), load, data, pictures, text, random_mm, output))
+    run(servers, Bench(TargetOptions(), load, data, images, text, random_mm, output))
 
 
 @probe.default

@@ -80,7 +80,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureOptions:
+class ImageOptions:
     """What the pictures are."""
 
     image_count: int = 1

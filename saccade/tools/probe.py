@@ -22,7 +22,7 @@ from rich.table import Table
 
 from saccade.tools import style
 from saccade.tools.bench.client import BenchClient, BenchReply, Failure
-from saccade.tools.bench.pictures import Dice, DrawnImage, Sizes, parse_resolution
+from saccade.tools.bench.images import Dice, DrawnImage, Sizes, parse_resolution
 from saccade.tools.bench.workload import Session, Template, Turn, parse_extra, prepare
 from saccade.tools.options import ProbeOptions, TargetOptions
 

@@ -27,14 +27,14 @@ def test_the_same_seed_draws_the_same_task_and_pixels(skill: str) -> None:
     first, again = held_out(skill, 5, [DEFAULT_FONT]), held_out(skill, 5, [DEFAULT_FONT])
     assert first == again
     for one, two in zip(first.turns, again.turns, strict=True):
-        assert [render(scene).tobytes() for scene in one.pictures] == [
-            render(scene).tobytes() for scene in two.pictures
+        assert [render(scene).tobytes() for scene in one.scenes] == [
+            render(scene).tobytes() for scene in two.scenes
         ]
 
 
 def test_another_seed_draws_another_picture() -> None:
     pictures = {
-        render(held_out("number", seed, [DEFAULT_FONT]).turns[0].pictures[0]).tobytes()
+        render(held_out("number", seed, [DEFAULT_FONT]).turns[0].scenes[0]).tobytes()
         for seed in range(20)
     }
     assert len(pictures) == 20

@@ -60,7 +60,7 @@ def test_pictures_go_as_png_in_front_of_the_question() -> None:
     turn = held_out("which", 0, [DEFAULT_FONT]).turns[0]
     *pictures, text = user_message(turn)["content"]
     assert text == {"type": "text", "text": turn.question}
-    for part, scene in zip(pictures, turn.pictures, strict=True):
+    for part, scene in zip(pictures, turn.scenes, strict=True):
         encoded = part["image_url"]["url"].removeprefix("data:image/png;base64,")
         assert Image.open(io.BytesIO(base64.b64decode(encoded))).size == (scene.width, scene.height)
 
@@ -76,7 +76,7 @@ def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
     small = {
         turn.answer
         for turn in expected
-        if turn.pictures[0].text is not None and turn.pictures[0].text.size < LARGE
+        if turn.scenes[0].text is not None and turn.scenes[0].text.size < LARGE
     }
     assert 0 < len(small) < 20
     answers = iter(turn.answer for turn in expected)

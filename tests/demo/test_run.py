@@ -39,7 +39,7 @@ def test_a_turn_of_the_demo_encodes_its_new_picture_only(tmp_path: Path) -> None
             messages.append(user_message(turn))
             answer = ask(client, "demo", messages)
             assert answer.text == turn.answer
-            assert (answer.encoded, answer.reused) == (len(turn.pictures), pictures)
+            assert (answer.encoded, answer.reused) == (len(turn.scenes), pictures)
             assert bool(answer.cached_tokens) == bool(pictures)
-            pictures += len(turn.pictures)
+            pictures += len(turn.scenes)
             messages.append({"role": "assistant", "content": answer.text})

@@ -84,7 +84,7 @@ def test_every_expected_answer_follows_from_the_scenes(skill: str) -> None:
     for seed in range(150):
         seen: list[Scene] = []
         for turn in held_out(skill, seed, [DEFAULT_FONT]).turns:
-            seen += turn.pictures
+            seen += turn.scenes
             assert turn.answer == answer_from_scenes(turn, seen), (seed, turn.question)
 
 
@@ -95,7 +95,7 @@ def test_training_conversations_are_right_at_every_level(level: object) -> None:
     for _ in range(150):
         seen: list[Scene] = []
         for turn in conversation(draw).turns:
-            seen += turn.pictures
+            seen += turn.scenes
             assert turn.answer == answer_from_scenes(turn, seen)
 
 
@@ -103,7 +103,7 @@ def test_a_bare_question_follows_pictures_that_came_one_at_a_time() -> None:
     for seed in range(300):
         together = 0
         for turn in held_out("chat", seed, [DEFAULT_FONT]).turns:
-            together = len(turn.pictures) or together
+            together = len(turn.scenes) or together
             if together > 1:
                 assert turn.kind == "which" or re.search(r"picture \d", turn.question), (
                     turn.question
@@ -112,7 +112,7 @@ def test_a_bare_question_follows_pictures_that_came_one_at_a_time() -> None:
 
 def test_counts_of_one_to_six_all_occur() -> None:
     counts = Counter(
-        len(held_out("count", seed, [DEFAULT_FONT]).turns[0].pictures[0].shapes)
+        len(held_out("count", seed, [DEFAULT_FONT]).turns[0].scenes[0].shapes)
         for seed in range(300)
     )
     assert set(counts) == {1, 2, 3, 4, 5, 6}

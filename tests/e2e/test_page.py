@@ -109,20 +109,20 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     page: Browser, tmp_path: Path
 ) -> None:
     first, second, *_ = script(SEED)
-    give(page, DROP, first.pictures)
+    give(page, DROP, first.scenes)
     assert ask(page, first.question) == first.answer
     assert found(page) == ["none"]
     stages = page.run("[...document.querySelectorAll('.lane .stage')].map((each) => each.title)")
     for stage in ("prepare", "queue", "prefill", "answer", "fetch", "decode", "encode"):
         assert any(words.startswith(f"{stage} ") for words in stages), stage
     assert page.run("document.querySelectorAll('.trace img.thumbnail').length") == 1
-    give(page, PASTE, second.pictures)
+    give(page, PASTE, second.scenes)
     assert ask(page, second.question) == second.answer
     assert found(page) == ["kv", "none"]
     keep(page, "page.png", tmp_path)
     # The same image after other words: its embedding is there.
     page.run("document.getElementById('clear').click()")
-    give(page, DROP, [*second.pictures, *first.pictures])
+    give(page, DROP, [*second.scenes, *first.scenes])
     ask(page, "Which picture has a number in it?")
     assert found(page) == ["embedding: device"] * 2
     keep(page, "page-again.png", tmp_path)
@@ -173,7 +173,7 @@ def test_a_session_of_saccade_chat_says_where_its_image_was_found(
 ) -> None:
     first = script(SEED)[2]
     path = tmp_path / "image.png"
-    render(first.pictures[0]).save(path)
+    render(first.scenes[0]).save(path)
     lines = f"/image {path}\n{first.question}\nAnd now?\n"
     command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)

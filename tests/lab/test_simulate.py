@@ -31,9 +31,9 @@ from saccade.tools.bench.serve import Bench
 from saccade.tools.bench.serve import serve as bench_serve
 from saccade.tools.options import (
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     TargetOptions,
     TextOptions,
 )
@@ -94,7 +94,7 @@ def measure(server: Server, path: Path, sessions: int, together: int) -> Path:
                 seed=10 * sessions + together,
             ),
             data=DatasetOptions(dataset_name="multiturn-image", rounds=8),
-            pictures=PictureOptions(image_resolution="random:96x96-320x240", image_content="blank"),
+            images=ImageOptions(image_resolution="random:96x96-320x240", image_content="blank"),
             text=TextOptions(random_input_len=20, random_output_len=7, disable_ignore_eos=True),
             output=OutputOptions(output_file=path, save_text=True, trace=True, quiet=True),
         )

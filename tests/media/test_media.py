@@ -15,7 +15,7 @@ import pytest
 from saccade.core.errors import ImageError, InvalidRequest, TooLarge
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
-from saccade.media.media import ImageSource, Media, Picture, source_from_object
+from saccade.media.media import ImageSource, Media, OpenedImage, source_from_object
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 
@@ -27,13 +27,13 @@ def source(
     return ImageSource(url, param, budget or Budget())
 
 
-async def ready(media: Media, data: bytes, salt: str = "") -> Picture:
+async def ready(media: Media, data: bytes, salt: str = "") -> OpenedImage:
     picture = await media.open(source(data), salt)
     media.hold(picture)
     return picture
 
 
-async def into_slot(media: Media, picture: Picture, offset: int = 0) -> PixelSlot:
+async def into_slot(media: Media, picture: OpenedImage, offset: int = 0) -> PixelSlot:
     """Decode a held picture."""
     slot = PixelSlot(offset, *picture.image.canvas)
     await media.decode(picture.image.key, slot)

@@ -47,6 +47,12 @@ class Counting:
             self.wanted.setdefault(part.name, []).append(places.flatten())
         return self.weights.load(*parts)
 
+    def has(self, name: str) -> bool:
+        return self.weights.has(name)
+
+    def matrix(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+        return weight
+
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 

@@ -103,6 +103,12 @@ class Blank:
             device=CUDA,
         )
 
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
+        return weight
+
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 

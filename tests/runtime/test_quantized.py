@@ -22,6 +22,7 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.qwen_vl.net import QwenVLNet
 from saccade.families.registry import load_spec
 from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
 from saccade.runtime.quantized import LoadTally
@@ -91,16 +92,12 @@ def logits(net: FamilyNet) -> torch.Tensor:
 
 def projections(net: FamilyNet) -> list[object]:
     assert isinstance(net, QwenVLNet)
-    return [
-        matrix
-        for layer in net.text.layers
-        for matrix in (
-            layer.attention.qkv.weight,
-            layer.attention.out.weight,
-            layer.mlp.gate_up.weight,
-            layer.mlp.down.weight,
-        )
-    ]
+    found: list[object] = []
+    for layer in net.text.layers:
+        assert isinstance(layer.mlp, GatedMLP)
+        found += [layer.attention.qkv.weight, layer.attention.out.weight]
+        found += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
+    return found
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

@@ -14,7 +14,7 @@ from saccade.core.errors import ConfigError
 from saccade.tools.ab import Verdict, ab
 from saccade.tools.bench.journal import read_evals, read_runs
 from saccade.tools.bench.serve import Bench
-from saccade.tools.options import AbOptions, LoadOptions, OutputOptions, PictureOptions, TextOptions
+from saccade.tools.options import AbOptions, ImageOptions, LoadOptions, OutputOptions, TextOptions
 
 PROGRAM = """
 import sys, time
@@ -37,7 +37,7 @@ def command(tmp_path: Path, name: str, first: float, answer: str = "no idea") ->
 def run(a: str, b: str, path: Path, **options: object) -> Verdict:
     bench = Bench(
         load=LoadOptions(num_prompts=4, max_concurrency=2, warmup_requests=0),
-        pictures=PictureOptions(image_resolution="32x32", image_content="blank"),
+        images=ImageOptions(image_resolution="32x32", image_content="blank"),
         text=TextOptions(random_input_len=10, random_output_len=3),
         output=OutputOptions(quiet=True, output_file=path),
     )

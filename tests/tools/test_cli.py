@@ -26,9 +26,9 @@ from saccade.tools.chat import ask_server
 from saccade.tools.options import (
     AbOptions,
     EvalOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     ProbeOptions,
     ReportOptions,
     TargetOptions,
@@ -57,7 +57,7 @@ def test_the_published_options_are_understood_as_published() -> None:
     found = parsed(cli.bench, line)
     assert found["target"] == TargetOptions(base_url="http://h:1", header=("A=b", "C=d"))
     assert found["load"] == LoadOptions(500, 20, float("inf"), 0.5, 3, 7)
-    assert found["pictures"] == PictureOptions(1, "1120x700", "jpeg", "random")
+    assert found["images"] == ImageOptions(1, "1120x700", "jpeg", "random")
     assert found["text"] == TextOptions(100, 1, 1.0)
     assert found["output"] == OutputOptions(
         output_file=Path("x.jsonl"), goodput=("ttft:500", "tpot:50")

@@ -12,24 +12,24 @@ import pytest
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.datasets import Calibration, Maker, Recipe, build, parse_buckets, warmup
-from saccade.tools.bench.pictures import DrawnImage, encode
+from saccade.tools.bench.images import DrawnImage, encode
 from saccade.tools.bench.workload import File, Session, Template, answer_message, prepare
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
-    PictureOptions,
     RandomMM,
     TextOptions,
 )
 
-SMALL = PictureOptions(image_resolution="64x48")
+SMALL = ImageOptions(image_resolution="64x48")
 
 
 def recipe(
     data: DatasetOptions,
     prompts: int = 10,
-    pictures: PictureOptions = SMALL,
+    pictures: ImageOptions = SMALL,
     seed: int = 1,
     **text: Any,
 ) -> Recipe:
@@ -202,7 +202,7 @@ def test_wrong_buckets_are_refused_by_name(text: str) -> None:
 
 def test_readings_carry_the_text_that_is_in_the_picture() -> None:
     sessions = build(
-        recipe(DatasetOptions(dataset_name="ocr"), 6, PictureOptions(image_resolution="200x120"))
+        recipe(DatasetOptions(dataset_name="ocr"), 6, ImageOptions(image_resolution="200x120"))
     )
     questions = [turn.parts[1] for session in sessions for turn in session.turns]
     assert questions == ["What number is this?", "What word is this?"] * 3

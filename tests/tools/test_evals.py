@@ -206,7 +206,7 @@ def test_an_open_answer_is_judged_as_published(
 
 def test_pictures_stand_where_the_question_names_them() -> None:
     parts = QUESTION.parts()
-    assert parts[:2] == ["Which ", QUESTION.pictures[0]]
+    assert parts[:2] == ["Which ", QUESTION.images[0]]
     assert (
         parts[2]
         == "?\n(A) Mona Lisa\n(B) The Scream\n(C) Guernica\n(D) Olympia\n" + mmmu.CHOICE_PROMPT
@@ -253,13 +253,13 @@ def test_mmmu_is_read_from_the_hubs_columns(tmp_path: Path) -> None:
     path = tmp_path / "val.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     first, second = mmmu.load_questions(str(path))
-    assert (first.options, first.answers, first.pictures, first.subject) == (
+    assert (first.options, first.answers, first.images, first.subject) == (
         ("x", "y"),
         ("B",),
         (png(),),
         "Art",
     )
-    assert (second.options, second.answers, second.pictures, second.subject) == (
+    assert (second.options, second.answers, second.images, second.subject) == (
         (),
         ("7", "seven"),
         (png(),),

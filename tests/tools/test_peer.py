@@ -28,9 +28,9 @@ from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.sampling import user_message
 from saccade.tools.options import (
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     TargetOptions,
     TextOptions,
 )
@@ -118,7 +118,7 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
                 TargetOptions(base_url=url),
                 LoadOptions(num_prompts=2, max_concurrency=2, warmup_requests=0),
                 DatasetOptions(dataset_name="multiturn-image", rounds=2),
-                PictureOptions(image_resolution="64x64"),
+                ImageOptions(image_resolution="64x64"),
                 TextOptions(random_input_len=16, random_output_len=6),
                 output=OutputOptions(quiet=True, output_file=path),
             )

@@ -16,9 +16,9 @@ from saccade.tools.bench.serve import Bench, serve
 from saccade.tools.eval.contract import EvalResult
 from saccade.tools.options import (
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     RandomMM,
     ReportOptions,
     TargetOptions,
@@ -100,7 +100,7 @@ def measure(
             TargetOptions(base_url=server.url),
             LoadOptions(num_prompts=4, max_concurrency=concurrency, warmup_requests=0, seed=seed),
             data,
-            PictureOptions(image_resolution="32x32", image_content="blank"),
+            ImageOptions(image_resolution="32x32", image_content="blank"),
             TextOptions(random_input_len=10, random_output_len=3),
             RandomMM(2, 1.0, random_mm_bucket_config="{(32, 32, 1): 1}"),
             OutputOptions(quiet=True, output_file=path, label=label),

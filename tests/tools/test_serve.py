@@ -27,15 +27,15 @@ from saccade.tools.bench.table import notes, render
 from saccade.tools.eval.sampling import HttpSampler
 from saccade.tools.options import (
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     TargetOptions,
     TextOptions,
 )
 from tests.tools.server import Json, Script, ScriptedServer, texts
 
-TINY = PictureOptions(image_resolution="32x32", image_content="blank")
+TINY = ImageOptions(image_resolution="32x32", image_content="blank")
 
 
 def bench(
@@ -49,7 +49,7 @@ def bench(
         target=TargetOptions(base_url=server.url, timeout=20),
         load=LoadOptions(num_prompts=prompts, max_concurrency=concurrency, warmup_requests=0),
         data=data or DatasetOptions(),
-        pictures=TINY,
+        images=TINY,
         text=TextOptions(random_input_len=20, random_output_len=3),
         output=OutputOptions(quiet=True, **output),  # type: ignore[arg-type]
     )
@@ -145,7 +145,7 @@ def test_pictures_that_an_earlier_run_has_sent_are_noticed(
 
 
 def test_text_alone_says_nothing_about_pictures(server: ScriptedServer) -> None:
-    wanted = replace(bench(server, 2), pictures=replace(TINY, image_count=0))
+    wanted = replace(bench(server, 2), images=replace(TINY, image_count=0))
     assert run(wanted).summary.tokens.cached_unsent is None
 
 
@@ -177,7 +177,7 @@ def test_a_server_that_goes_away_is_a_failure_and_one_that_is_not_there_an_error
         Bench(
             target=nowhere,
             load=LoadOptions(num_prompts=2, warmup_requests=0),
-            pictures=TINY,
+            images=TINY,
             output=OutputOptions(quiet=True),
         )
     ).summary
@@ -244,7 +244,7 @@ def test_headers_key_and_extra_fields_reach_the_server_and_the_key_no_file(
         Bench(
             target=target,
             load=LoadOptions(num_prompts=1),
-            pictures=TINY,
+            images=TINY,
             output=OutputOptions(quiet=True, output_file=path, trace=True),
         )
     )
@@ -278,7 +278,7 @@ def test_runs_are_read_back_as_they_were_written(server: ScriptedServer, tmp_pat
 
 def test_picture_outcomes_are_counted_where_the_answers_carry_them(server: ScriptedServer) -> None:
     server.script = Script(trace={"images": [{"found": "kv"}, {"found": "embedding"}]})
-    assert run(bench(server, 3)).summary.pictures == {"kv": 3, "embedding": 3}
+    assert run(bench(server, 3)).summary.outcomes == {"kv": 3, "embedding": 3}
 
 
 def test_answers_are_scored_where_the_right_text_is_known(server: ScriptedServer) -> None:

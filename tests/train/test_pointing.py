@@ -20,7 +20,7 @@ def test_a_pointers_word_is_what_stands_there(skill: str) -> None:
     for seed in range(60):
         seen: list[Scene] = []
         for turn in held_out(skill, seed, ["default"]).turns:
-            seen += turn.pictures
+            seen += turn.scenes
             found = pointers(turn, seen)
             assert found
             for pointer in found:

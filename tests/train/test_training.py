@@ -53,19 +53,19 @@ def test_training_tokens_are_the_chat_templates() -> None:
         task = held_out("chat", seed)
         messages: list[dict[str, object]] = []
         for turn in task.turns:
-            parts = [{"type": "image_url"} for _ in turn.pictures]
+            parts = [{"type": "image_url"} for _ in turn.scenes]
             messages.append(
                 {"role": "user", "content": [*parts, {"type": "text", "text": turn.question}]}
             )
             messages.append({"role": "assistant", "content": turn.answer})
-        pictures = sum(len(turn.pictures) for turn in task.turns)
+        pictures = sum(len(turn.scenes) for turn in task.turns)
         row = tokenise(task, [(1, 1)] * pictures)
         assert row.tokens == tokenizer.encode(template.render(messages=messages)).ids
 
 
 def test_answers_are_what_is_learned() -> None:
     task = held_out("chat", 3)
-    pictures = sum(len(turn.pictures) for turn in task.turns)
+    pictures = sum(len(turn.scenes) for turn in task.turns)
     row = tokenise(task, [(2, 3)] * pictures)
     for number, turn in enumerate(task.turns):
         learned = [token for _, token, of in row.answers if of == number]

@@ -42,7 +42,7 @@ class DeltaConfig:
         return self.value_heads * self.value_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig(TextConfig):
     """The language model. full: which layers have full attention; the others have the delta rule.
     rotary_dim: values of a head, its first ones, that are turned.

@@ -15,12 +15,21 @@ from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+VARIANTS: dict[str, Variant] = {
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+}
+"""By config.json's model_type."""
 PatchEmbedding = Literal["exact", "folded"]
 """How pixels enter the vision tower: normalised first, or by the first layer's weights."""
 LONGEST_SIDE = 16384
 """Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
 """
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""What the number of experts is called; the second since transformers 5."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -92,8 +101,18 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The experts in place of MLPs in `layers`: `count` of `width` values, a row goes to `top`."""
+
+    layers: frozenset[int]
+    count: int
+    top: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The language model."""
+    """The language model. `experts` None: each layer has an MLP of its own."""
 
     vocab_size: int
     hidden: int
@@ -108,13 +127,14 @@ class TextConfig:
     qkv_bias: bool
     qk_norm: bool
     tied: bool
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedConfig:
     """All that the JSON files say."""
 
-    family: Variant
+    family: str
     vision: VisionConfig
     text: TextConfig
     image_rules: ImageRules
@@ -123,6 +143,7 @@ class ParsedConfig:
 def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     """Raises CheckpointError naming file and field."""
     config = checkpoint.config
+    family = config.text("model_type")
     variant = _variant(checkpoint)
     text = _text(variant, config, text_section(config))
     vision = vision_config(variant, config.section("vision_config"))
@@ -131,7 +152,7 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
             f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
             f"model takes {text.hidden}"
         )
-    return ParsedConfig(variant, vision, text, image_rules(variant, vision, checkpoint.processor))
+    return ParsedConfig(family, vision, text, image_rules(variant, vision, checkpoint.processor))
 
 
 def text_section(config: Section) -> Section:
@@ -141,9 +162,8 @@ def text_section(config: Section) -> Section:
 
 def _variant(checkpoint: Checkpoint) -> Variant:
     model_type = checkpoint.config.text("model_type")
-    for variant in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        if model_type == variant:
-            return variant
+    if (variant := VARIANTS.get(model_type)) is not None:
+        return variant
     raise CheckpointError(
         f"{checkpoint.config.where}: model_type {model_type!r} is no Qwen-VL model"
     )
@@ -232,7 +252,22 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
         tied=config.flag("tie_word_embeddings")
         or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
+        experts=_experts(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
+
+
+def _experts(text: Section) -> ExpertsConfig:
+    """Which layers have experts: as in transformers' `Qwen3MoeDecoderLayer`."""
+    count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: num_experts_per_tok must be from 1 to {count} (num_experts), not {top}"
+        )
+    plain = text.integers("mlp_only_layers", default=())
+    step = max(1, text.integer("decoder_sparse_step", default=1))
+    layers = range(text.integer("num_hidden_layers"))
+    sparse = frozenset(i for i in layers if i not in plain and not (i + 1) % step)
+    return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
 
 
 def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:

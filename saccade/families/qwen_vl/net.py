@@ -17,7 +17,10 @@ from saccade.parallel import Shard
 
 HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 """Buffers that old checkpoints carry and the configuration decides anyway."""
-PROJECTION = re.compile(r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight")
+PROJECTION = re.compile(
+    r"language_model\.layers\.\d+\."
+    r"((self_attn|mlp|mlp\.experts\.\d+)\.[a-z]+_proj\.weight|mlp\.experts\.[a-z_]+_proj)"
+)
 
 
 class QwenVLNet:

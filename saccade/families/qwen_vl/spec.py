@@ -1,9 +1,9 @@
 """What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion,
 rotary positions.
 
-One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense): they differ in configuration only. Knows
-nothing of torch. Formulas follow transformers' `smart_resize` and `get_rope_index` of these models,
-and are tested against them.
+One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
+configuration only. Knows nothing of torch. Formulas follow transformers' `smart_resize` and
+`get_rope_index` of these models, and are tested against them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class QwenVLSpec:
     def cuts(self) -> Cuts:
         text, vision = self.text, self.vision
         return Cuts(
-            text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
+            text=((text.heads, "attention heads"), *self._widths),
             kv_heads=text.kv_heads,
             encoder=(
                 (vision.heads, "vision attention heads"),
@@ -86,6 +86,16 @@ class QwenVLSpec:
             ),
             encoder_width=vision.hidden,
         )
+
+    @property
+    def _widths(self) -> tuple[tuple[int, str], ...]:
+        """Widths of what stands between attentions, which are cut among ranks."""
+        text, experts = self.text, self.text.experts
+        mlp, some = (text.intermediate, "MLP values"), experts and experts.layers
+        if experts is None or not some:
+            return (mlp,)
+        width = (experts.width, "values of an expert")
+        return (width,) if len(some) == text.layers else (mlp, width)
 
     @property
     def vocab_size(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import Dice, DrawnImage, parse_resolution
+from saccade.tools.bench.images import Dice, DrawnImage, parse_resolution
 from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import File, Json, Session, Turn, TurnPart
 from saccade.tools.eval.mmmu import load_questions
@@ -23,8 +23,8 @@ from saccade.tools.eval.ocr import OcrLine, draw_reading
 from saccade.tools.options import (
     DatasetName,
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
-    PictureOptions,
     RandomMM,
     TextOptions,
 )
@@ -54,7 +54,7 @@ class Recipe:
 
     data: DatasetOptions
     load: LoadOptions
-    pictures: PictureOptions
+    images: ImageOptions
     text: TextOptions
     random_mm: RandomMM
     calibration: Calibration
@@ -66,12 +66,12 @@ class Maker:
     def __init__(self, recipe: Recipe, stream: int = 0) -> None:
         self.recipe = recipe
         self.dice = Dice(recipe.load.seed, stream)
-        self._sizes = parse_resolution(recipe.pictures.image_resolution)
+        self._sizes = parse_resolution(recipe.images.image_resolution)
         self._first = Dice(recipe.load.seed, stream, 1).between(0, 1 << 40)
         self._drawn = 0
 
-    def picture(self, size: tuple[int, int] | None = None) -> DrawnImage:
-        options = self.recipe.pictures
+    def image(self, size: tuple[int, int] | None = None) -> DrawnImage:
+        options = self.recipe.images
         width, height = size or self._sizes.draw(self.dice)
         return DrawnImage(options.image_content, width, height, self.seed(), options.image_format)
 
@@ -80,7 +80,7 @@ class Maker:
         (width, height), seed, kind = (
             self._sizes.draw(self.dice),
             self.seed(),
-            self.recipe.pictures.image_format,
+            self.recipe.images.image_format,
         )
         return lambda step: DrawnImage("document", width, height, seed, kind, step)
 
@@ -104,13 +104,13 @@ class Maker:
 
     def turn(
         self,
-        pictures: Sequence[TurnPart],
+        images: Sequence[TurnPart],
         text: str | None = None,
         first: bool = True,
         expected: str | None = None,
     ) -> Turn:
         think = 0.0 if first else self.think()
-        return Turn((*pictures, text or self.question()), self.answer_length(), think, expected)
+        return Turn((*images, text or self.question()), self.answer_length(), think, expected)
 
     def think(self) -> float:
         mean = self.recipe.data.think_time
@@ -154,7 +154,7 @@ def _brief(session: Session) -> Turn:
 def _image(maker: Maker, count: int) -> Iterator[Session]:
     for _ in range(count):
         yield Session(
-            (maker.turn([maker.picture() for _ in range(maker.recipe.pictures.image_count)]),)
+            (maker.turn([maker.image() for _ in range(maker.recipe.images.image_count)]),)
         )
 
 
@@ -167,12 +167,12 @@ def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
     )
     low, high = max(0, math.floor(base * (1 - spread))), math.ceil(base * (1 + spread))
     for _ in range(count):
-        pictures = []
+        images = []
         for _ in range(min(maker.dice.between(low, high), options.random_mm_limit_mm_per_prompt)):
             share = maker.dice.share()
             size = next((size for size, upto in buckets if share < upto), buckets[-1][0])
-            pictures.append(maker.picture(size))
-        yield Session((maker.turn(pictures),))
+            images.append(maker.image(size))
+        yield Session((maker.turn(images),))
 
 
 def parse_buckets(text: str) -> list[tuple[tuple[int, int], float]]:
@@ -206,7 +206,7 @@ def _multiturn_image(maker: Maker, count: int) -> Iterator[Session]:
         yield Session(
             tuple(
                 maker.turn(
-                    [maker.picture() for _ in range(maker.recipe.pictures.image_count)],
+                    [maker.image() for _ in range(maker.recipe.images.image_count)],
                     first=number == 0,
                 )
                 for number in range(maker.recipe.data.rounds)
@@ -218,14 +218,14 @@ def _repeat(maker: Maker, count: int) -> Iterator[Session]:
     """Requests are dealt to tenants in turn; within a tenant exactly `repeat_ratio` of the pictures
     (rounded) came before.
     """
-    data, per_request = maker.recipe.data, maker.recipe.pictures.image_count
+    data, per_request = maker.recipe.data, maker.recipe.images.image_count
     tenants = min(data.tenants, count)
     groups: list[list[Turn]] = []
     for tenant in range(tenants):
         requests = len(range(tenant, count, tenants))
-        pictures = iter(_repeated(maker, requests * per_request, data.repeat_ratio, data.zipf))
+        images = iter(_repeated(maker, requests * per_request, data.repeat_ratio, data.zipf))
         groups.append(
-            [maker.turn([next(pictures) for _ in range(per_request)]) for _ in range(requests)]
+            [maker.turn([next(images) for _ in range(per_request)]) for _ in range(requests)]
         )
     chats = max(1, data.sessions // tenants) if data.sessions else 0
     streams: list[list[Session]] = []
@@ -267,7 +267,7 @@ def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterat
             mark = maker.dice.share() * upto[-1]
             yield known[next(i for i, edge in enumerate(upto) if mark < edge)]
         else:
-            known.append(maker.picture())
+            known.append(maker.image())
             upto.append((upto[-1] if upto else 0.0) + len(known) ** -exponent)
             yield known[-1]
 
@@ -303,7 +303,7 @@ def _text_beside_images(maker: Maker, count: int) -> Iterator[Session]:
     for _ in range(data.text_streams):
         yield Session((maker.turn([]),), due=0.0)
     for number in range(count):
-        turn = replace(maker.turn([maker.picture()]), max_tokens=IMAGE_ANSWER_TOKENS)
+        turn = replace(maker.turn([maker.image()]), max_tokens=IMAGE_ANSWER_TOKENS)
         yield Session((turn,), due=(QUIET_IMAGES + number) * data.image_every)
 
 

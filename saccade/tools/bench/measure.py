@@ -151,7 +151,7 @@ class Accuracy:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A run in figures. `failures` counts by kind, `examples` has the first message of each kind.
-    `pictures` counts a Saccade server's outcomes by level, None without a trace.
+    `outcomes` counts a Saccade server's outcomes by level, None without a trace.
     """
 
     sent: int
@@ -167,7 +167,7 @@ class Summary:
     rounds: tuple[Round, ...]
     lateness: Lateness
     accuracy: Accuracy | None
-    pictures: Mapping[str, int] | None
+    outcomes: Mapping[str, int] | None
     beside: Beside | None
 
 
@@ -260,7 +260,7 @@ def summarise(run: LoadRun, calibration: Calibration, bounds: Mapping[str, float
             loop=Distribution.of([1e3 * delay for delay in run.loop_delays]),
         ),
         accuracy=_accuracy(done),
-        pictures=picture_outcomes(r.reply.trace for r in done),
+        outcomes=image_outcomes(r.reply.trace for r in done),
         beside=text_beside_images(done),
     )
 
@@ -381,7 +381,7 @@ def _accuracy(records: Sequence[Record]) -> Accuracy | None:
     return Accuracy(len(scores), share, float(np.sqrt(share * (1 - share) / len(scores))))
 
 
-def picture_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] | None:
+def image_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] | None:
     """How many pictures were found at each level, by the `saccade` field of the answers; None if no
     answer has one.
     """

@@ -32,9 +32,9 @@ from saccade.tools.bench.words import WORDS
 from saccade.tools.bench.workload import PreparedChat, Template, parse_extra, prepare
 from saccade.tools.options import (
     DatasetOptions,
+    ImageOptions,
     LoadOptions,
     OutputOptions,
-    PictureOptions,
     RandomMM,
     TargetOptions,
     TextOptions,
@@ -48,7 +48,7 @@ class Bench:
     target: TargetOptions = field(default_factory=TargetOptions)
     load: LoadOptions = field(default_factory=LoadOptions)
     data: DatasetOptions = field(default_factory=DatasetOptions)
-    pictures: PictureOptions = field(default_factory=PictureOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
     text: TextOptions = field(default_factory=TextOptions)
     random_mm: RandomMM = field(default_factory=RandomMM)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -103,7 +103,7 @@ async def measure(bench: Bench) -> Measured:
         model = bench.target.model or await client.model()
         calibration = await calibrate(client, model)
         recipe = Recipe(
-            bench.data, bench.load, bench.pictures, bench.text, bench.random_mm, calibration
+            bench.data, bench.load, bench.images, bench.text, bench.random_mm, calibration
         )
         template = Template.build(
             model, extra, not bench.text.disable_ignore_eos, bench.output.trace
@@ -149,7 +149,7 @@ def _options(bench: Bench) -> dict[str, object]:
 
     Keys and the places of local files stay out of results, which are made to be shown.
     """
-    groups = (bench.target, bench.load, bench.data, bench.pictures, bench.text, bench.random_mm)
+    groups = (bench.target, bench.load, bench.data, bench.images, bench.text, bench.random_mm)
     named = {
         name: value
         for group in groups

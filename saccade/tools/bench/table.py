@@ -107,7 +107,7 @@ def _figures(summary: Summary, title: str) -> Table:
                 f"{100 * summary.accuracy.score:.1f} % ± {100 * summary.accuracy.stderr:.1f}",
             )
         )
-    for level, count in sorted((summary.pictures or {}).items()):
+    for level, count in sorted((summary.outcomes or {}).items()):
         rows.append((f"Pictures found in: {level}", str(count)))
     for kind, count in sorted(summary.failures.items()):
         rows.append((f"Failed: {kind}", str(count)))

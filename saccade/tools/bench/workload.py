@@ -20,7 +20,7 @@ from typing import Any
 import PIL.Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import DrawnImage, data_url, encode
+from saccade.tools.bench.images import DrawnImage, data_url, encode
 
 Json = dict[str, Any]
 
@@ -163,7 +163,7 @@ def user_message(parts: Sequence[TurnPart], url: Callable[[DrawnImage | File], s
     return {"role": "user", "content": content}
 
 
-def picture_url(part: DrawnImage | File) -> str:
+def url_of(part: DrawnImage | File) -> str:
     if isinstance(part, File):
         return data_url(part.encoded, part.kind)
     return data_url(encode(part), part.format)
@@ -201,7 +201,7 @@ def prepare(
     sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None
 ) -> tuple[PreparedChat, ...]:
     """Sessions as JSON. `progress(done, total)` counts different pictures."""
-    pictures = list(
+    images = list(
         dict.fromkeys(
             part
             for session in sessions
@@ -212,10 +212,10 @@ def prepare(
     )
     urls: dict[DrawnImage | File, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for picture, url in zip(pictures, pool.map(picture_url, pictures), strict=True):
-            urls[picture] = url
+        for image, url in zip(images, pool.map(url_of, images), strict=True):
+            urls[image] = url
             if progress:
-                progress(len(urls), len(pictures))
+                progress(len(urls), len(images))
     seen: set[tuple[str, DrawnImage | File]] = set()
     return tuple(_prepare_session(session, urls, seen) for session in sessions)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import ConfigError
 from saccade.tools.eval.contract import Item
-from saccade.tools.eval.records import Row, load_rows, picture_bytes
+from saccade.tools.eval.records import Row, image_bytes, load_rows
 from saccade.tools.eval.sampling import user_message
 
 HUB = "MMMU/MMMU"
@@ -44,7 +44,7 @@ class Question:
     question: str
     options: tuple[str, ...]
     answers: tuple[str, ...]
-    pictures: tuple[bytes, ...]
+    images: tuple[bytes, ...]
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -67,8 +67,8 @@ class Question:
         parts: list[str | bytes] = []
         for piece in re.split(r"(<image \d+>)", "\n".join(lines)):
             number = int(piece[7:-1]) if re.fullmatch(r"<image \d+>", piece) else 0
-            if 0 < number <= len(self.pictures):
-                parts.append(self.pictures[number - 1])
+            if 0 < number <= len(self.images):
+                parts.append(self.images[number - 1])
             elif piece.strip():
                 parts.append(piece.strip("\n"))
         return parts
@@ -88,7 +88,7 @@ def load_questions(source: str | None) -> list[Question]:
                     tuple(
                         filter(
                             None,
-                            (picture_bytes(row.get(f"image_{k}"), folder) for k in range(1, 8)),
+                            (image_bytes(row.get(f"image_{k}"), folder) for k in range(1, 8)),
                         )
                     ),
                 )
@@ -100,10 +100,10 @@ def load_questions(source: str | None) -> list[Question]:
     return questions
 
 
-def _question(row: Row, pictures: tuple[bytes, ...]) -> Question:
+def _question(row: Row, images: tuple[bytes, ...]) -> Question:
     options = _listed(row.get("options") or [])
     answers = (str(row["answer"]),) if options else _listed(row["answer"])
-    return Question(str(row["id"]), str(row["question"]), options, answers, pictures)
+    return Question(str(row["id"]), str(row["question"]), options, answers, images)
 
 
 def _listed(value: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import ast
 
 from saccade.core.errors import ConfigError
 from saccade.tools.eval.contract import Item
-from saccade.tools.eval.records import Row, load_rows, picture_bytes
+from saccade.tools.eval.records import Row, image_bytes, load_rows
 from saccade.tools.eval.sampling import user_message
 
 HUB = "echo840/OCRBench"
@@ -27,7 +27,7 @@ def items(source: str | None, count: int | None = None) -> list[Item]:
     for row, folder in load_rows(source or HUB):
         if len(found) == count:
             break
-        encoded = picture_bytes(row.get("image", row.get("image_path")), folder)
+        encoded = image_bytes(row.get("image", row.get("image_path")), folder)
         if encoded is None or "question" not in row:
             raise ConfigError(f"{source or HUB}: a row has no question or no picture")
         found.append(_item(str(row.get("id", len(found))), row, encoded))

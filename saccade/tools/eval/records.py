@@ -40,12 +40,12 @@ def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row,
         yield from _read(file)
 
 
-def picture_bytes(cell: Any, folder: Path) -> bytes | None:
+def image_bytes(cell: Any, folder: Path) -> bytes | None:
     """The encoded picture of a cell: a path, a data URL, base64 text, raw bytes, or the hub's
     {"bytes", "path"}; None if empty.
     """
     if isinstance(cell, dict):
-        return picture_bytes(cell.get("bytes") or cell.get("path"), folder)
+        return image_bytes(cell.get("bytes") or cell.get("path"), folder)
     if isinstance(cell, bytes) or cell is None:
         return cell
     text = str(cell)

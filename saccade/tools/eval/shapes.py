@@ -32,7 +32,7 @@ def _item(kind: str, seed: int) -> Item:
         id=f"shapes-{kind}-{seed}",
         group=kind,
         expected=turn.answer,
-        messages=lambda: [user_message([*map(_png, turn.pictures), turn.question])],
+        messages=lambda: [user_message([*map(_png, turn.scenes), turn.question])],
         score=lambda text: float(is_right(kind, turn, text)),
     )
 
@@ -60,10 +60,10 @@ def is_right(kind: str, turn: Exchange, text: str) -> bool:
 def _described(kind: str, turn: Exchange) -> Scene:
     """The scene that the question is about."""
     if kind == "describe":
-        return turn.pictures[0]
+        return turn.scenes[0]
     number = re.search(r"picture (\d)", turn.question)
     assert number, f"a question of kind {kind!r} names its picture: {turn.question}"
-    return turn.pictures[int(number[1]) - 1]
+    return turn.scenes[int(number[1]) - 1]
 
 
 def _named(text: str, names: tuple[str, ...]) -> Iterator[str]:

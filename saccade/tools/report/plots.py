@@ -44,7 +44,7 @@ def plots(workload: Workload) -> list[Plot]:
     """All plots that the workload's runs allow."""
     drawn = (
         by_round(workload),
-        by_pictures(workload),
+        by_images(workload),
         distributions(workload),
         by_concurrency(workload),
         stages(workload),
@@ -72,7 +72,7 @@ def by_round(workload: Workload) -> Plot | None:
     )
 
 
-def by_pictures(workload: Workload) -> Plot | None:
+def by_images(workload: Workload) -> Plot | None:
     """TTFT by pictures in the request; chats show the same by round already."""
     counts = {request["images"] for group in workload.groups for request in group.requests}
     if len(counts) < 2 or by_round_is_enough(workload):

@@ -155,16 +155,16 @@ def workloads(runs: Iterable[Saved]) -> list[Workload]:
 def describe(asked: dict[str, Any]) -> str:
     """A workload in words."""
     name, count = asked["dataset_name"], asked["image_count"]
-    pictures = (
+    images = (
         f"{count} picture{'s' * (count != 1)} of {asked['image_resolution']} "
         f"({asked['image_content']} {asked['image_format']})"
     )
     length = f"{asked['random_input_len']} tokens in, {asked['random_output_len']} out"
     if name in ("multiturn-image", "agent"):
-        return f"{name}: {asked['rounds']} rounds, {pictures} in each, {length}"
+        return f"{name}: {asked['rounds']} rounds, {images} in each, {length}"
     if name == "repeat":
         return (
-            f"repeat: {100 * asked['repeat_ratio']:.0f} % of pictures came before, {pictures}, "
+            f"repeat: {100 * asked['repeat_ratio']:.0f} % of pictures came before, {images}, "
             f"{length}"
         )
     if name in ("mmmu", "custom"):
@@ -174,7 +174,7 @@ def describe(asked: dict[str, Any]) -> str:
         )
     if name == "random-mm":
         return f"random-mm: {asked['random_mm_bucket_config']}, {length}"
-    return f"{name}: {pictures}, {length}"
+    return f"{name}: {images}, {length}"
 
 
 # Intervals

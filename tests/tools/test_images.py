@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ConfigError
-from saccade.tools.bench.pictures import (
+from saccade.tools.bench.images import (
     Dice,
     DrawnImage,
     Sizes,

@@ -131,17 +131,17 @@ def _exact(text: str) -> tuple[int, int] | None:
     return size if size and all(size) else None
 
 
-def encode(picture: DrawnImage) -> bytes:
+def encode(drawn: DrawnImage) -> bytes:
     """The picture as a file.
 
     Raises ConfigError where `photo` needs a package that is not installed.
     """
     buffer = io.BytesIO()
-    image = draw(picture)
-    if picture.format == "png":
+    image = draw(drawn)
+    if drawn.format == "png":
         image.save(buffer, "PNG", compress_level=6)
     else:
-        image.save(buffer, picture.format.upper(), quality=JPEG_QUALITY)
+        image.save(buffer, drawn.format.upper(), quality=JPEG_QUALITY)
     return buffer.getvalue()
 
 
@@ -149,18 +149,18 @@ def data_url(encoded: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
 
 
-def draw(picture: DrawnImage) -> Image.Image:
+def draw(drawn: DrawnImage) -> Image.Image:
     """The picture as RGB pixels."""
-    dice = Dice(picture.seed, picture.width, picture.height)
-    size = picture.width, picture.height
-    if picture.step:
-        return _draw_screen(dice, size, picture.step)
-    if picture.content == "random":
+    dice = Dice(drawn.seed, drawn.width, drawn.height)
+    size = drawn.width, drawn.height
+    if drawn.step:
+        return _draw_screen(dice, size, drawn.step)
+    if drawn.content == "random":
         noise = dice.bytes(3 * size[0] * size[1]).reshape(size[1], size[0], 3)
         return Image.fromarray(np.ascontiguousarray(noise))
-    if picture.content == "photo":
+    if drawn.content == "photo":
         return _draw_photo(dice, size)
-    if picture.content == "document":
+    if drawn.content == "document":
         return _draw_document(dice, size)
     return Image.new(
         "RGB", size, (dice.between(0, 255), dice.between(0, 255), dice.between(0, 255))
