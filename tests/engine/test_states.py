@@ -5,10 +5,12 @@ only pages, from snapshots that never take more memory than they were given.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from lab.qwen import qwen
 from saccade.core.config import MIB, EngineConfig, Hardware
@@ -19,7 +21,8 @@ from saccade.engine.sizing import LoadFacts, describe, kv_page_bytes, resolve, r
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
-from tests.checkpoints import picture
+from tests.checkpoints import Reference, picture
+from tests.engine import test_parity as parity
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
 
@@ -79,6 +82,25 @@ def test_a_chat_finds_its_rounds_again(net: FamilyNet, checkpoint: Callable[...,
     assert again.tokens == turns[-1][2]
     length = len(ask(harness, turns[-1][0], ROUNDS).tokens)
     assert again.cached_tokens == (length - 1) // PAGE * PAGE
+
+
+def test_answers_are_those_of_transformers(
+    net: FamilyNet, checkpoint: Callable[..., Path], reference: Callable[..., Reference]
+) -> None:
+    """In chunks, with an image cut by one, side by side; again from the cache; and preempted."""
+    tokenizer = Tokenizer.from_file(str(checkpoint("qwen3_5") / "tokenizer.json"))
+    bare = parity.Model(net, tokenizer, reference("qwen3_5"), {})
+    asked = ("text", "three turns")
+    answers = {name: parity.reference_answer(bare, parity.CASES[name]) for name in asked}
+    model = replace(bare, answers=answers)
+    harness = Harness(net, chunk_tokens=16)
+    for _ in range(2):
+        parity.check(model, harness.run([model.request(harness, name) for name in asked]))
+    few = Harness(net, chunk_tokens=16, page_size=4, kv_pages=28)
+    names = ("three turns", "three turns#again")
+    twice = [replace(model.request(few, asked[1]), id=name) for name in names]
+    parity.check(model, few.run(twice))
+    assert few.scheduler.counts.preemptions > 0
 
 
 @pytest.mark.parametrize("snapshots", [1, 3])
