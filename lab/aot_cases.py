@@ -112,8 +112,8 @@ def _delta(key_heads: int, heads: int) -> None:
     """Decode, and prefill of two rows."""
     keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
     mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
-    pieces = torch.split(mixed, (keys, keys, values), dim=1)
-    q, k, v = (x.unflatten(1, (-1, DELTA_DIM)) for x in pieces)
+    places = (slice(0, keys), slice(keys, 2 * keys), slice(2 * keys, None))
+    q, k, v = (mixed[:, place].view(TOKENS, -1, DELTA_DIM) for place in places)
     thin = torch.empty((TOKENS, heads))
     states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
     for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):

@@ -23,12 +23,15 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize,
 )
 
-FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
+FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 EVERY = (
     *FAMILIES,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_vl_moe", "qwen3_5")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
 )
 """For parametrised tests: what differs in the last ones has quick tests of its own
 (`families/test_moe.py`, `engine/test_states.py`).
@@ -51,6 +54,10 @@ CLASSES = {
         transformers.Qwen3VLMoeForConditionalGeneration,
     ),
     "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeConfig,
+        transformers.Qwen3_5MoeForConditionalGeneration,
+    ),
 }
 SPECIAL = (
     "<|endoftext|>",
@@ -155,7 +162,14 @@ def _config(
         vision_config |= {"num_position_embeddings": 36}
     if family in ("qwen3_vl", "qwen3_vl_moe"):
         vision_config |= {"deepstack_visual_indexes": [0, 2]}
-    if family == "qwen3_5":
+    if family == "qwen3_5_moe":
+        text_config |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        }
+    if family.startswith("qwen3_5"):
         rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
         text_config |= HYBRID | {"rope_parameters": rope | {"mrope_interleaved": True}}
     if family == "qwen3_vl_moe":
@@ -184,7 +198,7 @@ def _randomise(model: torch.nn.Module) -> None:
     around_zero = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if type(module).__name__ == "Qwen3_5RMSNorm"
+        if type(module).__name__ in ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
     }
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -229,12 +243,13 @@ def _write_weights(
 ) -> None:
     tensors = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
     for name, value in tensors.items():
-        if ".mlp.experts." in name:  # as the hub has them: [E, in, out]
+        # As the hub has those of Qwen3-VL-MoE: [E, in, out].
+        if family == "qwen3_vl_moe" and ".mlp.experts." in name:
             tensors[name] = value.transpose(1, 2).contiguous()
     config: Any = model.config
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight")
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         tensors["mtp.layers.0.mlp.up_proj.weight"] = torch.ones(4, 4)  # which nobody asks for
     if layout == "old" and family not in THIRD:
         tensors = {

@@ -43,10 +43,11 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
 }
 MODEL_TYPES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
-    "qwen3_5": QWEN3_5,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5),
 }
 
 

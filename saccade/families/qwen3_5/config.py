@@ -13,6 +13,7 @@ from saccade.families.qwen_vl.config import (
     RopeConfig,
     TextConfig,
     VisionConfig,
+    experts_config,
     image_rules,
     vision_config,
 )
@@ -45,12 +46,14 @@ class DeltaConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig(TextConfig):
     """The language model. full: which layers have full attention; the others have the delta rule.
-    rotary_dim: values of a head, its first ones, that are turned.
+    rotary_dim: values of a head, its first ones, that are turned. shared: values of the expert that
+    all rows go to besides; 0 where layers have no experts.
     """
 
     full: tuple[bool, ...]
     delta: DeltaConfig
     rotary_dim: int
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,12 @@ def _text(config: Section, text: Section) -> HybridConfig:
     head_dim = text.integer("head_dim", default=256)
     rope, rotary_dim = _rope(text, head_dim)
     layers = text.integer("num_hidden_layers")
+    sparse = text.has("num_experts")
+    shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
     return HybridConfig(
         vocab_size=text.integer("vocab_size"),
         hidden=text.integer("hidden_size"),
-        intermediate=text.integer("intermediate_size"),
+        intermediate=shared or text.integer("intermediate_size"),
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -108,9 +113,11 @@ def _text(config: Section, text: Section) -> HybridConfig:
         qkv_bias=False,
         qk_norm=True,
         tied=config.flag("tie_word_embeddings"),
+        experts=experts_config(text) if sparse else None,
         full=_layers(text, layers),
         delta=_delta(text),
         rotary_dim=rotary_dim,
+        shared=shared,
     )
 
 

@@ -20,7 +20,8 @@ DRAFTING = "mtp."
 """Heads that draft several tokens at a time, which nothing here uses."""
 PROJECTION = re.compile(
     r"language_model\.layers\.\d+\."
-    r"((self_attn|mlp)\.[a-z]+_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj))\.weight"
+    r"(((self_attn|mlp|mlp\.shared_expert|mlp\.experts\.\d+)\.[a-z]+_proj"
+    r"|linear_attn\.(in_proj_qkv|in_proj_z|out_proj))\.weight|mlp\.experts\.[a-z_]+_proj)"
 )
 
 

@@ -33,12 +33,14 @@ class Qwen35Spec(QwenVLSpec):
     @property
     def cuts(self) -> Cuts:
         text, delta, vision = self.text, self.text.delta, self.vision
+        experts = text.experts
         return Cuts(
             text=(
                 (text.heads, "attention heads"),
                 (delta.key_heads, "linear attention key heads"),
                 (delta.value_heads, "linear attention value heads"),
                 (text.intermediate, "MLP values"),
+                *(((experts.width, "values of an expert"),) if experts else ()),
             ),
             kv_heads=text.kv_heads,
             encoder=(
@@ -54,7 +56,7 @@ def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     parsed = parse_config(checkpoint)
     text = checkpoint.config.section("text_config")
     return Qwen35Spec(
-        family="qwen3_5",
+        family="qwen3_5_moe" if parsed.text.experts else "qwen3_5",
         vision=parsed.vision,
         text=parsed.text,
         image_rules=parsed.image_rules,

@@ -1,5 +1,5 @@
 """The language model of Qwen3.5: layers of the gated delta rule, and layers of attention whose
-output is gated, each followed by an MLP.
+output is gated, each followed by an MLP, or by experts and one that is shared.
 
 Norms hold what their weights are more than 1. Rotary tables are computed once per forward and
 shared by all layers of attention.
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.families.qwen3_5.config import DeltaConfig, HybridConfig
+from saccade.families.qwen_vl.config import ExpertsConfig
 from saccade.families.qwen_vl.text import MultiRope
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.linear import linear
@@ -19,6 +20,7 @@ from saccade.kernels.rotary import Rotation
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
+from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch, DeltaInputs
 from saccade.nn.weights import Part, Weights
@@ -150,8 +152,38 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
     )
 
 
+class SharedSparseMLP:
+    """Experts, and one that all rows go to, of which a gate says how much."""
+
+    __slots__ = ("gate", "shared", "sparse")
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        config: HybridConfig,
+        experts: ExpertsConfig,
+        shard: Shard,
+    ) -> None:
+        hidden = config.hidden
+        shape = MoEShape(
+            hidden, experts.width, experts.count, experts.top, "silu", outputs_first=True
+        )
+        self.sparse = SparseMLP(weights, name, shape, shard)
+        self.shared = GatedMLP(
+            weights, f"{name}.shared_expert", (hidden, config.shared), "silu", shard, bias=False
+        )
+        self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        return torch.sigmoid(linear(x, self.gate)) * self.shared(x) + self.sparse(x)
+
+
 class HybridLayer:
-    """What mixes tokens, then a gated MLP, each on normalised input and added to the stream."""
+    """What mixes tokens, then an MLP or experts, each on normalised input and added to the
+    stream.
+    """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
 
@@ -168,9 +200,12 @@ class HybridLayer:
         self.mlp_norm = RMSNorm(
             weights, f"{name}.post_attention_layernorm", config.hidden, eps, around_one=True
         )
-        self.mlp = GatedMLP(
-            weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False
-        )
+        self.mlp: GatedMLP | SharedSparseMLP
+        if config.experts is None:
+            sizes = (config.hidden, config.intermediate)
+            self.mlp = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        else:
+            self.mlp = SharedSparseMLP(weights, f"{name}.mlp", config, config.experts, shard)
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention

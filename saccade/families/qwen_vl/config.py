@@ -252,11 +252,11 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
         tied=config.flag("tie_word_embeddings")
         or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
-        experts=_experts(text) if any(map(text.has, EXPERT_COUNTS)) else None,
+        experts=experts_config(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
 
 
-def _experts(text: Section) -> ExpertsConfig:
+def experts_config(text: Section) -> ExpertsConfig:
     """Which layers have experts: as in transformers' `Qwen3MoeDecoderLayer`."""
     count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
     if not 1 <= top <= count:
