@@ -62,8 +62,9 @@ def _text_cases() -> Iterator[KernelCase]:
 
 
 def _delta_cases() -> Iterator[KernelCase]:
-    promises = {name: Promise(access=4) for name in ("_delta", "_solve", "_scan")}
-    convolved = {"_conv": Promise(access=4), "_remember": Promise(access=4)}
+    products = Promise(hgmma=True)
+    promises = {"_delta": Promise(), "_solve": products, "_scan": products}
+    convolved = {"_conv": Promise(access=4), "_remember": Promise()}
     for key_heads, heads in DELTA_HEADS:
         name = f"{heads}/{key_heads} heads of {DELTA_DIM}"
         run = partial(_delta, key_heads, heads)
