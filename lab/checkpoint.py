@@ -91,7 +91,7 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
         "rope_theta": 5e6 if third else 1e6,
         "mrope_section": [24, 20, 20] if third else [16, 24, 24],
     }
-    if preset.family == "qwen3_5":
+    if preset.family.startswith("qwen3_5"):
         rope |= {"rope_theta": 1e7, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
     text: dict[str, Any] = {
         "model_type": f"{preset.family}_text",

@@ -22,6 +22,7 @@ PresetName = Literal[
     "qwen3-vl-235b-a22b",
     "qwen3.5-9b",
     "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
     "small-qwen2.5-vl",
     "small-qwen3-vl",
     "small-qwen3.5",
@@ -30,6 +31,7 @@ PresetName = Literal[
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",
     "tiny-qwen3.5",
+    "tiny-qwen3.5-moe",
     "tiny-qwen3-vl-moe",
 ]
 

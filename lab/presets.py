@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"]
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 
 ARCHITECTURES: dict[Family, str] = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
@@ -16,8 +16,9 @@ ARCHITECTURES: dict[Family, str] = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
-THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Families with the third tower."""
 REAL_WORDS = 151643
 """Tokens before the special ones in the tokenizers of Qwen2 and Qwen3."""
@@ -160,6 +161,24 @@ PRESETS: dict[str, Preset] = {
         tied=False,
         words=NEWER_WORDS,
     ),
+    "qwen3.5-35b-a3b": Preset(
+        "qwen3_5_moe",
+        _text(
+            2048,
+            40,
+            16,
+            2,
+            512,
+            vocab=248320,
+            head_dim=256,
+            shared_expert_intermediate_size=512,
+            **_delta(16, 32, 128),
+            **_experts(256, 8, 512),
+        ),
+        _tower(27, 1152, 16, 4304, 2048),
+        tied=False,
+        words=NEWER_WORDS,
+    ),
     "small-qwen2.5-vl": Preset(
         "qwen2_5_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
@@ -248,6 +267,26 @@ PRESETS: dict[str, Preset] = {
             head_dim=16,
             **_delta(2, 4, 16),
             **_rope((2, 1, 1), partial_rotary_factor=0.5),
+        ),
+        _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "tiny-qwen3.5-moe": Preset(
+        "qwen3_5_moe",
+        _text(
+            64,
+            4,
+            4,
+            2,
+            48,
+            SMALL_VOCAB,
+            head_dim=16,
+            shared_expert_intermediate_size=48,
+            **_delta(2, 4, 16),
+            **_rope((2, 1, 1), partial_rotary_factor=0.5),
+            **_experts(8, 2, 40),
         ),
         _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
         tied=False,

@@ -187,12 +187,7 @@ def resolve(
             "at most"
         )
     page_bytes, kept = kv_page_bytes(spec, engine.page_size, dtype, ranks), spec.kv_spec(ranks)
-    used = hardware.total_bytes - hardware.free_bytes
-    # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
-    budget = (
-        int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
-    )
-    budget = min(budget, int(0.9 * hardware.free_bytes))
+    budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
     graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
     free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
@@ -226,6 +221,17 @@ def resolve(
         snapshots=snapshots,
         snapshot_tokens=every,
     )
+
+
+def memory_budget(hardware: Hardware, fraction: float) -> int:
+    """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
+    is ours to count on.
+    """
+    most = int(fraction * hardware.free_bytes)
+    if hardware.device == "cuda":
+        used = hardware.total_bytes - hardware.free_bytes
+        most = int(fraction * hardware.total_bytes) - used
+    return min(most, int(0.9 * hardware.free_bytes))
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:

@@ -13,6 +13,7 @@ Imported only where it runs: on a GPU, or in Triton's interpreter. NOT YET RUN o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -300,6 +301,28 @@ def _solve(
     tl.store(to + c[:, None] * chunk + c[None, :], inverse)
 
 
+@triton.jit
+def _advance(query, key, value, decays, share, inverse, state, c, precision: tl.constexpr):
+    """(what a chunk's tokens read [C, V], the state after them). Factors have the dtype of the
+    values; sums and states are float32.
+    """
+    kind = value.dtype
+    since, whole = tl.cumsum(decays, 0), tl.sum(decays, 0)
+    grown = tl.exp(since)[:, None]
+    before = state.to(kind)
+    wanted = value.to(tl.float32) - tl.dot(key, before, input_precision=precision) * grown
+    weighed = (wanted * share[:, None]).to(kind)
+    correction = tl.dot(inverse.to(kind), weighed, input_precision=precision)
+    seen = c[:, None] >= c[None, :]
+    between = tl.exp(tl.where(seen, since[:, None] - since[None, :], float("-inf")))
+    within = tl.dot(query, tl.trans(key), input_precision=precision) * between
+    read = tl.dot(query, before, input_precision=precision) * grown
+    read += tl.dot(within.to(kind), correction.to(kind), input_precision=precision)
+    left = (correction * tl.exp(whole - since)[:, None]).to(kind)
+    state = state * tl.exp(whole)
+    return read, state + tl.dot(tl.trans(key), left, input_precision=precision)
+
+
 @triton.jit(do_not_specialize=["first"])
 def _scan(
     q,
@@ -342,39 +365,24 @@ def _scan(
     goes_on = (i * 0 + length) > count
     state = tl.load(places, mask=tile & goes_on[:, None], other=0.0)
     block = (start - tl.load(q_starts + first)) // chunk + row - first  # as `find_row` counts
-    shift = (head // group) * key_dim
-    kind = v.dtype.element_ty  # of factors; sums and states are float32
     for token in tl.range(0, count, chunk):
         here = token + c < count
         begin = (start + token).to(tl.int64)
-        from_token = begin * token_stride
-        key = _unit_rows(k + from_token + shift, c, here, i, token_stride, key_dim, eps).to(kind)
         at = begin * heads + head
+        key_at = begin * token_stride + (head // group) * key_dim
+        kind = v.dtype.element_ty
+        key = _unit_rows(k + key_at, c, here, i, token_stride, key_dim, eps).to(kind)
         decays = tl.load(decay + at + c * heads, mask=here, other=0.0)
-        since, whole = tl.cumsum(decays, 0), tl.sum(decays, 0)
         share = tl.load(beta + at + c * heads, mask=here, other=0.0)
         known = here[:, None] & (j < value_dim)[None, :]
-        values_at = v + from_token + head * value_dim + c[:, None] * token_stride + j[None, :]
-        value = tl.load(values_at, mask=known, other=0.0).to(tl.float32)
-        grown = tl.exp(since)[:, None]
-        before = state.to(kind)
-        value -= tl.dot(key, before, input_precision=precision) * grown
+        values_at = v + begin * token_stride + head * value_dim
+        value = tl.load(values_at + c[:, None] * token_stride + j[None, :], mask=known, other=0.0)
         inverse_at = solved + ((block + token // chunk).to(tl.int64) * heads + head) * chunk * chunk
-        inverse = tl.load(inverse_at + c[:, None] * chunk + c[None, :]).to(kind)
-        weighed = (value * share[:, None]).to(kind)
-        correction = tl.dot(inverse, weighed, input_precision=precision)
-        query = _unit_rows(q + from_token + shift, c, here, i, token_stride, key_dim, eps) * scale
-        query = query.to(kind)
-        seen = c[:, None] >= c[None, :]
-        between = tl.exp(tl.where(seen, since[:, None] - since[None, :], float("-inf")))
-        within = tl.dot(query, tl.trans(key), input_precision=precision) * between
-        read = tl.dot(query, before, input_precision=precision) * grown
-        read += tl.dot(within.to(kind), correction.to(kind), input_precision=precision)
+        inverse = tl.load(inverse_at + c[:, None] * chunk + c[None, :])
+        query = (_unit_rows(q + key_at, c, here, i, token_stride, key_dim, eps) * scale).to(kind)
+        read, state = _advance(query, key, value, decays, share, inverse, state, c, precision)
         to = out + at * value_dim + c[:, None] * (heads * value_dim) + j[None, :]
         tl.store(to, read.to(kind), mask=known)
-        left = (correction * tl.exp(whole - since)[:, None]).to(kind)
-        state *= tl.exp(whole)
-        state += tl.dot(tl.trans(key), left, input_precision=precision)
     tl.store(places, state, mask=tile)
 
 
@@ -447,6 +455,21 @@ def _launch_steps(
     )
 
 
+def _constants(q: torch.Tensor, v: torch.Tensor, chunked: Chunked) -> dict[str, Any]:
+    """What `_solve` and `_scan` are compiled for alike."""
+    heads, key_dim = v.shape[1], q.shape[2]
+    return {
+        "heads": heads,
+        "group": heads // q.shape[1],
+        "key_dim": key_dim,
+        "block_k": max(LEAST, triton.next_power_of_2(key_dim)),
+        "chunk": chunked.tokens,
+        "precision": chunked.precision,
+        "num_warps": chunked.warps,
+        "num_stages": chunked.stages,
+    }
+
+
 def _launch_chunks(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -460,22 +483,14 @@ def _launch_chunks(
 ) -> None:
     """The other rows."""
     tokens, heads, value_dim = v.shape
-    key_heads, key_dim = q.shape[1:]
+    key_dim = q.shape[2]
     first, count = rows.singles, len(rows.kv_lengths)
     blocks = (tokens - first) // chunked.tokens + count - first
-    block_k = max(LEAST, triton.next_power_of_2(key_dim))
     block_v = min(chunked.columns, max(LEAST, triton.next_power_of_2(value_dim)))
     solved = torch.empty(
         (blocks, heads, chunked.tokens, chunked.tokens), dtype=torch.float32, device=v.device
     )
-    shape = {
-        "heads": heads,
-        "group": heads // key_heads,
-        "key_dim": key_dim,
-        "block_k": block_k,
-        "chunk": chunked.tokens,
-        "precision": chunked.precision,
-    }
+    shape = _constants(q, v, chunked)
     _solve[blocks, heads](
         k,
         decay,
@@ -486,8 +501,6 @@ def _launch_chunks(
         first,
         count,
         v.stride(0),
-        num_warps=chunked.warps,
-        num_stages=chunked.stages,
         **shape,
     )
     _scan[count - first, heads, triton.cdiv(value_dim, block_v)](
@@ -509,7 +522,5 @@ def _launch_chunks(
         states.stride(0),
         value_dim=value_dim,
         block_v=block_v,
-        num_warps=chunked.warps,
-        num_stages=chunked.stages,
         **shape,
     )

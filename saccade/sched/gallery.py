@@ -365,8 +365,9 @@ class Gallery:
             if first:
                 horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
                 self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
-                if sequence.run is None and not embeddings.fits(image.num_tokens):
-                    # What it shows later was encoded when more of its prefix was cached.
+                idle = sequence.run is None and not (builder.works or self._patches_encoding())
+                if idle and not embeddings.fits(image.num_tokens):
+                    # Encoded when more of its prefix was cached: nothing else makes room.
                     self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
             run = sequence.run
             stuck = run is not None and start <= run.planned == run.computed

@@ -31,7 +31,7 @@ class PageRoom:
         token_limit: int,
     ) -> None:
         self.keeping = keeping
-        self._states = states
+        self.states = states
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
@@ -74,7 +74,7 @@ class PageRoom:
         which can soon share them.
         """
         start = sequence.position
-        if self._states is not None and (point := self._states.first_point(sequence)):
+        if self.states is not None and (point := self.states.first_point(sequence)):
             tokens = point - start  # nothing before it can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
@@ -125,8 +125,8 @@ class PageRoom:
         crossed = whole > before // self._pool.page_size
         if crossed and self._prefix and run.node is not None:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
-        if self._states is not None:
-            self._states.published(sequence, run)
+        if self.states is not None:
+            self.states.published(sequence, run)
         self.keeping.advanced(sequence, run, before)
 
     def flush(self) -> None:
@@ -143,8 +143,8 @@ class PageRoom:
             return run.pages
         whole = run.computed // self._pool.page_size
         node = self._prefix.leave(run.node, sequence.content, run.pages[:whole], whole)
-        if self._states is not None:
-            self._states.left(sequence, run, node)
+        if self.states is not None:
+            self.states.left(sequence, run, node)
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:

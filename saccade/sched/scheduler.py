@@ -62,10 +62,10 @@ class Scheduler:
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         keeping = Keeping(prefix, embeddings, pool.page_size)
-        self._states: StateKeeper | None = None
+        states = None
         if prefix is not None and prefix.snapshots is not None:
-            self._states = StateKeeper(prefix, pool.page_size, limits.snapshot_tokens)
-        self._room = PageRoom(pool, prefix, keeping, self._states, self.token_limit)
+            states = StateKeeper(prefix, pool.page_size, limits.snapshot_tokens)
+        self._room = PageRoom(pool, prefix, keeping, states, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
@@ -254,8 +254,8 @@ class Scheduler:
                 self._claim(sequence, run, run.planned + 1) > run.planned
             ):
                 builder.decode(sequence, run)
-                if self._states is not None:
-                    self._states.planned(run, builder)
+                if self._room.states is not None:
+                    self._room.states.planned(run, builder)
             elif not (run.drawing or self._pages_in_flight):
                 self._preempt(sequence)
                 self.waiting.put_back(sequence)
@@ -299,8 +299,8 @@ class Scheduler:
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
-        if self._states is not None:
-            self._states.admitted(sequence, run, path, builder)
+        if self._room.states is not None:
+            self._room.states.admitted(sequence, run, path, builder)
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
@@ -315,8 +315,8 @@ class Scheduler:
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
-        if self._states is not None:
-            end = self._states.cut(run, end)
+        if self._room.states is not None:
+            end = self._room.states.cut(run, end)
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
         # device's budget by one image rather than wait, so that somebody always goes on.
         may_exceed = not builder.prefilling and run.planned == run.computed
@@ -325,8 +325,8 @@ class Scheduler:
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             builder.prefill(sequence, run, end)
-            if self._states is not None:
-                self._states.planned(run, builder)
+            if self._room.states is not None:
+                self._room.states.planned(run, builder)
 
     # ---- pages
 
@@ -474,6 +474,6 @@ class Scheduler:
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
         self._room.audit(holders)
-        if self._states is not None:
-            self._states.audit(s.run for s in self.running if s.run is not None)
+        if self._room.states is not None:
+            self._room.states.audit(s.run for s in self.running if s.run is not None)
         self.gallery.audit()

@@ -54,7 +54,14 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "name",
-    ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen3.5"],
+    [
+        "tiny-qwen2-vl",
+        "tiny-qwen2.5-vl",
+        "tiny-qwen3-vl",
+        "tiny-qwen3-vl-moe",
+        "tiny-qwen3.5",
+        "tiny-qwen3.5-moe",
+    ],
 )
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))

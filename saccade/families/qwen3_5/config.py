@@ -43,32 +43,25 @@ class DeltaConfig:
         return self.value_heads * self.value_dim
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridConfig(TextConfig):
-    """The language model. full: which layers have full attention; the others have the delta rule.
-    rotary_dim: values of a head, its first ones, that are turned. shared: values of the expert that
-    all rows go to besides; 0 where layers have no experts.
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """What the language model has beyond `TextConfig`. full: which layers have full attention; the
+    others have the delta rule. rotary_dim: values of a head, its first ones, that are turned.
+    shared: values of the expert that all rows go to besides; 0 where layers have no experts.
     """
 
     full: tuple[bool, ...]
     delta: DeltaConfig
     rotary_dim: int
-    shared: int = 0
+    shared: int
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedConfig:
-    """All that the JSON files say."""
-
-    vision: VisionConfig
-    text: HybridConfig
-    image_rules: ImageRules
-
-
-def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
-    """Raises CheckpointError naming file and field."""
+def parse_config(
+    checkpoint: Checkpoint,
+) -> tuple[VisionConfig, TextConfig, HybridConfig, ImageRules]:
+    """All that the JSON files say. Raises CheckpointError naming file and field."""
     config = checkpoint.config
-    text = _text(config, config.section("text_config"))
+    text, hybrid = _text(config, config.section("text_config"))
     section = config.section("vision_config")
     # Some files name the levels that the tower has not got: an empty list of them.
     levels: dict[str, list[int]] = {"deepstack_visual_indexes": []}
@@ -78,10 +71,10 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
             f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
             f"model takes {text.hidden}"
         )
-    return ParsedConfig(vision, text, image_rules("qwen3_vl", vision, checkpoint.processor))
+    return vision, text, hybrid, image_rules("qwen3_vl", vision, checkpoint.processor)
 
 
-def _text(config: Section, text: Section) -> HybridConfig:
+def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
     if text.flag("attention_bias"):
         raise CheckpointError(f"{text.where}: attention_bias is not supported")
     if not text.flag("attn_output_gate", default=True):
@@ -99,7 +92,7 @@ def _text(config: Section, text: Section) -> HybridConfig:
     layers = text.integer("num_hidden_layers")
     sparse = text.has("num_experts")
     shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
-    return HybridConfig(
+    model = TextConfig(
         vocab_size=text.integer("vocab_size"),
         hidden=text.integer("hidden_size"),
         intermediate=shared or text.integer("intermediate_size"),
@@ -114,11 +107,8 @@ def _text(config: Section, text: Section) -> HybridConfig:
         qk_norm=True,
         tied=config.flag("tie_word_embeddings"),
         experts=experts_config(text) if sparse else None,
-        full=_layers(text, layers),
-        delta=_delta(text),
-        rotary_dim=rotary_dim,
-        shared=shared,
     )
+    return model, HybridConfig(_layers(text, layers), _delta(text), rotary_dim, shared)
 
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:

@@ -35,7 +35,7 @@ class Qwen35Net:
         self.vision = VisionTower(
             weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
         )
-        self.text = HybridModel(weights, spec.text, shard)
+        self.text = HybridModel(weights, spec.text, spec.hybrid, shard)
 
     @property
     def hidden(self) -> int:

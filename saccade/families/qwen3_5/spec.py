@@ -13,14 +13,14 @@ from saccade.families.qwen3_5.config import HybridConfig, parse_config
 from saccade.families.qwen_vl.spec import QwenVLSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
     """CPU facts of one Qwen3.5 checkpoint; implements `core.family.FamilySpec`."""
 
-    text: HybridConfig
+    hybrid: HybridConfig
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        text, delta = self.text, self.text.delta
+        text, delta = self.text, self.hybrid.delta
         shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
         channels = (2 * delta.keys + delta.values) // ranks
         full = heads_cache(text.kv_heads, text.head_dim, ranks)
@@ -28,11 +28,11 @@ class Qwen35Spec(QwenVLSpec):
             Cache("recurrent", shape, "sequence", "float32"),
             Cache("conv", (delta.taps - 1, channels), "sequence"),
         )
-        return KVSpec(tuple(full if is_full else linear for is_full in text.full))
+        return KVSpec(tuple(full if is_full else linear for is_full in self.hybrid.full))
 
     @property
     def cuts(self) -> Cuts:
-        text, delta, vision = self.text, self.text.delta, self.vision
+        text, delta, vision = self.text, self.hybrid.delta, self.vision
         experts = text.experts
         return Cuts(
             text=(
@@ -53,14 +53,15 @@ class Qwen35Spec(QwenVLSpec):
 
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
-    parsed = parse_config(checkpoint)
-    text = checkpoint.config.section("text_config")
+    vision, text, hybrid, rules = parse_config(checkpoint)
+    section = checkpoint.config.section("text_config")
     return Qwen35Spec(
-        family="qwen3_5_moe" if parsed.text.experts else "qwen3_5",
-        vision=parsed.vision,
-        text=parsed.text,
-        image_rules=parsed.image_rules,
+        family="qwen3_5_moe" if text.experts else "qwen3_5",
+        vision=vision,
+        text=text,
+        hybrid=hybrid,
+        image_rules=rules,
         image_token_id=checkpoint.config.integer("image_token_id", default=248056),
-        eos_token_ids=checkpoint.eos_token_ids(text),
-        dtype=checkpoint.dtype(text),
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
     )

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.families.qwen3_5.config import DeltaConfig, HybridConfig
-from saccade.families.qwen_vl.config import ExpertsConfig
+from saccade.families.qwen_vl.config import ExpertsConfig, TextConfig
 from saccade.families.qwen_vl.text import MultiRope
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.linear import linear
@@ -37,7 +37,7 @@ class GatedAttention:
     __slots__ = ("heads", "kv_heads", "layer", "out", "qk_norm", "wide")
 
     def __init__(
-        self, weights: Weights, name: str, config: HybridConfig, shard: Shard, layer: int
+        self, weights: Weights, name: str, config: TextConfig, shard: Shard, layer: int
     ) -> None:
         self.layer = layer
         dim, hidden = config.head_dim, config.hidden
@@ -93,9 +93,14 @@ class GatedDelta:
     )
 
     def __init__(
-        self, weights: Weights, name: str, config: HybridConfig, shard: Shard, layer: int
+        self,
+        weights: Weights,
+        name: str,
+        config: TextConfig,
+        delta: DeltaConfig,
+        shard: Shard,
+        layer: int,
     ) -> None:
-        delta = config.delta
         self.layer = layer
         self.eps = config.rms_eps
         self.gate_width = shard.divide(delta.values, "linear attention values")
@@ -161,17 +166,17 @@ class SharedSparseMLP:
         self,
         weights: Weights,
         name: str,
-        config: HybridConfig,
+        hidden: int,
         experts: ExpertsConfig,
+        shared: int,
         shard: Shard,
     ) -> None:
-        hidden = config.hidden
         shape = MoEShape(
             hidden, experts.width, experts.count, experts.top, "silu", outputs_first=True
         )
         self.sparse = SparseMLP(weights, name, shape, shard)
         self.shared = GatedMLP(
-            weights, f"{name}.shared_expert", (hidden, config.shared), "silu", shard, bias=False
+            weights, f"{name}.shared_expert", (hidden, shared), "silu", shard, bias=False
         )
         self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
 
@@ -187,16 +192,20 @@ class HybridLayer:
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
 
-    def __init__(self, weights: Weights, layer: int, config: HybridConfig, shard: Shard) -> None:
+    def __init__(
+        self, weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
+    ) -> None:
         name, eps = f"language_model.layers.{layer}", config.rms_eps
         self.mixer_norm = RMSNorm(
             weights, f"{name}.input_layernorm", config.hidden, eps, around_one=True
         )
         self.mixer: GatedAttention | GatedDelta
-        if config.full[layer]:
+        if hybrid.full[layer]:
             self.mixer = GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
         else:
-            self.mixer = GatedDelta(weights, f"{name}.linear_attn", config, shard, layer)
+            self.mixer = GatedDelta(
+                weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer
+            )
         self.mlp_norm = RMSNorm(
             weights, f"{name}.post_attention_layernorm", config.hidden, eps, around_one=True
         )
@@ -205,7 +214,9 @@ class HybridLayer:
             sizes = (config.hidden, config.intermediate)
             self.mlp = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
         else:
-            self.mlp = SharedSparseMLP(weights, f"{name}.mlp", config, config.experts, shard)
+            self.mlp = SharedSparseMLP(
+                weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
+            )
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
@@ -226,11 +237,13 @@ class HybridModel:
 
     __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
 
-    def __init__(self, weights: Weights, config: HybridConfig, shard: Shard) -> None:
+    def __init__(
+        self, weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
+    ) -> None:
         table = (config.vocab_size, config.hidden)
         self.config = config
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        self.layers = [HybridLayer(weights, i, config, shard) for i in range(config.layers)]
+        self.layers = [HybridLayer(weights, i, config, hybrid, shard) for i in range(config.layers)]
         self.norm = RMSNorm(
             weights, "language_model.norm", config.hidden, config.rms_eps, around_one=True
         )
@@ -239,7 +252,7 @@ class HybridModel:
             if config.tied
             else TokenEmbedding(weights, "lm_head.weight", table, shard)
         )
-        self.rope = MultiRope(config.rope, config.rotary_dim, weights.device)
+        self.rope = MultiRope(config.rope, hybrid.rotary_dim, weights.device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """States [T, hidden] after the last layer."""
