@@ -119,8 +119,9 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound. `states`: rows of what the model keeps
-    per sequence (`family.KVSpec`), the dummy row 0 included; 0 where that is nothing.
+    patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
+    per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
+    prompts, one in so many tokens. 0 where the model keeps nothing.
     """
 
     device: Literal["cpu", "cuda"]
@@ -137,7 +138,8 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
-    states: int = 0
+    snapshots: int = 0
+    snapshot_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:

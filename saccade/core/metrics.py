@@ -147,6 +147,8 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
+    Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
+    Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(
         "saccade_pinned",
         "gauge",

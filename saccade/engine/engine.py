@@ -305,6 +305,9 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     if scheduler.prefix is not None:
         cached = scheduler.prefix.pages
         metrics.set("saccade_kv_evictions_total", scheduler.prefix.evictions)
+        if (snapshots := scheduler.prefix.snapshots) is not None:
+            metrics.set("saccade_snapshots", len(snapshots))
+            metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
     metrics.set("saccade_kv_pages", pool.free, owner="free")
     metrics.set("saccade_kv_pages", cached, owner="prefix")
     metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

@@ -20,6 +20,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
+from saccade.cache.snapshots import Snapshots
 from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
@@ -166,6 +167,7 @@ def build_scheduler(
         arena_bytes=arena_bytes,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
+        snapshot_tokens=config.snapshot_tokens,
     )
     embeddings = EmbeddingCache(
         config.embeddings,
@@ -174,7 +176,11 @@ def build_scheduler(
         pins=PinBook(int(pinned_share * config.embeddings.device_bytes)),
     )
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
-    prefix = PrefixCache(pool, pins) if config.prefix_cache else None
+    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots)
+    prefix = None
+    if config.prefix_cache and (config.snapshots or not keeps_states):
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 

@@ -32,7 +32,7 @@ from saccade.core.config import (
     StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
-from saccade.core.family import FamilySpec
+from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.options import (
     EngineOptions,
     MediaOptions,
@@ -97,6 +97,17 @@ LARGE_IMAGE_STEPS = 8
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
+
+
+STATES_PART = 4
+"""Unless told otherwise, states of running sequences take at most one part in so many of the memory
+for states and pages."""
+SNAPSHOTS_PART = 3
+"""Of what they leave, snapshots of states take one part in so many, pages the others."""
+LEAST_SNAPSHOT_TOKENS = 256
+SNAPSHOTS_RUNNING = 4
+FEWEST_SNAPSHOTS = 2
+"""With fewer the prefix cache of a model that keeps states is off."""
 
 
 NARROW_ENCODER = 256
@@ -198,7 +209,6 @@ def resolve(
     """
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
-    max_running = engine.max_running_requests or (256 if cuda else 32)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
     if context > spec.context_length:
@@ -207,28 +217,28 @@ def resolve(
             "at most"
         )
     kv = resolve_kv(model, hardware)
-    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks, kept=kv.dtype)
-    used = hardware.total_bytes - hardware.free_bytes
-    # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
-    budget = (
-        int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
-    )
+    kept = spec.kv_spec(ranks).keeping(kv.dtype)
+    page_bytes = engine.page_size * kept.token_bytes(dtype)
+    budget = memory_budget(hardware, fraction)
+    max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
     graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
     if model.piecewise_graph_tokens is None:
         graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
     claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
     free = max(0, hardware.free_bytes - claimed)
-    state_bytes = spec.kv_spec(ranks).state_bytes(dtype)
-    states = 1 + max_running if state_bytes else 0
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free) - states * state_bytes
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
+    snapshots, every = resolve_snapshots(
+        engine, kept, dtype, min(budget, free), max_running, enough
+    )
+    states = (max_running + snapshots) * kept.state_bytes(dtype)
+    kv_bytes = min(budget, free) - states
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # Below one context the pool itself is the limit.
     if kv_pages < 2:
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes - states * state_bytes)
+    left = max(0, free - kv_pages * page_bytes - states)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -237,7 +247,7 @@ def resolve(
         chunk_tokens=chunk,
         page_size=engine.page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache,
+        prefix_cache=not engine.disable_radix_cache and bool(snapshots or not states),
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         kv=kv,
@@ -246,8 +256,60 @@ def resolve(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
         graphs=graphs,
-        states=states,
+        snapshots=snapshots,
+        snapshot_tokens=every,
     )
+
+
+def memory_budget(hardware: Hardware, fraction: float) -> int:
+    """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
+    is ours to count on.
+    """
+    most = int(fraction * hardware.free_bytes)
+    if hardware.device == "cuda":
+        used = hardware.total_bytes - hardware.free_bytes
+        most = int(fraction * hardware.total_bytes) - used
+    return min(most, int(0.9 * hardware.free_bytes))
+
+
+def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
+    """Sequences that may run at a time, each of which takes `state_bytes` of the budget. Raises
+    ConfigError.
+    """
+    wanted = engine.max_running_requests
+    if wanted is not None and wanted * state_bytes > budget:
+        raise ConfigError(
+            f"--max-running-requests {wanted}: the state of a sequence takes "
+            f"{state_bytes / MIB:.1f} MiB, and there is room for {max(0, budget) // state_bytes}"
+        )
+    most = wanted or (256 if cuda else 32)
+    if wanted is None and state_bytes:
+        most = max(1, min(most, budget // STATES_PART // state_bytes))
+    return most
+
+
+def resolve_snapshots(
+    engine: EngineOptions,
+    kept: KVSpec,
+    dtype: Dtype,
+    budget: int,
+    max_running: int,
+    enough: int,
+) -> tuple[int, int]:
+    """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
+    prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
+    `enough`: tokens that pages are of use for.
+    """
+    state_bytes = kept.state_bytes(dtype)
+    if not state_bytes:
+        return 0, 0
+    every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
+    if engine.disable_radix_cache:
+        return 0, every
+    room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
+    # Each sequence that runs writes one beside the one that it keeps.
+    count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
+    return (count if count >= FEWEST_SNAPSHOTS else 0), every
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
@@ -519,6 +581,7 @@ def describe(
         f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
         f"{_describe_kv(config.kv)}"
     )
+    state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
     bounds, graphs = spec.pixel_bounds, config.graphs
     each = " per rank" if parallel.size > 1 else ""
     shared = (
@@ -531,7 +594,12 @@ def describe(
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
-        ("prefix cache", "on" if config.prefix_cache else "off"),
+        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
+        *(
+            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
+            if state_bytes
+            else ()
+        ),
         (
             "batch",
             f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
@@ -577,6 +645,18 @@ def _describe_kv(kv: KVConfig) -> str:
     if kv.dtype == "auto":
         return ""
     return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
+
+
+def _describe_prefix_cache(config: EngineConfig, state_bytes: int) -> str:
+    if not config.prefix_cache:
+        return "off"
+    if not state_bytes:
+        return "on"
+    taken = config.snapshots * state_bytes / MIB
+    return (
+        f"on, {_count(config.snapshots, 'snapshot')} of states = {taken:.0f} MiB, one in at most "
+        f"{_count(config.snapshot_tokens, 'token')}"
+    )
 
 
 def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:

@@ -16,6 +16,7 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
 from saccade.families.quantization import read_quantization
+from saccade.families.qwen3_5.spec import qwen3_5_spec
 from saccade.families.qwen_vl.spec import qwen_vl_spec
 
 if TYPE_CHECKING:
@@ -34,14 +35,20 @@ class Family:
 
 
 QWEN_VL = Family(qwen_vl_spec, "saccade.families.qwen_vl.net")
+QWEN3_5 = Family(qwen3_5_spec, "saccade.families.qwen3_5.net")
 
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
 }
-MODEL_TYPES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL)
+MODEL_TYPES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5),
+}
 
 
 def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:

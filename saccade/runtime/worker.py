@@ -35,6 +35,7 @@ from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_va
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.states import StateMemory
 from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
 from saccade.runtime.warm import warm_up
@@ -138,11 +139,13 @@ class Worker:
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
-        caches = allocate_caches(kept, config.kv_pages, size, dtype, device, config.states)
+        caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
+        self._states = StateMemory(kept, config.max_running + config.snapshots, dtype, device)
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
             size,
+            self._states.layers,
             dtype=dtype,
             scales=config.kv.scales,
             graphs=bool(sizes.count),
@@ -193,9 +196,8 @@ class Worker:
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step: close, open, moves, encode, forward, draw, save. On a CPU all of it is done
-        on return; on a GPU it is launched. A second plan may be begun before the first one's result
-        is read.
+        """Begin a step, in the plan's order. On a CPU all of it is done on return; on a GPU it is
+        launched. A second plan may be begun before the first one's result is read.
 
         masks: called where a row is `masked`, once all else has been launched; may block, and read
         the results of steps before.
@@ -216,12 +218,14 @@ class Worker:
                 )
         for move in plan.moves:
             self._embeddings.move(move)
+        self._states.copy(plan.restore)
         if plan.encode:
             self._vision.begin(plan.encode)
         for encoded in self._vision.advance(plan.tower):
             self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
         if plan.rows:
             self._forward(plan, step, masks)
+        self._states.copy(plan.snapshot)
         for key in plan.save:
             self._embeddings.save(key)
         return step

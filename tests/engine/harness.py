@@ -41,6 +41,8 @@ CONFIG = EngineConfig(
     prefix_cache=True,
     embeddings=EmbeddingBudgets(64 << 20),
     encode_patches=1 << 16,
+    snapshots=64,
+    snapshot_tokens=256,
 )
 
 
