@@ -70,29 +70,20 @@ def _load_fused(
     about.
     """
     every, width = slice(None), shape.width
+    cuts = mine, slice(width + mine.start, width + mine.stop)  # of the gates, and of up
     if shape.outputs_first:
         gates = (shape.experts, 2 * width, shape.hidden)
-        rows = (
-            weights.load(Part(f"{name}.gate_up_proj", gates, (every, mine))),
-            weights.load(
-                Part(
-                    f"{name}.gate_up_proj",
-                    gates,
-                    (every, slice(width + mine.start, width + mine.stop)),
-                )
-            ),
-        )  # [E, I, H] each
-        inner = weights.load(
-            Part(f"{name}.down_proj", (shape.experts, shape.hidden, width), (every, every, mine))
-        )
+        ups = [weights.load(Part(f"{name}.gate_up_proj", gates, (every, cut))) for cut in cuts]
+        downs = (shape.experts, shape.hidden, width)
+        inner = weights.load(Part(f"{name}.down_proj", downs, (every, every, mine)))
         return (
-            [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*rows)],
+            [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*ups)],
             [weights.matrix(each.contiguous(), f"{name}.down_proj") for each in inner],
         )
     gates = (shape.experts, shape.hidden, 2 * width)
     halves = [
         weights.load(Part(f"{name}.gate_up_proj", gates, (every, every, columns)))
-        for columns in (mine, slice(width + mine.start, width + mine.stop))
+        for columns in cuts
     ]  # [E, H, I] each
     downs = (shape.experts, width, shape.hidden)
     inner = weights.load(Part(f"{name}.down_proj", downs, (every, mine)))
