@@ -116,6 +116,10 @@ def free_port() -> int:
     return port
 
 
+QUICK = ("upscale_delay_s: 1", "downscale_delay_s: 2", "look_back_period_s: 2")
+"""Ray's own are made for hours."""
+
+
 def write_config(folder: Path, logs: Path, port: int, *options: str) -> Path:
     """By the command that users have."""
     path = logs / "deploy.yaml"
@@ -131,6 +135,9 @@ def deployed(folder: Path, logs: Path, replicas: int, *options: str) -> Iterator
     """`serve run` of the file, until as many servers are ready. Nothing is left of it."""
     port = free_port()
     path = write_config(folder, logs, port, "--replicas", str(replicas), *options)
+    scale = "autoscaling_config:\n"
+    quick = "".join(f"      {line}\n" for line in (*QUICK, "metrics_interval_s: 1"))
+    path.write_text(path.read_text().replace(scale, scale + quick))
     log = logs / "ray.log"
     short = tempfile.mkdtemp(prefix="ray")  # sockets lie in it, whose names may not be long
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short, "RAY_DEDUP_LOGS": "0"}
@@ -261,3 +268,36 @@ def test_what_is_killed_under_load_takes_nothing_along(fleet: RayFleet, whom: st
     print(f"another replica after {time.monotonic() - deaths[0]:.1f} s")
     messages: Any = chat(client, images[0], rounds=1)
     assert ask(client, messages).choices
+
+
+def test_servers_come_with_requests_and_go_when_theirs_have_ended(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A second server is started for a queue, and ended after it; what the server that goes was
+    answering is answered whole.
+    """
+    options = ("--max-replicas", "2", "--target-requests", "8")
+    with deployed(folder, tmp_path, 1, *options) as fleet, ThreadPoolExecutor(20) as pool:
+        client = fleet.client()
+
+        def stream(number: int, tokens: int) -> int:
+            settings: dict[str, Any] = {"extra_body": {"ignore_eos": True}, "timeout": 300}
+            messages = [user(text_part(f"{number} go on"))]
+            pieces = ask(client, messages, max_tokens=tokens, stream=True, **settings)
+            return [each.choices[0].finish_reason for each in pieces if each.choices].count(
+                "length"
+            )
+
+        began = time.monotonic()
+        queue = [pool.submit(stream, number, 1000) for number in range(20)]
+        servers = fleet.wait_for(2)
+        print(f"\na second server after {time.monotonic() - began:.1f} s")
+        assert all(each.result(timeout=300) for each in queue)
+        last = [pool.submit(stream, number, 2000) for number in range(50, 57)]  # less than a queue
+        deadline = time.monotonic() + 60
+        while not all(each.metric("saccade_requests_running") for each in servers):
+            assert time.monotonic() < deadline and not all(each.done() for each in last)
+            time.sleep(0.1)
+        (left,) = fleet.wait_for(1)
+        assert all(each.result(timeout=300) for each in last)
+        assert left.url in {each.url for each in servers}
