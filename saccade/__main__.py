@@ -21,17 +21,15 @@ from saccade import __version__
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     ConnectionOptions,
-    DeployOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
     PinOptions,
     ResponseOptions,
-    RouteOptions,
     ServerOptions,
-    SpreadOptions,
 )
+from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
 
 app = App(

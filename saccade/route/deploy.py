@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saccade.core.errors import ConfigError
-from saccade.core.options import DeployOptions, SpreadOptions
+from saccade.core.route_options import DeployOptions, SpreadOptions
 
 ENGINE, INGRESS = "engine", "ingress"
 """Names of the deployments."""

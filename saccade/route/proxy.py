@@ -29,7 +29,7 @@ from saccade.core.errors import (
     RequestError,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.options import SpreadOptions
+from saccade.core.route_options import SpreadOptions
 from saccade.route.everyone import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head

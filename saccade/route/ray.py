@@ -33,7 +33,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
-from saccade.core.options import SpreadOptions
+from saccade.core.route_options import SpreadOptions
 from saccade.route.deploy import ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.keys import Bearing

@@ -11,7 +11,7 @@ import yaml
 
 from saccade.__main__ import app
 from saccade.core.errors import ConfigError
-from saccade.core.options import DeployOptions, SpreadOptions
+from saccade.core.route_options import DeployOptions, SpreadOptions
 from saccade.route.deploy import as_yaml, ray_config
 
 SERVE = ("--dtype", "float32", "--served-model-name", 'it\'s "x": #1\n')
