@@ -1,5 +1,5 @@
-"""What the user may set of several servers: how requests are spread over them, by `saccade route` or
-on Ray Serve, and what Ray gives to each.
+"""What the user may set of several servers: how requests are spread over them, by `saccade route`
+or on Ray Serve, and what Ray gives to each.
 
 Written as `options.py` is: a field is an option, the string below it its help, None means "derive
 it". Knows nothing of how servers are asked.
