@@ -42,7 +42,8 @@ def ray_config(
     model: str, serve_options: Sequence[str], deploy: DeployOptions, spread: SpreadOptions
 ) -> dict[str, Any]:
     """The file's content."""
-    grace = [] if GRACE in serve_options else [GRACE, f"{deploy.drain:g}"]
+    told = any(option.partition("=")[0] == GRACE for option in serve_options)
+    grace = [] if told else [GRACE, f"{deploy.drain:g}"]
     args: dict[str, Any] = {
         "model": model,
         "options": [*serve_options, *grace],

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 
 import httpx
 
@@ -22,6 +21,8 @@ from saccade.core.errors import StartupError
 
 ANNOUNCED = "serving at "
 """What a server says once it is ready, before its address (`server/run.py`)."""
+GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
+"""The option of a server by which its requests may finish, and what it is unless told."""
 LAST_LINES = 20
 ASK_SECONDS = 5.0
 KILL_SECONDS = 10.0
@@ -49,7 +50,10 @@ class OwnedServer:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             text=True,
+            errors="replace",
         )
+        named = GRACE in options[:-1]
+        self._grace = float(options[options.index(GRACE) + 1]) if named else GRACE_SECONDS
         self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._http = httpx.AsyncClient(timeout=ASK_SECONDS)
         self._address: Future[str] = Future()
@@ -89,22 +93,14 @@ class OwnedServer:
         return {"running": values[RUNNING], "waiting": values[WAITING], "kv_use": round(use, 4)}
 
     async def end(self) -> None:
-        """Let its requests finish within its own grace (--shutdown-grace), then end it."""
+        """Let its requests finish within its own grace, then end it."""
         await self._http.aclose()
         self._process.terminate()
         try:
-            async with asyncio.timeout(None) as limit:
-                grace = self._grace()
-                limit.reschedule(asyncio.get_running_loop().time() + grace + KILL_SECONDS)
+            async with asyncio.timeout(self._grace + KILL_SECONDS):
                 await asyncio.shield(asyncio.wrap_future(self.ended))
         except TimeoutError:
             self._process.kill()
-
-    def _grace(self) -> float:
-        words = list(map(str, self._process.args if isinstance(self._process.args, list) else ()))
-        with suppress(ValueError, IndexError):
-            return float(words[words.index("--shutdown-grace") + 1])
-        return 30.0
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
