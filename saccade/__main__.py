@@ -1,5 +1,5 @@
-"""The command line: `saccade serve`, `route`, `chat`, `demo`, `version`; the tools' `bench`,
-`probe`, `eval`; the lab's `make-checkpoint`, `simulate`.
+"""The command line: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`; the tools'
+`bench`, `probe`, `eval`; the lab's `make-checkpoint`, `simulate`.
 
 Options come from the dataclasses of `core/options.py`, of the tools and of the lab.
 """
@@ -28,9 +28,9 @@ from saccade.core.options import (
     ParallelOptions,
     PinOptions,
     ResponseOptions,
-    RouteOptions,
     ServerOptions,
 )
+from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
 
 app = App(
@@ -41,7 +41,8 @@ app = App(
     default_parameter=Parameter(negative=""),
     help_flags=("--help", "--help-advanced", "-h"),
 )
-for tool in (bench, probe, evaluation):
+deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
+for tool in (bench, probe, evaluation, deploy):
     app.command(tool)
 
 LAB = Path(__file__).parent.parent
@@ -163,6 +164,35 @@ def route(
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return route_requests(options, edge)
+
+
+@deploy.command
+def ray(
+    model: str = "demo",
+    /,
+    *serve_options: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    options: Annotated[DeployOptions, flat("Deployment")] = DeployOptions(),  # noqa: B008
+    spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
+) -> None:
+    """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
+    serve run FILE. Ray itself is needed only there: pip install "saccade[ray]".
+
+    Parameters
+    ----------
+    model:
+        As for saccade serve: a folder, a hub id, or "demo". Each server's machine must have it.
+    serve_options:
+        After --: options of saccade serve, the same for each server.
+    """
+    from saccade.route.deploy import as_yaml, check_serve_options, ray_config
+
+    check_serve_options(serve_options)
+    app.parse_args(["serve", model, *serve_options])
+    told = as_yaml(ray_config(model, serve_options, options, spread))
+    if options.output is None:
+        print(told, end="")
+    else:
+        Path(options.output).write_text(told)
 
 
 @app.command

@@ -20,6 +20,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
 ROOMS_BESIDE = ("lab", "train")
+RAY = PACKAGE / "route" / "ray.py"
+"""Imports what only the extra `saccade[ray]` brings."""
 FILES = sorted(path for room in ("saccade", *ROOMS_BESIDE) for path in (ROOT / room).rglob("*.py"))
 
 
@@ -89,6 +91,24 @@ def test_a_module_imports_only_what_the_plan_allows(path: Path) -> None:
         assert any(fits(target, pattern) for pattern in allowed), (
             f"{module} may not import {target}"
         )
+
+
+def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        assert "route.ray" not in {name for name, _ in imports(tree)}, path
+        named = {
+            name.split(".")[0]
+            for node in ast.walk(tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert path == RAY or "ray" not in named, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -233,7 +253,7 @@ def test_the_front_half_imports_without_torch(room: str) -> None:
     modules = [
         f"saccade.{module_name(path)}"
         for path in sorted((PACKAGE / room).rglob("*.py"))
-        if path.stem != "worker"
+        if path.stem != "worker" and path != RAY
     ]
     load = f"import importlib, sys\nfor module in {modules!r}: importlib.import_module(module)"
     hostile = "'saccade.media.header', 'PIL.PngImagePlugin', 'PIL.AvifImagePlugin'"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from saccade.core.bounds import above, at_least, at_most, filled, named
+from saccade.core.bounds import above, at_least, at_most, named
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -461,45 +461,6 @@ class ConnectionOptions:
         at_least(16, self, "max_connections")
         at_least(1, self, "max_connections_per_address")
         above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class RouteOptions:
-    """How `saccade route` spreads requests over servers."""
-
-    workers: tuple[str, ...]
-    """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
-    host: str = "127.0.0.1"
-    """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
-    """
-    port: int = 8100
-    """Port to listen on; 0 picks a free one."""
-    affinity: Literal["image", "none"] = "image"
-    """image: a request goes where its oldest image has been seen, or where its chat began. none: to
-    any worker, to measure what affinity is worth.
-    """
-    max_body_mb: int = 256
-    """Largest request body, in MiB."""
-    max_inflight_mb: int | None = None
-    """MiB of bodies held for requests in flight; a request that would exceed it is answered 429.
-    Derived: a quarter of memory.
-    """
-    max_requests: int = 4096
-    """Requests in flight; more are answered 429."""
-    shutdown_grace: float = 30.0
-    """Seconds that requests get to finish when the router is told to stop."""
-
-    def __post_init__(self) -> None:
-        filled(self, "workers")
-        named(self, "workers")
-        at_least(0, self, "port", "shutdown_grace")
-        at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
-        at_most(65535, self, "port")
-
-    @property
-    def inflight_bytes(self) -> int:
-        """Bytes of bodies that may be held."""
-        return share_of_memory(self.max_inflight_mb)
 
 
 def share_of_memory(limit_mb: int | None) -> int:

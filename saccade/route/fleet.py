@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -100,6 +100,20 @@ class Fleet:
         if bearing.holder:
             ranked.sort(key=lambda replica: replica.instance != bearing.holder)
         return ranked
+
+    @asynccontextmanager
+    async def take(
+        self, bearing: Bearing, tried: Container[Backend]
+    ) -> AsyncIterator[Backend | None]:
+        """The worker that a request should try next; the request counts as its own meanwhile. None:
+        there is nobody left.
+        """
+        replica = next((each for each in self.order(bearing) if each not in tried), None)
+        if replica is None:
+            yield None
+        else:
+            with self.count(replica):
+                yield replica
 
     def told(self) -> dict[str, Any]:
         """What `/health` says."""

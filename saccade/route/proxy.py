@@ -29,7 +29,7 @@ from saccade.core.errors import (
     RequestError,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.options import RouteOptions
+from saccade.core.route_options import SpreadOptions
 from saccade.route.everyone import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
@@ -57,7 +57,7 @@ SSE_END = b"\n\n"
 class Proxy:
     """The ASGI application."""
 
-    def __init__(self, fleet: Fleet, options: RouteOptions, metrics: Metrics, bodies: Bodies):
+    def __init__(self, fleet: Fleet, options: SpreadOptions, metrics: Metrics, bodies: Bodies):
         self._fleet = fleet
         self._options = options
         self._metrics = metrics
@@ -136,29 +136,20 @@ class Proxy:
         tried: dict[Backend, str] = {}
         sent = 0
         while sent < MOST_TRIES:
-            untried = (each for each in self._fleet.order(bearing) if each not in tried)
-            if (replica := next(untried, None)) is None:
-                break
-            if tried:
-                self._metrics.inc("saccade_route_retries_total")
-            head = request_head(scope, replica.authority, len(body))
-            try:
-                with self._fleet.count(replica):
-                    exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
-                    async with exchange as (answer, content):
-                        if answer.status == 503:
-                            self._fleet.doubt(replica)
-                        with suppress(BufferError):  # some of it is still on its way
-                            body.clear()
-                            held.resize(0)
-                        await self._pass_on(scope["path"], send, answer, content)
-                        return
-            except WorkerGone as gone:
-                self._fleet.lost(replica, str(gone))
-                tried[replica] = str(gone)
-                sent += gone.sent
-                if gone.begun:
+            async with self._fleet.take(bearing, tried) as replica:
+                if replica is None:
                     break
+                if tried:
+                    self._metrics.inc("saccade_route_retries_total")
+                try:
+                    await self._exchange(replica, scope, send, body, held)
+                    return
+                except WorkerGone as gone:
+                    self._fleet.lost(replica, str(gone))
+                    tried[replica] = str(gone)
+                    sent += gone.sent
+                    if gone.begun:
+                        break
         if not tried:
             self._check_ready()
         self._metrics.inc("saccade_route_broken_total")
@@ -168,6 +159,20 @@ class Proxy:
             f"{len(tried)} of the {len(self._fleet.replicas)} workers were asked, and died before "
             "they answered: send the request again"
         )
+
+    async def _exchange(
+        self, replica: Backend, scope: Scope, send: Send, body: bytearray, held: Held
+    ) -> None:
+        """Raises WorkerGone before the answer has begun."""
+        head = request_head(scope, replica.authority, len(body))
+        exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
+        async with exchange as (answer, content):
+            if answer.status == 503:
+                self._fleet.doubt(replica)
+            with suppress(BufferError):  # some of it is still on its way
+                body.clear()
+                held.resize(0)
+            await self._pass_on(scope["path"], send, answer, content)
 
     async def _pass_on(
         self, path: str, send: Send, answer: Head, content: AsyncIterator[bytes]

@@ -11,7 +11,8 @@ import uvloop
 
 from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
-from saccade.core.options import ConnectionOptions, RouteOptions
+from saccade.core.options import ConnectionOptions
+from saccade.core.route_options import RouteOptions
 from saccade.route.fleet import Fleet
 from saccade.route.proxy import OWN_PATHS, Proxy
 from saccade.server.body import Bodies

@@ -1,0 +1,103 @@
+"""What the user may set of several servers: how requests are spread over them, by `saccade route`
+or on Ray Serve, and what Ray gives to each.
+
+Written as `options.py` is: a field is an option, the string below it its help, None means "derive
+it". Knows nothing of how servers are asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.core.bounds import above, at_least, at_most, filled, named
+from saccade.core.errors import ConfigError
+from saccade.core.options import share_of_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadOptions:
+    """How requests are spread over servers, by whatever router."""
+
+    affinity: Literal["image", "none"] = "image"
+    """image: a request goes where its oldest image has been seen, or where its chat began. none: to
+    any worker, to measure what affinity is worth.
+    """
+    max_body_mb: int = 256
+    """Largest request body, in MiB."""
+    max_inflight_mb: int | None = None
+    """MiB of bodies held for requests in flight; a request that would exceed it is answered 429.
+    Derived: a quarter of memory.
+    """
+    max_requests: int = 4096
+    """Requests in flight; more are answered 429."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes of bodies that may be held."""
+        return share_of_memory(self.max_inflight_mb)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOptions(SpreadOptions):
+    """How `saccade route` spreads requests over servers."""
+
+    workers: tuple[str, ...]
+    """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
+    """
+    port: int = 8100
+    """Port to listen on; 0 picks a free one."""
+    shutdown_grace: float = 30.0
+    """Seconds that requests get to finish when the router is told to stop."""
+
+    def __post_init__(self) -> None:
+        SpreadOptions.__post_init__(self)
+        filled(self, "workers")
+        named(self, "workers")
+        at_least(0, self, "port", "shutdown_grace")
+        at_most(65535, self, "port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployOptions:
+    """What of a cluster Ray Serve gives to servers."""
+
+    replicas: int = 1
+    """Servers; with --max-replicas, the fewest."""
+    max_replicas: int | None = None
+    """Most servers: Ray starts and ends them by the requests that they have. Derived: --replicas,
+    always.
+    """
+    target_requests: float = 32.0
+    """Requests of a server, running and waiting, that more servers are started above."""
+    gpus: float = 1.0
+    """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs."""
+    cpus: float = 4.0
+    """CPU cores that Ray books for each server. Ray books, and hinders nobody."""
+    ingresses: int = 1
+    """Processes that take requests and rank servers."""
+    max_ongoing: int = 256
+    """Requests that one server is given at a time; more wait at the ingress."""
+    drain: float = 60.0
+    """Seconds that a server's requests get to finish when it is ended."""
+    host: str = "127.0.0.1"
+    """Address on which Ray listens for requests. Keys are the servers' to check."""
+    port: int = 8000
+    """Port of the same."""
+    output: str | None = None
+    """File to write to. Derived: standard output."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "replicas", "max_replicas", "ingresses", "max_ongoing", "port")
+        at_least(0, self, "gpus", "drain")
+        above(0, self, "cpus", "target_requests")
+        at_most(65535, self, "port")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ConfigError(
+                f"--max-replicas {self.max_replicas}: must be at least --replicas {self.replicas}"
+            )

@@ -1,0 +1,121 @@
+"""What Ray Serve is told of a deployment: the file that `serve run` and `serve deploy` read.
+
+Imports no Ray: the file can be written anywhere. Knows nothing of how requests are routed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from saccade.core.errors import ConfigError
+from saccade.core.route_options import DeployOptions, SpreadOptions
+
+ENGINE, INGRESS = "engine", "ingress"
+"""Names of the deployments."""
+REQUESTS = "requests"
+"""What `by_queue` counts, as a server's replica tells Ray."""
+APP = "saccade.route.ray:app"
+ROUTER = "saccade.route.ray.DigestAffinityRouter"
+POLICY = "saccade.route.ray:by_queue"
+GRACE = "--shutdown-grace"
+INGRESS_CPUS = 0.5
+MARGIN_SECONDS = 20.0
+"""After a server's own grace, until Ray kills its replica."""
+
+
+def check_serve_options(options: Sequence[str]) -> None:
+    """Raises ConfigError for what the replicas decide, and for what must not be in a file."""
+    for option in options:
+        name = option.partition("=")[0]
+        if name in ("--host", "--port"):
+            raise ConfigError(f"{name}: each server listens where its replica puts it")
+        if name == "--api-key":
+            raise ConfigError(
+                "--api-key: the file would hold the key; set SACCADE_API_KEY where Ray starts, or "
+                "give --api-keys-file"
+            )
+
+
+def ray_config(
+    model: str, serve_options: Sequence[str], deploy: DeployOptions, spread: SpreadOptions
+) -> dict[str, Any]:
+    """The file's content."""
+    told = any(option.partition("=")[0] == GRACE for option in serve_options)
+    grace = [] if told else [GRACE, f"{deploy.drain:g}"]
+    args: dict[str, Any] = {
+        "model": model,
+        "options": [*serve_options, *grace],
+        "affinity": spread.affinity,
+        "max_body_mb": spread.max_body_mb,
+        "max_requests": spread.max_requests,
+    }
+    if spread.max_inflight_mb is not None:
+        args["max_inflight_mb"] = spread.max_inflight_mb
+    application = {
+        "name": "saccade",
+        "route_prefix": "/",
+        "import_path": APP,
+        "args": args,
+        "deployments": [_engine(deploy), _ingress(deploy, spread)],
+    }
+    http = {"host": deploy.host, "port": deploy.port, "request_timeout_s": None}
+    return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
+
+
+def _engine(deploy: DeployOptions) -> dict[str, Any]:
+    scale: dict[str, Any] = {"num_replicas": deploy.replicas}
+    if deploy.max_replicas is not None:
+        autoscaling = {
+            "min_replicas": deploy.replicas,
+            "max_replicas": deploy.max_replicas,
+            "target_ongoing_requests": deploy.target_requests,
+            "policy": {"policy_function": POLICY},
+        }
+        scale = {"autoscaling_config": autoscaling}
+    return {
+        "name": ENGINE,
+        **scale,
+        "max_ongoing_requests": deploy.max_ongoing,
+        "logging_config": {"enable_access_log": False},  # the ingress asks once a second
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 10.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": deploy.drain + MARGIN_SECONDS,
+        "request_router_config": {
+            "request_router_class": ROUTER,
+            "request_routing_stats_period_s": 2.0,
+        },
+        "ray_actor_options": {"num_cpus": deploy.cpus, "num_gpus": deploy.gpus},
+    }
+
+
+def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
+    return {
+        "name": INGRESS,
+        "num_replicas": deploy.ingresses,
+        "max_ongoing_requests": spread.max_requests,
+        "graceful_shutdown_timeout_s": deploy.drain + MARGIN_SECONDS,
+        "ray_actor_options": {"num_cpus": INGRESS_CPUS},
+    }
+
+
+def as_yaml(value: Mapping[str, Any]) -> str:
+    """Mappings and lists of mappings as lines, everything else as JSON, which YAML contains."""
+    return "\n".join(_lines(value)) + "\n"
+
+
+def _lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, each in value.items():
+        if isinstance(each, Mapping) and each:
+            yield f"{indent}{name}:"
+            yield from _lines(each, indent + "  ")
+        elif isinstance(each, list) and each and isinstance(each[0], Mapping):
+            yield f"{indent}{name}:"
+            for item in each:
+                first, *rest = _lines(item, indent + "  ")
+                yield f"{indent}- {first.strip()}"
+                yield from rest
+        else:
+            yield f"{indent}{name}: {json.dumps(each)}"

@@ -1,0 +1,116 @@
+"""A `saccade serve` process that a replica of Ray Serve owns: its start, how it is, its end.
+
+The server is the one that runs without Ray: a process with a port of its own, which ends with its
+owner. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import httpx
+
+from saccade.core.errors import StartupError
+
+ANNOUNCED = "serving at "
+"""What a server says once it is ready, before its address (`server/run.py`)."""
+GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
+"""The option of a server by which its requests may finish, and what it is unless told."""
+LAST_LINES = 20
+ASK_SECONDS = 5.0
+KILL_SECONDS = 10.0
+"""After its grace, a server gets so long to end before it is killed."""
+INSTANCE_HEADER = "x-saccade-instance"
+PAGES, RUNNING = "saccade_kv_pages", "saccade_requests_running"
+WAITING = "saccade_requests_waiting"
+FREE = 'owner="free"'
+
+
+class OwnedServer:
+    """One server. `ended` is done when its process has gone: with its exit status."""
+
+    def __init__(self, model: str, options: Sequence[str], host: str) -> None:
+        """Starts it. The calling thread must last as long as the process shall: the server ends
+        with it.
+        """
+        words = ["serve", model, *options, "--host", host, "--port", "0"]
+        if "--metrics-without-key" not in options:
+            words.append("--metrics-without-key")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "saccade.route.tied", str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        named = GRACE in options[:-1]
+        self._grace = float(options[options.index(GRACE) + 1]) if named else GRACE_SECONDS
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
+        self._http = httpx.AsyncClient(timeout=ASK_SECONDS)
+        self._address: Future[str] = Future()
+        self.ended: Future[int] = Future()
+        threading.Thread(target=self._listen, daemon=True, name="saccade-owned").start()
+
+    def ready(self) -> str:
+        """Its URL, once it serves. Raises StartupError."""
+        return self._address.result()
+
+    async def health(self) -> str:
+        """The name of its run. Raises RuntimeError if it does not say that it is well."""
+        try:
+            answer = await self._http.get(f"{self._address.result(0)}/health")
+        except httpx.TransportError as error:
+            raise RuntimeError(f"the server does not answer: {error!r}") from None
+        if not answer.is_success:
+            raise RuntimeError(f"the server is not well: {answer.text[:400]}")
+        return str(answer.headers.get(INSTANCE_HEADER, ""))
+
+    async def stats(self) -> dict[str, float]:
+        """`running` and `waiting`: its requests; `kv_use`: the share of its pages that is in use.
+
+        Raises httpx.TransportError.
+        """
+        told = (await self._http.get(f"{self._address.result(0)}/metrics")).text
+        values = {RUNNING: 0.0, WAITING: 0.0}
+        pages = {FREE: 0.0}
+        for line in told.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name in values:
+                values[name] = float(value)
+            elif name.startswith(f"{PAGES}{{"):
+                pages[name[len(PAGES) + 1 : -1]] = float(value)
+        every = sum(pages.values())
+        use = 1 - pages[FREE] / every if every else 0.0
+        return {"running": values[RUNNING], "waiting": values[WAITING], "kv_use": round(use, 4)}
+
+    async def end(self) -> None:
+        """Let its requests finish within its own grace, then end it."""
+        await self._http.aclose()
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(self._grace + KILL_SECONDS):
+                await asyncio.shield(asyncio.wrap_future(self.ended))
+        except TimeoutError:
+            self._process.kill()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            print(line, end="", flush=True)
+            self._said.append(line)
+            if line.startswith(ANNOUNCED) and not self._address.done():
+                self._address.set_result(line.removeprefix(ANNOUNCED).strip().removesuffix("/v1"))
+        status = self._process.wait()
+        if not self._address.done():
+            why = "".join(self._said).strip()
+            self._address.set_exception(StartupError(f"the server ended with {status}: {why}"))
+        self.ended.set_result(status)

@@ -1,0 +1,288 @@
+"""Saccade on Ray Serve: `serve run saccade.route.ray:app model=MODEL`, or the file that `saccade
+deploy ray` writes.
+
+Two deployments. `engine`: each replica owns a real `saccade serve` process (`owned.py`).
+`ingress`: the router of `saccade route` as it is (`proxy.py`), but for who is asked: Ray knows the
+replicas, and picks one of them by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a
+place of that replica while the request lasts; the request itself goes from the ingress to the
+server by HTTP, so that streams, aborts, files, errors and retries are those of `saccade route`.
+
+The only module that imports Ray (the extra `saccade[ray]`); nothing imports this one but Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+from collections.abc import AsyncIterator, Container, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingContext, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message, Receive, Scope, Send
+
+from saccade.core.errors import Overloaded
+from saccade.core.metrics import ROUTED, Metrics
+from saccade.core.route_options import SpreadOptions
+from saccade.route.deploy import ENGINE, INGRESS, REQUESTS
+from saccade.route.fleet import Backend, Fleet
+from saccade.route.keys import Bearing
+from saccade.route.owned import OwnedServer
+from saccade.route.proxy import Proxy
+from saccade.route.rank import rank
+from saccade.server.body import Bodies
+from saccade.server.gate import RequestIds
+
+log = logging.getLogger("saccade")
+
+PLACE_SECONDS = 30.0
+"""A request waits so long for a place at a server."""
+LIST_SECONDS = 1.0
+"""Between two looks at which replicas there are."""
+LIST_TIMEOUT = 5.0
+BODY_SECONDS = 300.0
+NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
+"""Headers of an answer that Ray's own HTTP server writes."""
+
+
+class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """What `app` takes. `options`: those of `saccade serve`, as a list or as a line."""
+
+    model: str = "demo"
+    options: list[str] | str = []
+    affinity: str = "image"
+    max_body_mb: int = 256
+    max_inflight_mb: int | None = None
+    max_requests: int = 4096
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """The application. Raises msgspec.ValidationError, ConfigError."""
+    told = msgspec.convert(args, AppArgs, strict=False)
+    spread = SpreadOptions(
+        affinity="none" if told.affinity == "none" else "image",
+        max_body_mb=told.max_body_mb,
+        max_inflight_mb=told.max_inflight_mb,
+        max_requests=told.max_requests,
+    )
+    options = shlex.split(told.options) if isinstance(told.options, str) else told.options
+
+    def build() -> RayIngress:
+        """In the ingress's own process."""
+        name = serve.get_replica_context().app_name
+        return RayIngress(serve.get_deployment_handle(ENGINE, name), spread)
+
+    engine = serve.deployment(
+        name=ENGINE,
+        max_ongoing_requests=256,
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        request_router_config=RequestRouterConfig(request_router_class=DigestAffinityRouter),
+    )(RayEngine)
+    ingress = serve.deployment(serve.ingress(build)(), name=INGRESS, max_ongoing_requests=4096)
+    return ingress.bind(engine.bind(told.model, options))
+
+
+# ---- servers
+
+
+class RayEngine:
+    """A replica: the owner of one server. What Ray asks of it, it asks the server."""
+
+    def __init__(self, model: str, options: Sequence[str]) -> None:
+        """Returns once the server serves. Raises StartupError."""
+        self._ending = False
+        self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
+        self._url = self._server.ready()
+        self._server.ended.add_done_callback(self._follow)
+
+    def _follow(self, ended: Future[int]) -> None:
+        """The server has died: so does its replica, at once, and Ray starts another."""
+        if not self._ending:
+            log.error("the server has ended with %s: so does its replica", ended.result())
+            os._exit(1)
+
+    async def where(self) -> dict[str, str]:
+        """Its name for Ray, its server's URL, and the run of the server that it is."""
+        name = serve.get_replica_context().replica_id.unique_id
+        return {"name": name, "url": self._url, "instance": await self._server.health()}
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """What routers know of it, from its start on."""
+        return await self.where()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What routers are told every few seconds."""
+        return await self._server.stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `by_queue` looks at."""
+        told = await self._server.stats()
+        return {REQUESTS: told["running"] + told["waiting"]}
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError."""
+        await self._server.health()
+
+    async def __del__(self) -> None:
+        """Ray has let its requests finish, and ends it."""
+        self._ending = True
+        await self._server.end()
+
+
+def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """How many servers there should be: one for each `target_ongoing_requests` that servers have,
+    running or waiting, and that wait for a server.
+    """
+    told = (context.aggregated_metrics or {}).get(REQUESTS, {})
+    if not told:
+        return context.target_num_replicas, {}
+    waiting = sum(told.values()) + (context.total_queued_requests or 0)
+    return waiting / context.config.get_target_ongoing_requests(), {}
+
+
+class DigestAffinityRouter(RequestRouter):
+    """Which replicas a request should try: those that `rank` names, in its order."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Replicas in the order in which they are to be tried, each alone.
+
+        The request's keys, the replicas that it has tried in vain, and the instance that keeps what
+        it continues, come as keyword arguments of the call (`RayFleet.take`).
+        """
+        asked: dict[str, Any] = {}
+        if pending_request is not None:
+            asked = pending_request.kwargs
+            # All have been tried by then: wait before the next round.
+            pending_request.routing_context.should_backoff = True
+        tried = asked.get("tried", ())
+        by_name = {
+            each.replica_id.unique_id: each
+            for each in candidate_replicas
+            if each.replica_id.unique_id not in tried
+        }
+        load = {
+            name: self.replica_queue_len_cache.get(each.replica_id) or 0
+            for name, each in by_name.items()
+        }
+        ranked = [by_name[name] for name in rank(asked.get("keys", ()), [*by_name], load)]
+        if holder := asked.get("holder", ""):
+            ranked.sort(key=lambda each: each.replica_metadata.get("instance") != holder)
+        return [[each] for each in ranked]
+
+
+# ---- the router in front of them
+
+
+class RayFleet(Fleet):
+    """The servers of the replicas that Ray has. Ray says which there are, and who is asked."""
+
+    def __init__(self, engines: DeploymentHandle, metrics: Metrics) -> None:
+        super().__init__((), metrics)
+        self._engines = engines
+        self._names: dict[Backend, str] = {}  # Ray's
+
+    @asynccontextmanager
+    async def take(
+        self, bearing: Bearing, tried: Container[Backend]
+    ) -> AsyncIterator[Backend | None]:
+        """As Fleet's; raises Overloaded where no server has a place."""
+        vain = [name for each, name in self._names.items() if each in tried]
+        asking = partial(
+            self._engines.choose_replica, keys=bearing.keys, holder=bearing.holder, tried=vain
+        )
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(PLACE_SECONDS):
+                    chosen = await held.enter_async_context(asking())
+            except (TimeoutError, RayServeException) as error:
+                if not vain:
+                    raise Overloaded(
+                        f"no server had a place within {PLACE_SECONDS:g} s "
+                        f"({str(error)[:200] or 'all are busy or starting'}): try again"
+                    ) from None
+                yield None
+                return
+            replica = self._known(chosen.replica_metadata)
+            with self.count(replica):
+                yield replica
+
+    async def watch(self) -> None:
+        """Look at which replicas there are, and how they are, for ever."""
+        while True:
+            try:
+                await self.look()
+            except Exception as error:
+                log.warning("Ray does not say which servers there are: %s", error)
+            await asyncio.sleep(LIST_SECONDS)
+
+    async def look(self) -> None:
+        """The same once."""
+        asking = self._engines.broadcast("where")
+        told = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
+        found = {self._known(each) for each in told if isinstance(each, dict)}
+        for replica in [each for each in self.replicas if each not in found and not each.load]:
+            self.replicas.remove(replica)
+            del self._names[replica]
+            replica.upstream.drop()
+        await super().look()
+
+    def _known(self, told: dict[str, str]) -> Backend:
+        for replica, name in self._names.items():
+            if name == told["name"]:
+                return replica
+        replica = Backend(told["url"])
+        replica.instance, replica.state, replica.reason = told["instance"], "ready", ""
+        self.replicas.append(replica)
+        self._names[replica] = told["name"]
+        log.info("%s is %s", replica.name, told["name"])
+        return replica
+
+
+class RayIngress:
+    """The ASGI application of the ingress: a router in front of Ray's replicas."""
+
+    def __init__(self, engines: DeploymentHandle, options: SpreadOptions) -> None:
+        metrics = Metrics(ROUTED)
+        self._fleet = RayFleet(engines, metrics)
+        bodies = Bodies(options.inflight_bytes, metrics, BODY_SECONDS)
+        self._app = RequestIds(Proxy(self._fleet, options, metrics, bodies))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP, and the beginning and the end of the application."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [each for each in message["headers"] if each[0] not in NOT_OURS]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        watching = asyncio.create_task(self._fleet.watch())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        for replica in self._fleet.replicas:
+            replica.upstream.drop()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,56 @@
+"""The file for Ray Serve: what it says, what may not be in it, and that it needs no Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from saccade.__main__ import app
+from saccade.core.errors import ConfigError
+from saccade.core.route_options import DeployOptions, SpreadOptions
+from saccade.route.deploy import as_yaml, ray_config
+
+SERVE = ("--dtype", "float32", "--served-model-name", 'it\'s "x": #1\n')
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_the_file_is_the_deployment_as_yaml(most: int | None) -> None:
+    deploy = DeployOptions(replicas=2, max_replicas=most, gpus=2, drain=5)
+    told = ray_config("some/model", SERVE, deploy, SpreadOptions(affinity="none"))
+    assert yaml.safe_load(as_yaml(told)) == told
+    (application,) = told["applications"]
+    assert application["args"]["options"] == [*SERVE, "--shutdown-grace", "5"]
+    engine, _ = application["deployments"]
+    assert ("num_replicas" in engine) == (most is None) != ("autoscaling_config" in engine)
+    assert engine["ray_actor_options"]["num_gpus"] == 2
+
+
+def test_the_command_writes_it_without_ray(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.yaml"
+    words = ["deploy", "ray", "demo", "--output", str(path), "--", "--dtype", "float32"]
+    hide = f"import sys; sys.modules['ray'] = None; sys.argv[1:] = {words!r}"
+    subprocess.run(
+        [sys.executable, "-c", f"{hide}\nfrom saccade.__main__ import main; main()"], check=True
+    )
+    (application,) = yaml.safe_load(path.read_text())["applications"]
+    assert application["args"]["model"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (("--port", "3"), "where its replica puts it"),
+        (("--host=0.0.0.0",), "where its replica puts it"),
+        (("--api-key", "secret"), "SACCADE_API_KEY"),
+        (("--max-running-requests", "-1"), "--max-running-requests"),
+    ],
+)
+def test_what_servers_could_not_take_is_refused(option: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        app(["deploy", "ray", "demo", "--", *option])
+    with pytest.raises(ConfigError, match="at least --replicas 3"):
+        DeployOptions(replicas=3, max_replicas=2)
