@@ -208,6 +208,9 @@ class _Random:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
+    def as_matrix(self, weight: torch.Tensor, _: Part) -> torch.Tensor:
+        return weight
+
     def _make(self, part: Part) -> torch.Tensor:
         noise = torch.randn(part.shape, generator=self._generator)
         if len(part.shape) == 1:

@@ -24,6 +24,7 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     PinOptions,
     ResponseOptions,
@@ -128,6 +129,7 @@ def serve(
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
+    watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -140,7 +142,9 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge, kept, pins)
+    return serve_model(
+        model, model_options, engine, parallel, media, server, edge, kept, pins, watch
+    )
 
 
 @app.command

@@ -347,12 +347,13 @@ class Reference:
         """Per picture [num_tokens, hidden * levels]."""
         values, grids = self.patches(pixels)
         features = self.model.model.get_image_features(values, grids)
-        if "deepstack_features" not in features:
-            return list(features.pooler_output)
-        return [
-            torch.cat(levels, dim=1)
-            for levels in zip(features.pooler_output, *features.deepstack_features)
-        ]
+        counts = (
+            grids.prod(dim=1) // self.model.config.vision_config.spatial_merge_size**2
+        ).tolist()
+        levels = [features.pooler_output, *features.get("deepstack_features", ())]
+        # One tensor for all pictures, or one for each: that depends on transformers' version.
+        apart = [x.split(counts) if isinstance(x, torch.Tensor) else x for x in levels]
+        return [torch.cat(parts, dim=1) for parts in zip(*apart, strict=True)]
 
 
 def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Reference:

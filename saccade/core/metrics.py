@@ -133,6 +133,12 @@ DECLARED: tuple[Metric, ...] = (
         ("rows",),
     ),
     Metric(
+        "saccade_mixed_graph_replays_total",
+        "counter",
+        "Steps with tokens of prompts, by the tokens of the CUDA graph that was replayed",
+        ("tokens",),
+    ),
+    Metric(
         "saccade_preemptions_total",
         "counter",
         "Sequences sent back to waiting because pages ran out",
@@ -171,6 +177,11 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_request_bytes_held",
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
+    ),
+    Metric(
+        "saccade_traces_dropped_total",
+        "counter",
+        "Traces of requests that did not reach the collector of --otlp-traces-endpoint",
     ),
     Metric("saccade_responses_kept", "gauge", "Responses kept for previous_response_id"),
     Metric("saccade_responses_bytes", "gauge", "Bytes of kept responses and conversations"),

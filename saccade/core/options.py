@@ -1,9 +1,9 @@
 """What the user may set: the command line's options, and the environment.
 
 Each field of `ModelOptions`, `EngineOptions`, `PinOptions`, `ParallelOptions`, `MediaOptions`,
-`ServerOptions` and `ConnectionOptions` is one option; the string below it is its help; None means
-"derive it". This is the only module that reads the environment. It does not know how an open option
-is decided: that is `engine/sizing.py`.
+`ServerOptions`, `ObservabilityOptions`, `ResponseOptions` and `ConnectionOptions` is one option;
+the string below it is its help; None means "derive it". This is the only module that reads the
+environment. It does not know how an open option is decided: that is `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import above, at_least, at_most, named
 from saccade.core.config import (
@@ -40,9 +41,10 @@ class ModelOptions:
     """Where the model runs. auto: cuda if there is one."""
     quantization: QuantizationMode = "auto"
     """Matrices of the language model in 8 bits. auto: as the checkpoint has them, where the
-    processor can. int8 (on cpu): made so at load, and rows as they come; half the memory of 16 bits
-    and about half the time of a decode step, for a little accuracy. none: in the number format of
-    --dtype, whatever the checkpoint has.
+    processor can; others (of 4 bits, FP8) in the number format of --dtype. int8 (on cpu): made so
+    at load, head included, and rows as they come; half the memory of 16 bits and about 0.6 of the
+    time of a decode step, for a little accuracy. none: in the number format of --dtype, whatever
+    the checkpoint has.
     """
     kv_cache_dtype: KVDtype = "auto"
     """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as
@@ -83,9 +85,14 @@ class ModelOptions:
     """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
     many as run side by side.
     """
+    piecewise_graph_tokens: int | None = None
+    """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
+    larger steps run without. 0: none is. Derived (cuda): 1024, fewer where memory is short.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "context_length", "cuda_graph_max_bs")
+        at_least(0, self, "piecewise_graph_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). sdpa: one call per image size. auto: flash where it works.
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, flash without. fa4: the package
+    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
@@ -315,17 +323,11 @@ class ServerOptions:
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
-    metrics_without_key: bool = False
-    """Answer /metrics also to those who do not send the key."""
     disable_page: bool = False
     """Serve no page at /."""
-    log_requests: bool = False
-    """Log a line for every request: tokens, images, times."""
-    log_slow_seconds: float | None = None
-    """Log what became of each image of requests that take longer than this."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")
+        at_least(0, self, "port", "shutdown_grace")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
         if self.api_key == "":
@@ -354,6 +356,50 @@ class ServerOptions:
         if self.max_inflight_mb is not None:
             return self.max_inflight_mb * MIB
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityOptions:
+    """What operators see of requests."""
+
+    metrics_without_key: bool = False
+    """Answer /metrics also to those who do not send the key."""
+    log_requests: bool = False
+    """Log a line for every request: tokens, images, times."""
+    log_slow_seconds: float | None = None
+    """Log what became of each image of requests that take longer than this."""
+    otlp_traces_endpoint: str | None = None
+    """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector
+    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. No text and no image is in it.
+    OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. Needs the
+    extra otel.
+    """
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "log_slow_seconds")
+        if self.otlp_traces_endpoint is not None:
+            _ = self.traces_url
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where traces are sent: the endpoint, with the usual path if it has none.
+
+        Raises ConfigError for what is no http(s) URL.
+        """
+        given = self.otlp_traces_endpoint
+        if given is None:
+            return None
+        try:
+            url = urlsplit(given)
+            whole = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:  # a port that is no number
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"--otlp-traces-endpoint {given!r}: give a URL such as http://127.0.0.1:4318 (OTLP "
+                "over HTTP; 4317 is usually the port for gRPC)"
+            )
+        return given if url.path.strip("/") else urlunsplit(url._replace(path="/v1/traces"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from saccade.core.config import (
     SCORE_BLOCK_BYTES,
     Dtype,
     EmbeddingBudgets,
+    EncoderAttention,
     EncoderConfig,
     EngineConfig,
     Hardware,
@@ -28,6 +30,7 @@ from saccade.core.config import (
     KVDtype,
     ParallelConfig,
     PatchEmbedding,
+    StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
@@ -57,11 +60,34 @@ graph.
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
 """Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
+MIXED_GRAPH_ROWS = (0, 4, 16, 64)
+"""Rows that decode beside prompts in the language model's graphs; and as many as may run."""
+MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+MOST_MIXED_TOKENS = 1024
+"""Tokens of prompts in a graph, unless told: more of them keep a GPU busy for longer than the host
+takes to launch a step (estimated: 27 ms of products for 1,024 tokens of an 8B on an H200).
+"""
+MIXED_GRAPH_SHARE = 8
+"""Unless told, graphs with prompts are fewer where all would take more than this part of what
+memory is free.
+"""
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
-"""What all graphs of the language model take together, and each besides. Estimates: no graph was
-ever measured. The largest one's activations are at most about 30 MiB for 256 rows of an 8B.
+GRAPH_TOKEN_WIDTHS = 21
+"""What all graphs of the language model take together, what each does besides, and how many
+embeddings each token of the largest one takes: the widest gated MLPs (18,944 of 3,584) hold 20
+times the hidden size at a time, and embeddings may be several times that size. Estimates: no graph
+was ever measured.
 """
+
+
+TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
+"""By a GPU's major architecture; flash where none is named. Not measured: on Hopper torch's kernel
+for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
+and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` is to settle it.
+"""
+FLASH_LIKE = ("flash", "cudnn", "fa4")
+"""What needs a GPU and a dtype of 16 bits."""
 
 
 LARGE_IMAGE_PIXELS = 2560 * 1440
@@ -185,8 +211,11 @@ def resolve(
     budget = (
         int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
     )
-    graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
-    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
+    graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
+    if model.piecewise_graph_tokens is None:
+        graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
+    claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
+    free = max(0, hardware.free_bytes - claimed)
     kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
@@ -209,8 +238,10 @@ def resolve(
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         kv=kv,
         tower_budget=0 if cuda else tower_budget(spec),
-        encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
-        decode_graph_sizes=graphs,
+        encoder=resolve_encoder(
+            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+        ),
+        graphs=graphs,
     )
 
 
@@ -227,7 +258,7 @@ def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
     """How keys and values are kept; their scales are known once a checkpoint was read. Raises
     ConfigError.
     """
-    if model.kv_cache_dtype == "fp8_e4m3" and not hardware.fp8:
+    if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
         raise ConfigError(
             f"--kv-cache-dtype fp8_e4m3: {hardware.name} has no FP8 (compute capability 8.9 or "
             "later does); use --kv-cache-dtype auto"
@@ -235,22 +266,43 @@ def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
     return KVConfig(model.kv_cache_dtype)
 
 
-def resolve_decode_graphs(model: ModelOptions, max_running: int, *, cuda: bool) -> tuple[int, ...]:
-    """Rows at which the language model's steps are captured. Raises ConfigError."""
-    most = model.cuda_graph_max_bs
+def resolve_step_graphs(
+    model: ModelOptions, max_running: int, chunk_tokens: int, *, cuda: bool
+) -> StepGraphSizes:
+    """Where the language model's steps are captured. Raises ConfigError."""
+    most, tokens = model.cuda_graph_max_bs, model.piecewise_graph_tokens
     if model.disable_cuda_graph or not cuda:
+        why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
         if most is not None:
-            why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
             raise ConfigError(f"--cuda-graph-max-bs {most}: {why}")
-        return ()
+        if tokens:
+            raise ConfigError(f"--piecewise-graph-tokens {tokens}: {why}")
+        return StepGraphSizes()
     most = min(most or max_running, max_running)
     steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
-    return (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    rows = (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    # More cannot be in a step, and its buffers hold no more.
+    tokens = min(MOST_MIXED_TOKENS if tokens is None else tokens, chunk_tokens)
+    if not tokens:
+        return StepGraphSizes(rows)
+    beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
+    sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
+    return StepGraphSizes(rows, beside, sizes)
 
 
-def decode_graph_bytes(sizes: Sequence[int]) -> int:
+def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
+    """As many of the graphs with prompts as `most` bytes hold beside the others."""
+    while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
+        sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
+    return sizes
+
+
+def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
     """Device memory that the language model's graphs take."""
-    return GRAPH_POOL_BYTES + len(sizes) * GRAPH_BYTES if sizes else 0
+    if not sizes.count:
+        return 0
+    each = GRAPH_TOKEN_WIDTHS * embedding_bytes_per_token(spec, dtype)
+    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
 
 
 def tower_budget(spec: FamilySpec) -> int:
@@ -261,30 +313,54 @@ def tower_budget(spec: FamilySpec) -> int:
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
+def pick_tower_attention(
+    wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
+) -> EncoderAttention:
+    """What is asked for, or by `TOWER_ATTENTION`. Raises ConfigError for what cannot run."""
+    if wanted == "auto":
+        if not cuda:
+            return "sdpa"
+        ours = TOWER_ATTENTION.get(arch // 10)
+        return ours or ("flash" if half else "sdpa")
+    if wanted in FLASH_LIKE and not (cuda and half):
+        raise ConfigError(
+            f"--mm-attention-backend {wanted}: it needs --device cuda and a dtype of 16 bits"
+        )
+    if wanted == "triton" and not cuda:
+        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
+    if wanted == "fa4" and not has_fa4():
+        raise ConfigError(
+            "--mm-attention-backend fa4: the package flash-attn-4 is not installed here; use auto"
+        )
+    return wanted
+
+
+def has_fa4() -> bool:
+    """Whether FlashAttention-4 is there; it is not imported, which would import torch."""
+    found = find_spec("flash_attn")
+    places = (found and found.submodule_search_locations) or ()
+    return any((Path(place) / "cute").is_dir() for place in places)
+
+
 def resolve_encoder(
-    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool
+    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU. `half`: the dtype has 16 bits.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits.
 
     Raises ConfigError where a setting cannot work.
     """
-    attention = (
-        ("flash" if cuda and half else "sdpa")
-        if engine.mm_attention_backend == "auto"
-        else engine.mm_attention_backend
-    )
-    if attention == "flash" and not (cuda and half):
+    attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
+    if attention == "cudnn" and engine.disable_vit_graph:
         raise ConfigError(
-            "--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits"
+            "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
+            "only, and --disable-vit-graph is set"
         )
-    if attention == "triton" and not cuda:
-        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
     if attention == "sdpa" or engine.disable_vit_graph:
         if engine.vit_graph_buckets:
             why = (
                 "--disable-vit-graph is set"
                 if engine.disable_vit_graph
-                else "graphs need --device cuda, and triton or flash as --mm-attention-backend"
+                else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
@@ -420,7 +496,7 @@ def describe(
         f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
         f"{_describe_kv(config.kv)}"
     )
-    rules = spec.image_rules
+    rules, graphs = spec.image_rules, config.graphs
     each = " per rank" if parallel.size > 1 else ""
     folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
@@ -449,8 +525,13 @@ def describe(
             else ()
         ),
         *(
-            (("decode graphs", f"up to {_count(max(config.decode_graph_sizes), 'sequence')}"),)
-            if config.decode_graph_sizes
+            (("decode graphs", f"up to {_count(max(graphs.rows), 'sequence')}"),)
+            if graphs.rows
+            else ()
+        ),
+        *(
+            (("prompt graphs", f"up to {_count(max(graphs.mixed_tokens), 'token')} in a step"),)
+            if graphs.mixed_tokens
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),

@@ -49,7 +49,7 @@ class PromptCacheBreakpoint(Struct):
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """mode: implicit keeps the whole prompt; explicit what stands before breakpoints. ttl: of
     breakpoints that have none. comparison_response_id: asks for diagnostics, which compare with the
-    likest of this client's prompts, whichever it names.
+    likest of this client's prompts, whichever response it names.
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"

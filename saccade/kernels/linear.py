@@ -27,6 +27,11 @@ LEAST_VALUES = 160_000
 """A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
 than the product (measured: LOG.md).
 """
+PADDED = ("cuda",)
+UNIT = 64
+"""Devices whose products want slices of whole units, in values: cuBLAS leaves its Hopper kernels
+for rows that are no multiple of 16 bytes, and its tiles are of 64 and more.
+"""
 FUSED: dict[Activation, tuple[str, str]] = {
     "none": ("none", ""),
     "gelu": ("gelu", "none"),
@@ -34,6 +39,11 @@ FUSED: dict[Activation, tuple[str, str]] = {
     "silu": ("swish", ""),
 }
 """What oneDNN calls them: (operation, algorithm)."""
+
+
+def missing(values: int, device: torch.device) -> int:
+    """How many values of nothing, behind a slice of so many, products want on that device."""
+    return -values % UNIT if device.type in PADDED else 0
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

@@ -53,3 +53,7 @@ class Weights(Protocol):
     def load_matrix(self, *parts: Part) -> Matrix:
         """The same for products: in 8 bits where these parts are to be."""
         ...
+
+    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
+        """What `load` made of `part`, for products too: itself, or a copy in 8 bits."""
+        ...

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +32,7 @@ PENDING_BYTES = 1 << 30
 def fingerprint_encoder(
     spec: FamilySpec,
     device: torch.device,
-    encode: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+    encode: Callable[[torch.Tensor], torch.Tensor],
 ) -> bytes:
     """16 bytes that differ where the vision tower's answers do: weights, dtype, kind of device.
     What it makes of a test picture, hashed.
@@ -45,7 +45,7 @@ def fingerprint_encoder(
         .to(torch.uint8)
         .view(side, side, 3)
     )
-    rows = encode([pixels.to(device)])[0].cpu()  # [16, embedding_width]
+    rows = encode(pixels.to(device)).cpu()  # [16, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
     return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
 

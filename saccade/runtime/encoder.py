@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
-from saccade.kernels.attention import Segments
+from saccade.kernels.attention import Backend, Segments
 from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner
@@ -34,6 +34,10 @@ pieces a step may end. torch's attention takes fewer than 768 queries in smaller
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
 more of them run eagerly.
+"""
+WARM_TOKENS = (2, 64)
+"""Sizes of the pictures that warm the tower up: of fewer patches than the kernels' shortest tile
+has rows, and of more.
 """
 MOST_UNBOUNDED = 32
 """But for no more segments that may be as long as the graph: for each of them it launches blocks
@@ -58,7 +62,8 @@ class PackedEncoder:
         self._spec = net.spec
         self._vision = net.vision
         self._positions = positions
-        self._attention = config.attention
+        # cuDNN plans whenever a shape is new: without graphs every picture's would be.
+        self._attention: Backend = "flash" if config.attention == "cudnn" else config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
         self._piece = None if like.is_cuda else CPU_PIECE
@@ -98,6 +103,23 @@ class PackedEncoder:
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         return self._graphs is not None and self._graphs.adapt()
+
+    @torch.inference_mode()
+    def encode_plainly(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The embedding of one picture, without graphs: its bits do not depend on their sizes."""
+        facts = self._vision.grid_facts(self._spec.grid(*pixels.shape[:2]))
+        rows = self._vision.embed(pixels, facts)
+        embedding = drain(self._vision.blocks(self._eager_pack([rows], [facts])))
+        return split(embedding, [facts], self._vision.merged)[0]
+
+    def warm_up(self) -> None:
+        """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
+        they are first launched, those for long segments and for short ones are.
+        """
+        factor = self._spec.image_rules.factor
+        for tokens in WARM_TOKENS:
+            shape = (factor, tokens * factor, 3)
+            self.encode_plainly(torch.zeros(shape, dtype=torch.uint8, device=self._device))
 
     def close(self) -> None:
         """Let go of the graphs."""

@@ -46,7 +46,6 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
-from saccade.kernels.device import has_fp8
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.kv_scales import read_kv_scales
@@ -129,10 +128,9 @@ def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
         while begun:  # the masks depend on what these have drawn
             answer()
         match engine.receive():
-            case Masks(step, words):
-                assert step == plan.step, "masks come for the newest plan"
-                count = sum(row.masked for row in plan.rows)
-                return np.frombuffer(bytearray(words), np.int32).reshape(count, -1)
+            case Masks() as masks:
+                assert masks.step == plan.step, "masks come for the newest plan"
+                return masks.rows()
             case other:
                 assert isinstance(other, Finish), "nothing comes between a plan and its masks"
         finished = True
@@ -202,8 +200,9 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        fp8 = has_fp8(torch.device("cuda"))
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available, fp8)
+        major, minor = torch.cuda.get_device_capability()
+        name, arch = torch.cuda.get_device_name(), 10 * major + minor
+        return Hardware("cuda", name, total, free, memory.available, arch=arch)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

@@ -26,7 +26,7 @@ class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
     int8: in 8 bits; `made` of them here, the others were stored so. fp8: as they were stored.
-    restored: stored in 8 bits, and made whole. stored: bytes that the restored had in the
+    restored: stored in 8 bits or less, and made whole. stored: bytes that the restored had in the
     checkpoint.
     """
 
@@ -54,13 +54,14 @@ class LoadTally:
         self.fp8_bytes += matrix.values.nbytes + matrix.scales.nbytes
         self.dense_bytes += matrix.values.numel() * item
 
-    def count_restored(self, piece: torch.Tensor, target: torch.Tensor) -> None:
+    def count_restored(self, stored: int, target: torch.Tensor) -> None:
+        """`stored`: bytes in the checkpoint."""
         self.restored += 1
         self.restored_bytes += target.nbytes
-        self.stored_bytes += piece.nbytes
+        self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """For people, at start-up; nothing where nothing is in 8 bits."""
+        """For people, at start-up; nothing where nothing is quantised."""
         name = str(dtype).removeprefix("torch.")
         said = []
         if self.int8:
@@ -76,7 +77,7 @@ class LoadTally:
             )
         if self.restored:
             said.append(
-                f"{self.restored} 8-bit matrices of the checkpoint made {name} at load: "
+                f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
             )
         return "; ".join(said)

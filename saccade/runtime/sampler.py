@@ -117,6 +117,17 @@ class Sampler:
         self._asked[slot] = SamplingParams()
         self._edits.close(slot)
 
+    def warm_up(self) -> None:
+        """Where kernels are compiled when they are first launched, launch each way to draw once."""
+        logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
+        slots = torch.zeros(1, dtype=torch.int64, device=self._device)
+        draws = Draws([0], [0], slots, torch.zeros(1, dtype=torch.float64, device=self._device))
+        drawn = [SamplingParams(temperature=1.0)]
+        words = -(-self._vocab_size // 32)
+        masks = torch.full((1, words), -1, dtype=torch.int32, device=self._device)
+        for allowed in (None, Allowed(masks, [0])):
+            self._launch(logits, draws, drawn, allowed)
+
     def __call__(
         self,
         logits: torch.Tensor,

@@ -21,13 +21,13 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
+from saccade.kernels import device as device_of
 from saccade.kernels.fp8 import FP8
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
-from saccade.runtime.decode import DecodeBuffers, DecodeGraphs
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
@@ -35,7 +35,9 @@ from saccade.runtime.memory import EmbeddingMemory, allocate_kv
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.warm import warm_up
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
 """The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
@@ -137,9 +139,9 @@ class Worker:
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = KV_DTYPES.get(config.kv.dtype, dtype)
         kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, kept, device)
-        graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
+        sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
-            kv, size, dtype=dtype, scales=config.kv.scales, graphs=bool(graphs)
+            kv, size, dtype=dtype, scales=config.kv.scales, graphs=bool(sizes.count)
         )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
@@ -151,17 +153,19 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._decoding: DecodeGraphs | None = None
-        if graphs:
-            buffers = DecodeBuffers(net, self._attention, self._batcher, max(graphs), like)
-            with torch.inference_mode():
-                self._decoding = DecodeGraphs(buffers, graphs, begin_captures(like), metrics)
         self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
             if shard.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
         )
+        if device_of.runs_triton(like):
+            warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
+        self._graphs: StepGraphs | None = None
+        if sizes.count:
+            with torch.inference_mode():
+                memory = StepMemory(net, self._attention, self._batcher, sizes, like)
+                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
@@ -173,7 +177,7 @@ class Worker:
         to the collectives that it captured.
         """
         self._vision.close()
-        self._decoding = None
+        self._graphs = None
         if self._disk:
             self._disk.close()
 
@@ -217,16 +221,17 @@ class Worker:
         return self.begin(plan).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
-        padded = self._decoding.bucket(len(plan.rows)) if self._decoding else 0
-        if padded and not self._batcher.only_decodes(plan):
-            padded = 0
-        batch, draws = self._batcher.build(plan, self._embeddings, padded)
-        if self._decoding and padded:
-            states = self._decoding.run(len(plan.rows))  # [bucket, hidden]
+        rows, frame = plan.rows, None
+        if self._graphs:
+            decoding = self._batcher.count_decoding(rows)
+            frame = self._graphs.frame(decoding, len(rows), plan.num_tokens)
+        batch, draws = self._batcher.build(plan, self._embeddings, frame)
+        if self._graphs and frame:
+            states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
         else:
             self._attention.plan(batch)
             states = self._net.forward(batch, self._attention)  # [T, hidden]
-        if wanted := self._batcher.scored(plan.rows):
+        if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
         if not draws.rows:
             return

@@ -186,7 +186,7 @@ class Scheduler:
                 except InvalidRequest as error:
                     deltas.append(self._finish(sequence, "error", error.message, code=error.code))
             words.append(guide.anything)  # what is drawn here is ignored
-        return Masks(flight.plan.step, b"".join(words)), deltas
+        return Masks.of(flight.plan.step, words), deltas
 
     def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)

@@ -29,7 +29,7 @@ from saccade.core.errors import (
     RequestError,
     Unauthorized,
 )
-from saccade.core.options import ResponseOptions, ServerOptions
+from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
 from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.server import docs, metrics
@@ -48,6 +48,7 @@ from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
 from saccade.server.files import file_routes
 from saccade.server.gate import RequestIds, request_id
+from saccade.server.journey import Journey, Journeys, note_failure
 from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
@@ -73,6 +74,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 
 
 KEPT = ResponseOptions()
+WATCH = ObservabilityOptions()
 
 _HERE = (
     "this server answers questions about images and text with one language model: POST "
@@ -104,30 +106,19 @@ def build_app(
     options: ServerOptions,
     body_seconds: float,
     kept: ResponseOptions = KEPT,
+    watch: ObservabilityOptions = WATCH,
+    record: Callable[[Journey], None] | None = None,
 ) -> Starlette:
     """The ASGI application.
 
     `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
-    long a request's body may take to come.
+    long a request's body may take to come. `record`: gets the journeys of requests whose key is
+    right.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
-    door = Door(front, tuple(names), options, bodies)
+    door = Door(front, tuple(names), options, bodies, watch)
     api = _Api(front, door, int(time.time()))
-    middleware = [Middleware(RequestIds)]
-    if options.cors_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=options.cors_origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-            )
-        )
-    if keys := Keys.of(options):
-        open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
-        open_paths |= set() if options.disable_page else PAGE_PATHS
-        middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
@@ -150,7 +141,7 @@ def build_app(
             Route("/version", api.version),
             *page_routes(door, api.started),
         ],
-        middleware=middleware,
+        middleware=_middleware(options, watch, record),
         exception_handlers={
             RequestError: _on_request_error,
             HTTPException: _on_http_error,
@@ -158,6 +149,31 @@ def build_app(
             Exception: _on_bug,
         },
     )
+
+
+def _middleware(
+    options: ServerOptions,
+    watch: ObservabilityOptions,
+    record: Callable[[Journey], None] | None,
+) -> list[Middleware]:
+    """What every request passes, from the outside in."""
+    middleware = [Middleware(RequestIds)]
+    if options.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    if keys := Keys.of(options):
+        open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
+        open_paths |= set() if options.disable_page else PAGE_PATHS
+        middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
+    if record is not None:
+        middleware.append(Middleware(Journeys, record=record))
+    return middleware
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +328,7 @@ class _KeyCheck:
 
 
 def _error_response(path: str, error: RequestError) -> Response:
+    note_failure(error)
     status, headers, body = refusal(path, error, request_id.get())
     return Response(body, status, headers, "application/json")
 

@@ -31,6 +31,7 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     PinOptions,
     ResponseOptions,
@@ -39,11 +40,12 @@ from saccade.core.options import (
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import KEPT, OPEN_PATHS, build_app
+from saccade.server.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
 from saccade.server.listener import Listener
 from saccade.server.protocol import connections
+from saccade.server.telemetry import Telemetry, check_installed
 from saccade.text.manner import Manner
 
 log = logging.getLogger("saccade")
@@ -86,11 +88,16 @@ class Server(uvicorn.Server):
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
         kept: ResponseOptions = KEPT,
+        watch: ObservabilityOptions = WATCH,
     ) -> None:
+        """Raises ConfigError where traces are asked for without the extra for them."""
+        url = watch.traces_url
+        self._telemetry = None if url is None else Telemetry(url, front.metrics)
+        record = None if self._telemetry is None else self._telemetry.record
         self._crowd = Crowd(edge, front.metrics)
         open_paths = frozenset(path.encode() for path in OPEN_PATHS)
         config = uvicorn.Config(
-            build_app(front, names, options, edge.body_timeout, kept),
+            build_app(front, names, options, edge.body_timeout, kept, watch, record),
             http=connections(  # type: ignore[arg-type]
                 self._crowd,
                 edge,
@@ -130,6 +137,8 @@ class Server(uvicorn.Server):
             starting.cancel()
             outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
             await self._front.stop()
+            if self._telemetry is not None:
+                await asyncio.to_thread(self._telemetry.close)
         if isinstance(outcome, Exception):
             raise outcome
 
@@ -206,6 +215,7 @@ def serve(
     edge: ConnectionOptions = EDGE,
     kept: ResponseOptions = KEPT,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    watch: ObservabilityOptions = WATCH,
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -213,6 +223,8 @@ def serve(
     """
 
     raise_descriptors()
+    if watch.traces_url is not None:
+        check_installed()
     names = server.served_model_name or (model,)
 
     def announce(address: str, ready: Ready, manner: Manner) -> None:
@@ -228,7 +240,7 @@ def serve(
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins)
         told = partial(announce, manner=front.intake.manner)
-        await Server(front, names, server, edge, kept).run_until_told(told)
+        await Server(front, names, server, edge, kept, watch).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

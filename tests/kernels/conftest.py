@@ -5,6 +5,7 @@ conversion to 8 bits is mended.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -45,3 +46,22 @@ def rounding() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_convert_float", convert)
         yield
+
+
+def mend_interpreter() -> None:
+    """Triton 3.6, which torch 2.11 comes with, makes an index of an array [1] by int(), which numpy
+    has refused since 2.4: its interpreter could run no loop.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor: type, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+if not HAS_GPU and find_spec("triton") and version("triton").startswith("3.6."):
+    mend_interpreter()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.core.config import EncoderConfig, KVConfig
+from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
@@ -104,7 +104,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "depth"),
-    [({}, 1), ({"chunk_tokens": 7, "decode_graph_sizes": (2, 8)}, 2)],
+    [({}, 1), ({"chunk_tokens": 7, "graphs": StepGraphSizes((2, 8), (0, 2, 8), (8, 16))}, 2)],
     ids=["whole", "chunks, graphs, two in flight"],
 )
 def test_kernels_answer_as_pytorch_does(

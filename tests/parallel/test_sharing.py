@@ -50,6 +50,9 @@ class Counting:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
+    def as_matrix(self, weight: torch.Tensor, part: Part) -> torch.Tensor:
+        return weight
+
 
 def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Tensor]:
     """Which values of each tensor a rank reads."""

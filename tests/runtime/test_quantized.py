@@ -115,7 +115,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     whole, silence = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 8-bit matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
     assert silence == ""
 
 
@@ -136,7 +136,7 @@ def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
     assert "11 matrices of the language model in int8, as the checkpoint has them" in line
     made, line = load(twin, "int8")
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(made))
-    assert "12 matrices of the language model in int8, made at load" in line
+    assert "13 matrices of the language model in int8, made at load" in line
     near = torch.nn.functional.cosine_similarity(logits(net), logits(made))
     assert near.min() > 0.99
     assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
@@ -153,8 +153,8 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
-    assert isinstance(net.text.head.weight, torch.Tensor)
-    assert "12 matrices" in line and "made at load" in line
+    assert isinstance(net.text.head.weight, Int8Matrix)
+    assert "13 matrices" in line and "made at load" in line
 
 
 @needs_int8

@@ -9,6 +9,7 @@ nothing else: no model runs. What needs one is tested through the real engine.
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from saccade.core.messages import (
 )
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
+    CacheReport,
     Delta,
     ImageKey,
     ImageOutcome,
@@ -44,6 +46,7 @@ from saccade.sched.slots import PixelSlots
 CONTEXT = 512
 CHUNK = 5
 CACHED = 5
+ENCODE_MS = 0.01
 ARENA_BYTES = 16 * MIB
 PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
 
@@ -52,7 +55,8 @@ Reply = Callable[[Request], Iterable[int]]
 
 class EchoEngine:
     """Answers each request with `reply(request)`, one token per message, then the end token 2;
-    `paused` holds it after two tokens; `fault` (words, code) ends it after one.
+    `paused` holds it after two tokens; `fault` (words, code) ends it after one; `caching` is what
+    it says of the caches.
     """
 
     def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
@@ -60,6 +64,7 @@ class EchoEngine:
         self._context = context
         self.paused = False
         self.fault: tuple[str, str] | None = None
+        self.caching: CacheReport | None = None
         self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
@@ -122,6 +127,7 @@ class EchoEngine:
         self._out.put_nowait(Output(deltas=deltas))
 
     async def _answer(self, request: Request) -> None:
+        admitted = time.monotonic()
         if error := await self._see(request):
             self._say(Delta(request.id, finish="error", error=error))
             return
@@ -147,6 +153,8 @@ class EchoEngine:
                     None,
                     CACHED if count == 1 else 0,
                     outcomes,
+                    caching=self.caching if count == 1 else None,
+                    admitted=admitted if count == 1 else 0.0,
                 )
             )
             if finish:
@@ -176,6 +184,9 @@ class EchoEngine:
                 self._slots.free(slots[key])
             if error is not None:
                 return error
+            if key in slots:
+                encoded = (key, ENCODE_MS, time.monotonic())
+                self._out.put_nowait(Output(encoded=(encoded,)))
         return None
 
 

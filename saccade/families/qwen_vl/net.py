@@ -18,7 +18,10 @@ from saccade.parallel import Shard
 
 HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 """Buffers that old checkpoints carry and the configuration decides anyway."""
-PROJECTION = re.compile(r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight")
+PROJECTION = re.compile(
+    r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight"
+    r"|language_model\.embed_tokens\.weight|lm_head\.weight"
+)
 
 
 class QwenVLNet:
@@ -81,7 +84,7 @@ def harmless(name: str, spec: QwenVLSpec) -> bool:
 
 
 def projection(name: str) -> bool:
-    """Whether a canonical name is that of a matrix of the language model's layers, which may be
-    quantised. The head and the tower are not.
+    """Whether a canonical name is that of a matrix of the language model, head included, which may
+    be in 8 bits for products. The tower's are not.
     """
     return PROJECTION.fullmatch(name) is not None
