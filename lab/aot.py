@@ -63,12 +63,15 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """Launches to be looked at: `run` calls the host code of kernels in `module`."""
+    """Launches to be looked at: `run` calls the host code of kernels in `module`. least_arch:
+    GPUs before that one have no instructions for them.
+    """
 
     name: str
     module: ModuleType
     run: Callable[[], object]
     promises: Mapping[str, Promise]  # by the kernel's name
+    least_arch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found: dict[str, MachineCode] = {}
         for case in tqdm(cases(), desc=f"sm_{arch}", unit="case", disable=None):
             if args.only not in case.name:
+                continue
+            if arch < case.least_arch:
+                tqdm.write(f"{case.name:60s} needs sm_{case.least_arch}")
                 continue
             for at, launch in enumerate(launches_of(case)):
                 name = f"{case.name}: {launch.name}" + (f" {at}" if at else "")

@@ -119,9 +119,7 @@ def bench_tower(bench: Bench) -> None:
         compare(bench, metric, ways, 1e3 * flops / PRODUCT_FLOPS, flops)
 
 
-def flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor
-) -> torch.Tensor:
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     n = len(q)
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, n, n, 0.0, False, False, scale=TOWER_DIM**-0.5
@@ -129,9 +127,7 @@ def flash(
     return out
 
 
-def cudnn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor
-) -> torch.Tensor:
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     n, scale = len(q), TOWER_DIM**-0.5
     out: torch.Tensor = torch.ops.aten._cudnn_attention_forward(
         q, k, v, None, bounds, bounds, n, n, False, 0.0, False, False, scale=scale

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,7 +43,6 @@ class EngineHere:
         device: str,
         dtype: Dtype,
         *,
-        model_options: ModelOptions | None = None,
         options: EngineOptions | None = None,
     ) -> None:
         if device == "cuda":
@@ -52,9 +51,7 @@ class EngineHere:
         chosen = replace(
             options or EngineOptions(), disable_radix_cache=True, embedding_cache_host_mb=0
         )
-        self.config: EngineConfig = resolve(
-            model_options or ModelOptions(), chosen, model.spec, dtype, hardware
-        )
+        self.config: EngineConfig = resolve(ModelOptions(), chosen, model.spec, dtype, hardware)
         arena = Arena.create(16 << 20)
         self.worker = Worker(model.net, self.config, arena)
         self.scheduler = build_scheduler(self.config, model.spec, (), arena.size, 0.5)
@@ -68,8 +65,10 @@ class EngineHere:
         sampling = SamplingParams(max_tokens=answer, ignore_eos=True, temperature=0.0)
         return Request(f"{self._number}", tuple(tokens), (), (), sampling)
 
-    def run(self, requests: Sequence[Request]) -> Progress:
-        """All of them side by side to their ends."""
+    def run(
+        self, requests: Sequence[Request], watch: Callable[[Sequence[str]], None] | None = None
+    ) -> Progress:
+        """All of them side by side to their ends. watch: told after each step who drew a token."""
         progress = Progress()
         for request in requests:
             for delta in self.scheduler.add(request):
@@ -88,4 +87,6 @@ class EngineHere:
                     raise RuntimeError(delta.error)
                 if delta.tokens:
                     progress.first.setdefault(delta.id, now)
+            if watch is not None:
+                watch([delta.id for delta in deltas if delta.tokens])
         return progress

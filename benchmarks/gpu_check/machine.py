@@ -15,18 +15,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COMMON = (
-    *("torch", "numpy", "safetensors", "tokenizers", "blake3", "tqdm", "rich"),
-    *("cyclopts", "attrs", "docstring_parser", "rich_rst"),
-)
-ENGINE = (*COMMON, "msgspec", "psutil")
+COMMON = ("torch", "numpy", "safetensors", "tokenizers", "tqdm")
+ENGINE = (*COMMON, "blake3", "llguidance", "msgspec", "psutil", "uvloop")
 SERVER = (
     *ENGINE,
-    *("uvicorn", "click", "h11", "starlette", "anyio", "uvloop", "httptools", "httpx", "httpcore"),
-    *("hishel", "msgpack", "jinja2", "prometheus_client", "python_multipart", "pybase64", "PIL"),
-    *("simplejpeg", "pyspng", "aiohttp"),
+    *("uvicorn", "click", "h11", "starlette", "anyio", "httptools", "httpx", "httpcore", "rich"),
+    *("cyclopts", "attrs", "docstring_parser", "rich_rst", "hishel", "cachetools", "msgpack"),
+    *("jinja2", "prometheus_client", "python_multipart", "pybase64", "PIL", "simplejpeg"),
+    *("pyspng", "aiohttp"),
 )
-TESTS = (*ENGINE, "pytest", "llguidance", "jinja2", "uvloop")
+TESTS = (*ENGINE, "pytest", "transformers", "PIL")
 PACKAGES = {"PIL": "pillow"}
 """What an import is called as a package, where that differs."""
 

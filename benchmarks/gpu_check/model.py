@@ -66,6 +66,9 @@ class RandomWeights:
         self._count(parts, values.nbytes - weight.nbytes)
         return Fp8Matrix(values, scales, BLOCK)
 
+    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:  # noqa: ARG002
+        return weight
+
     def _count(self, parts: tuple[Part, ...], nbytes: int) -> None:
         # Of the embedding a step reads its tokens' rows alone, unless it is the head too.
         if not any(part.name.startswith("visual") for part in parts):

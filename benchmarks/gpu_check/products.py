@@ -69,7 +69,9 @@ def main() -> int:
     speed = copy_speed(device)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
 
-    def measure(metric: str, works: list[Product], least: float, nbytes: int, flop: float) -> Figure:
+    def measure(
+        metric: str, works: list[Product], least: float, nbytes: int, flop: float
+    ) -> Figure:
         wanted, found = reference.float(), works[0]().float()
         ms = device_ms(works, device)
         off = float((found - wanted).abs().max() / wanted.std())

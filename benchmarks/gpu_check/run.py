@@ -136,13 +136,16 @@ def describe_status(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def end(process: subprocess.Popen[Any]) -> None:
-    """Stop a process in order, then whatever is left of its session."""
+def end(process: subprocess.Popen[Any], *, session: bool = True) -> None:
+    """Stop a process in order, then with force, and whatever is left of its `session` too."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if session:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     process.wait()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -19,7 +20,7 @@ from benchmarks.gpu_check.engine_here import EngineHere
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.model import RandomModel, make_model
 from saccade.core.config import Dtype
-from saccade.core.options import EngineOptions, ModelOptions
+from saccade.core.options import EngineOptions
 from saccade.engine.sizing import kv_page_bytes
 
 CONTEXT = 1000
@@ -40,7 +41,7 @@ def decode(engine: EngineHere, metric: str, rows: int, floor: float, *, quick: b
     full = [at for at, tokens in progress.steps if at >= begun and tokens == rows][: steps + 1]
     if len(full) < 3:
         raise RuntimeError(f"only {len(full)} steps had all {rows} rows")
-    gaps = sorted(1e3 * (after - before) for before, after in zip(full, full[1:]))
+    gaps = sorted(1e3 * (after - before) for before, after in pairwise(full))
     speed = rows * (len(full) - 1) / (full[-1] - full[0])
     note = f"step {gaps[len(gaps) // 2]:.2f} ms, longest {gaps[-1]:.2f}, {len(gaps)} steps"
     return Figure(metric, speed, "tok/s", more=True, floor=floor, note=note)
@@ -69,8 +70,7 @@ def measure(args: object, file: FigureFile) -> None:
     model = make_model(preset, torch.device(device), getattr(torch, dtype), fp8=fp8 and not quick)
     loaded = time.perf_counter()
     options = EngineOptions(max_total_tokens=4096) if quick else EngineOptions()
-    chosen = ModelOptions() if quick else ModelOptions(context_length=CHUNK + 64)
-    engine = EngineHere(model, device, dtype, model_options=chosen, options=options)
+    engine = EngineHere(model, device, dtype, options=options)
     note = f"of these {loaded - began:.1f} to make the weights, the rest kernels and graphs"
     file.add(Figure(f"start, {name}", time.perf_counter() - began, "s", note=note))
     speed = copy_speed(torch.device(device))

@@ -37,9 +37,7 @@ STAGES = (
     ),
     Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 110),
     Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 50),
-    Stage(
-        "serving", "serving", "chats, streams beside images, probe, over HTTP", SERVER, 45, 130
-    ),
+    Stage("serving", "serving", "chats, streams beside images, probe, over HTTP", SERVER, 45, 130),
     Stage("attention", "attention", "bake-off of attention", COMMON, 15, 40),
     Stage("profile", "profile", "one decode step, kernel by kernel", ENGINE, 20, 45),
     Stage("products", "products", "bake-off of products, 8 and 16 bits", COMMON, 10, 30),
