@@ -33,9 +33,8 @@ from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
-from saccade.runtime.attention import attention_for
-from saccade.runtime.quantized import LoadTally
-from saccade.runtime.weights import Ways
+from saccade.runtime.attention import KVCache, attention_for
+from saccade.runtime.quantized import LoadTally, Ways
 
 PAGE = 16
 
@@ -59,6 +58,12 @@ class Tiled:
         for piece in whole.split(len(block)):
             piece.copy_(block[: len(piece)])
         return whole.view(shape)
+
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
@@ -86,7 +91,7 @@ def batch_of(rows: int, context: int, width: int) -> Batch:
     )
 
 
-def step(model: TextModel, cache: list[Any], batch: Batch) -> tuple[float, float]:
+def step(model: TextModel, cache: KVCache, batch: Batch) -> tuple[float, float]:
     """Milliseconds of the process's CPU time, and of the clock."""
     attention = attention_for(cache, PAGE)
     attention.plan(batch)
@@ -110,10 +115,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ways = Ways(projection, made=kind == "int8", native=False, tally=tally)
         models[kind] = TextModel(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
-    layout = spec.kv_layout
     slots = PAGE * (2 + max(args.rows) * -(-(args.context + 1) // PAGE))
-    empty = torch.zeros(slots, layout.kv_heads, layout.head_dim, dtype=torch.bfloat16)
-    cache = [(empty.clone(), empty.clone()) for _ in range(args.layers)]
+    empty = torch.zeros(slots, *spec.kv_spec().layers[0][0].shape, dtype=torch.bfloat16)
+    cache = {layer: (empty.clone(), empty.clone()) for layer in range(args.layers)}
     figures: dict[str, Any] = {"memory": lines["int8"], "load before": os.getloadavg()}
     for rows in args.rows:
         batch = batch_of(rows, args.context, spec.embedding_width)

@@ -8,7 +8,16 @@ from functools import partial
 import torch
 
 from lab.aot import KernelCase, Promise
-from saccade.kernels import fp8_gpu, layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels import (
+    delta_gpu,
+    fp8_gpu,
+    layer_gpu,
+    paged_gpu,
+    rotary_gpu,
+    sample_gpu,
+    segments_gpu,
+)
+from saccade.kernels.delta import StateRows
 from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
@@ -24,6 +33,9 @@ FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
 FIRST_FP8 = 89
 """Architecture from which on there are conversions from and to FP8."""
+DELTA_HEADS = ((16, 32), (16, 48))
+"""Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
+DELTA_DIM = 128
 TOWER_HEADS = 16
 TOWER_HEAD_SIZES = (64, 72, 80)
 """Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
@@ -32,6 +44,7 @@ TOWER_HEAD_SIZES = (64, 72, 80)
 def cases() -> Iterator[KernelCase]:
     """All launches."""
     yield from _text_cases()
+    yield from _delta_cases()
     yield from _tower_cases()
     one = {"_sample": Promise(access=4)}  # the result is one token
     for masked in (False, True):
@@ -70,6 +83,18 @@ def _text_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
 
 
+def _delta_cases() -> Iterator[KernelCase]:
+    products = Promise(hgmma=True)
+    promises = {"_delta": Promise(), "_solve": products, "_scan": products}
+    convolved = {"_conv": Promise(access=4), "_remember": Promise()}
+    for key_heads, heads in DELTA_HEADS:
+        name = f"{heads}/{key_heads} heads of {DELTA_DIM}"
+        run = partial(_delta, key_heads, heads)
+        yield KernelCase(f"gated delta rule, {name}", delta_gpu, run, promises)
+        run = partial(_conv, (2 * key_heads + heads) * DELTA_DIM)
+        yield KernelCase(f"causal convolution, {name}", delta_gpu, run, convolved)
+
+
 def _tower_cases() -> Iterator[KernelCase]:
     each = {"_add_norm": Promise()}
     yield KernelCase("add and layer norm, 1152", layer_gpu, partial(_norm, 1152, True), each)
@@ -99,6 +124,30 @@ def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> Non
         q = torch.empty((count, heads, dim), dtype=HALF)
         lengths = [1] * singles if singles else [count]
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
+
+
+def _states(lengths: Sequence[int], singles: int) -> StateRows:
+    rows = _rows(lengths, singles)
+    return StateRows(rows.q_starts, rows.kv_lengths, rows.lines, singles)
+
+
+def _delta(key_heads: int, heads: int) -> None:
+    """Decode, and prefill of two rows."""
+    keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
+    mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
+    places = (slice(0, keys), slice(keys, 2 * keys), slice(2 * keys, None))
+    q, k, v = (mixed[:, place].view(TOKENS, -1, DELTA_DIM) for place in places)
+    thin = torch.empty((TOKENS, heads))
+    states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_delta(q, k, v, thin, thin, states, rows)
+
+
+def _conv(channels: int) -> None:
+    x, weight = torch.empty((TOKENS, channels), dtype=HALF), torch.empty((4, channels), dtype=HALF)
+    states = torch.empty((64, 3, channels), dtype=HALF)
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_conv(x, weight, states, rows)
 
 
 def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:

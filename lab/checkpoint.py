@@ -16,14 +16,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lab.presets import ARCHITECTURES, PRESETS, Preset
+from lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 
-REAL_VOCABULARY = 151643
-"""Tokens before the special ones in Qwen's tokenizers."""
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -62,7 +60,7 @@ def make_checkpoint(
     if preset is None:
         raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
     make_folder(folder)
-    ids = _write_tokenizer(folder, REAL_VOCABULARY if preset.real_tokens else 256 + 512)
+    ids = _write_tokenizer(folder, preset.words)
     _write(folder / "config.json", _config(preset, ids, dtype))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     _write(
@@ -92,12 +90,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
-    third = preset.family == "qwen3_vl"
-    rope = {
+    third = preset.family in THIRD
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
         "mrope_section": [24, 20, 20] if third else [16, 24, 24],
     }
+    if preset.family.startswith("qwen3_5"):
+        rope |= {"rope_theta": 1e7, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
     text: dict[str, Any] = {
         "model_type": f"{preset.family}_text",
         "max_position_embeddings": 262144 if third else 128000,
@@ -168,7 +168,7 @@ def _write_tokenizer(folder: Path, size: int) -> dict[str, int]:
 
 
 def _write_processor(folder: Path, preset: Preset) -> None:
-    third = preset.family == "qwen3_vl"
+    third = preset.family in THIRD
     clip = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -208,7 +208,10 @@ class _Random:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
-    def as_matrix(self, weight: torch.Tensor, _: Part) -> torch.Tensor:
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 
     def _make(self, part: Part) -> torch.Tensor:
@@ -216,7 +219,9 @@ class _Random:
         if len(part.shape) == 1:
             noise = noise * 0.1 + (0.0 if part.name.endswith("bias") else 1.0)
         else:
-            noise /= math.sqrt(math.prod(part.shape[1:]))
+            # experts of one tensor: [E, in, out]
+            inputs = part.shape[1] if len(part.shape) == 3 else math.prod(part.shape[1:])
+            noise /= math.sqrt(inputs)
         return noise.to(self.dtype)
 
 

@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from lab.options import MachineOptions, ProfileName
+from lab.qwen import qwen
 from saccade.core.config import GIB, EmbeddingBudgets
 from saccade.core.errors import ConfigError
-from saccade.core.family import FamilySpec, ImageRules
+from saccade.core.family import FamilySpec
+from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.sched.limits import SchedulerLimits
 
@@ -220,11 +222,10 @@ def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
 
 def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
     """The sizes of a checkpoint in 16 bits."""
-    layout = spec.kv_layout
     return replace(
         machine,
-        rules=spec.image_rules,
-        kv_bytes=layout.layers * 2 * layout.kv_heads * layout.head_dim * 2,
+        rules=qwen(spec).image_rules,
+        kv_bytes=spec.kv_spec().token_bytes("bfloat16"),
         embedding_bytes=spec.embedding_width * 2,
         limits=replace(machine.limits, context_length=spec.context_length),
     )

@@ -33,18 +33,20 @@ from lab.checkpoint import make_checkpoint
 from lab.machine import describe, pick_device, run_ms, where
 from lab.options import EncoderBenchOptions
 from lab.presets import PRESETS
+from lab.qwen import grids, qwen
 from lab.results import make_room
 from saccade.core.config import Dtype, EncoderAttention, EncoderConfig
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.types import Grid
 from saccade.engine.sizing import VIT_GRAPH_SIZES
 from saccade.families.registry import load_spec, net_module
 from saccade.parallel import WHOLE
+from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 
@@ -95,9 +97,8 @@ def bench_encoder(options: EncoderBenchOptions) -> list[EncoderFigure]:
         folders = {model: _folder(model, Path(scratch)) for model in dict.fromkeys(options.models)}
         for spec in map(load_spec, folders.values()):
             for width, height in sizes:
-                spec.image_size(
-                    height, width, spec.image_rules
-                )  # raises for one that no model takes
+                # raises for one that no model takes
+                spec.recipe(height, width, spec.pixel_bounds)
         make_room(options, "output_file")
         for (model, folder), dtype in product(folders.items(), options.dtypes):
             with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -148,9 +149,9 @@ def _measure_all(
 ) -> list[EncoderFigure]:
     device = pick_device(options.device, options.threads)
     task = progress.add_task(f"{model} in {dtype}", total=None)
-    spec = load_spec(folder)
+    spec = load_spec(folder, (f"patch_embed={options.patch_embed}",))
     weights = DummyWeights(DTYPES[dtype], device)
-    net = net_module(spec).build(spec, weights, WHOLE, WHOLE, options.patch_embed)
+    net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
     like = torch.empty(0, dtype=DTYPES[dtype], device=device)
     attention: EncoderAttention = (
         "flash" if device.type == "cuda" and dtype != "float32" else "sdpa"
@@ -166,16 +167,17 @@ def _measure_all(
     if not options.without_transformers and find_spec("transformers"):
         from lab.peer import TransformersTower
 
-        theirs = TransformersTower(folder, weights, spec.image_rules)
+        theirs = TransformersTower(folder, weights, qwen(spec).image_rules)
     cases = _cases(spec, options, device)
     progress.update(task, total=len(cases) * (1 + options.repeats), refresh=True)
     figures = []
     for name, pixels in cases:
-        ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels)}
+        there = grids(spec, pixels)
+        ways: dict[Mode, Way] = {"packed": partial(eager.encode, pixels, there)}
         if len(pixels) > 1:
-            ways["one by one"] = partial(_one_by_one, eager, pixels)
+            ways["one by one"] = partial(_one_by_one, eager, pixels, there)
         if graphs is not None:
-            ways["graph"] = partial(graphs.encode, pixels)
+            ways["graph"] = partial(graphs.encode, pixels, there)
         if theirs is not None:
             ways["transformers"] = partial(theirs.encode, *theirs.prepare(pixels))
         blank = EncoderFigure(
@@ -184,7 +186,7 @@ def _measure_all(
             name,
             "packed",
             len(pixels),
-            sum(spec.num_tokens(spec.grid(*p.shape[:2])) for p in pixels),
+            sum(map(spec.num_tokens, there)),
             [],
         )
         figures += _time(
@@ -197,8 +199,10 @@ def _measure_all(
     return figures
 
 
-def _one_by_one(encoder: PackedEncoder, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [encoder.encode([each])[0] for each in pixels]
+def _one_by_one(
+    encoder: PackedEncoder, pixels: Sequence[torch.Tensor], there: Sequence[Grid]
+) -> list[torch.Tensor]:
+    return [encoder.encode([each], [grid])[0] for each, grid in zip(pixels, there)]
 
 
 def _cases(
@@ -207,7 +211,7 @@ def _cases(
     rng = np.random.default_rng(1)
 
     def picture(height: int, width: int) -> torch.Tensor:
-        size = spec.image_size(height, width, spec.image_rules)
+        size = spec.recipe(height, width, spec.pixel_bounds).canvas
         return torch.from_numpy(rng.integers(0, 256, (*size, 3), np.uint8)).to(device)
 
     if not options.resolutions:

@@ -42,8 +42,8 @@ from saccade.core.types import Image, ImageKey, Span
 from saccade.families.registry import load_spec, net_module
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.parallel import WHOLE
+from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 
@@ -155,11 +155,11 @@ def measure_rotary(
     preset = PRESETS[model]
     text, vision = preset.text, preset.vision
     width = vision["embed_dim"] if "embed_dim" in vision else vision["hidden_size"]
-    layout = spec.kv_layout
+    kv_heads, head_dim = spec.kv_spec().layers[0][0].shape
     figures = []
     shapes: list[tuple[Tower, int, int, int]] = [
         ("vision", vision["num_heads"], vision["num_heads"], width // vision["num_heads"]),
-        ("text", text["num_attention_heads"], layout.kv_heads, layout.head_dim),
+        ("text", text["num_attention_heads"], kv_heads, head_dim),
     ]
     for tower, q_heads, k_heads, dim in shapes:
         fused = torch.randn(tokens, q_heads + 2 * k_heads, dim, device=device).to(DTYPES[dtype])
@@ -272,8 +272,9 @@ def measure_positions(
         except ConfigError as error:
             figures.notes.append(str(error))
     for resolution, (width, height) in sizes.items():
-        grid = spec.grid(*spec.image_size(height, width, spec.image_rules))
-        image = Image(ImageKey(bytes(32), bytes(16)), grid, spec.num_tokens(grid))
+        recipe = spec.recipe(height, width, spec.pixel_bounds)
+        facts = spec.num_tokens(recipe.grid), spec.num_patches(recipe.grid), recipe.canvas
+        image = Image(ImageKey(bytes(32), bytes(16)), recipe.grid, *facts)
         seen = PositionCache(spec, vision, Metrics())
         ways: dict[Way, Work] = {
             "new grid": lambda image=image: have_positions(
@@ -301,7 +302,7 @@ def narrow(folder: Path) -> None:
     model.
     """
     path = folder / "config.json"
-    hidden = 2 * load_spec(folder).kv_layout.head_dim
+    hidden = 2 * load_spec(folder).kv_spec().layers[0][0].shape[-1]
     config = json.loads(path.read_text())
     text, vision = config["text_config"], config["vision_config"]
     text |= NARROW | {"hidden_size": hidden}

@@ -38,6 +38,7 @@ from rich.progress import track
 from lab.clock import CpuClock
 from lab.machine import describe
 from lab.options import MediaBenchOptions
+from lab.qwen import qwen
 from lab.results import make_room
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
@@ -49,7 +50,7 @@ from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.kernels.patchify import patchify
 from saccade.media.content import Budget, digest, identify
-from saccade.media.decode import Pixels, decode, decode_into, resize_into
+from saccade.media.decode import Pixels, decode, decode_into, draw_into
 from saccade.media.header import probe
 from saccade.media.media import ImageSource, Media
 from saccade.tools.bench.images import DrawnImage, data_url, encode, parse_size
@@ -167,7 +168,8 @@ async def measure(
 ) -> list[MediaFigure]:
     """All cases in turns, one round that does not count first."""
     largest = max(
-        math.prod(spec.image_size(case.height, case.width, spec.image_rules)) for case in pictures
+        math.prod(spec.recipe(case.height, case.width, spec.pixel_bounds).canvas)
+        for case in pictures
     )
     arena = Arena.create(ARENA_PICTURES * 3 * largest)
     media = Media(spec, MediaOptions(media_workers=1), arena, Metrics())
@@ -211,7 +213,7 @@ class Ours:
         assert len(workers) == 1
         self._clock = CpuClock(*workers)
         self._inline = CpuClock()
-        rules = spec.image_rules
+        rules = qwen(spec).image_rules
         self._mean, self._std = (torch.tensor(values) * 255.0 for values in (rules.mean, rules.std))
 
     @classmethod
@@ -221,7 +223,7 @@ class Ours:
             ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
         )
         media.hold(picture)
-        await media.decode(picture.image.key, PixelSlot(0, *picture.size))
+        await media.decode(picture.image.key, PixelSlot(0, *picture.image.canvas))
         media.release(picture)
         return cls(media, arena, spec)
 
@@ -230,7 +232,7 @@ class Ours:
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
         self._media.hold(picture)
-        slot = PixelSlot(0, *picture.size)
+        slot = PixelSlot(0, *picture.image.canvas)
         await self._media.decode(picture.image.key, slot)
         self._patches(self._arena.view(slot))
         self._media.release(picture)
@@ -252,22 +254,23 @@ class Ours:
         data = lap("base64", len(text), lambda: pybase64.b64decode(text, validate=True))
         name = lap("digest", len(data), lambda: digest(data))
         found, content = lap("header", len(data), lambda: _read_header(name, data, self._spec))
-        height, width = content.size
+        height, width = content.recipe.canvas
         slot = PixelSlot(0, height, width)
         target = self._bench.view(slot)
+        whole = target, content.recipe
         encoded = memoryview(data)
-        if found.upright == content.size and found.orientation == 1:
-            lap("decode", len(data), lambda: decode_into([target], encoded, found.upright, 1))
+        if found.upright == content.recipe.canvas and found.orientation == 1:
+            lap("decode", len(data), lambda: decode_into([whole], encoded, found.upright, 1))
         else:
             upright, strips = lap("decode", len(data), lambda: decode(encoded, found.orientation))
             pixel_bytes = 3 * upright[0] * upright[1]
-            lap("resize", pixel_bytes, lambda: resize_into([target], upright, strips))
+            lap("resize", pixel_bytes, lambda: draw_into([whole], upright, strips))
         lap("patches", slot.nbytes, lambda: self._patches(target))
         return lap.done
 
     def _patches(self, pixels: Pixels) -> torch.Tensor:
         """Normalised float32 patches, as the engine makes them on its device: here, the CPU."""
-        rules = self._spec.image_rules
+        rules = qwen(self._spec).image_rules
         return patchify(
             torch.from_numpy(pixels),
             rules.patch,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.bounds import above, at_least, at_most, filled
-from saccade.core.config import Dtype, PatchEmbedding
+from saccade.core.config import Dtype
 from saccade.core.errors import ConfigError
+from saccade.families.qwen_vl.config import PatchEmbedding
 from saccade.tools.options import Format, ImageContent
 
 PresetName = Literal[
@@ -17,11 +18,21 @@ PresetName = Literal[
     "qwen3-vl-2b",
     "qwen3-vl-4b",
     "qwen3-vl-8b",
+    "qwen3-vl-30b-a3b",
+    "qwen3-vl-235b-a22b",
+    "qwen3.5-9b",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
     "small-qwen2.5-vl",
     "small-qwen3-vl",
+    "small-qwen3.5",
+    "small-qwen3-vl-moe",
     "tiny-qwen2-vl",
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",
+    "tiny-qwen3.5",
+    "tiny-qwen3.5-moe",
+    "tiny-qwen3-vl-moe",
 ]
 
 

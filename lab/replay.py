@@ -45,7 +45,7 @@ class Replay:
         folder = resolve_model(model)
         self.spec: FamilySpec = load_spec(folder)
         self._tokenizer = Tokenizer.load(folder)
-        self._template = ChatTemplate.load(folder, self._tokenizer)
+        self._template = ChatTemplate.load(folder, self._tokenizer, None, self.spec.templates)
         self._machine = machine
         self._chats = _whole_chats(self._run, path)
         options = self._run.options
@@ -121,7 +121,7 @@ class Replay:
         return tuple(pieces)
 
     def _shown(self, part: Json, salt: str) -> Shown:
-        settings = self.spec.image_rules.fingerprint(self.spec.family)
+        settings = self.spec.settings(self.spec.pixel_bounds)
         return show(
             ImageKey(bytes.fromhex(part["digest"]), settings, salt),
             part["height"],

@@ -58,9 +58,7 @@ class Replica:
         pages = max(2, 1 + machine.kv_tokens // machine.page_size)
         pool = PagePool(pages, machine.page_size)
         self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
-        limits = replace(
-            machine.limits, arena_bytes=machine.arena_bytes, patch_size=machine.rules.patch
-        )
+        limits = replace(machine.limits, arena_bytes=machine.arena_bytes)
         self.scheduler = Scheduler(
             limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ()
         )
@@ -135,9 +133,7 @@ class Replica:
 
     def _step_ms(self, plan: Plan, now: float) -> float:
         costs = self._costs
-        took = costs.encode_ms(
-            t * h * w for t, h, w in (encode.grid for encode in plan.encode)
-        ) + self._move_ms(plan, now)
+        took = costs.encode_ms(encode.patches for encode in plan.encode) + self._move_ms(plan, now)
         for row in plan.rows:
             if row.start >= self._seats[row.slot].prompt_length:
                 took += costs.row + row.start * costs.context

@@ -262,6 +262,6 @@ def show(key: ImageKey, height: int, width: int, machine: Machine) -> Shown:
     rules = machine.rules
     rows, columns = machine.size(height, width)
     grid = 1, rows // rules.patch, columns // rules.patch
-    return Shown(
-        Image(key, grid, grid[1] * grid[2] // rules.merge**2), height * width, rows * columns
-    )
+    patches = grid[1] * grid[2]
+    image = Image(key, grid, patches // rules.merge**2, patches, (rows, columns))
+    return Shown(image, height * width, rows * columns)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -22,12 +23,41 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize,
 )
 
-FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+EVERY = (
+    *FAMILIES,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
+)
+"""For parametrised tests: what differs in the last ones has quick tests of its own
+(`families/test_moe.py`, `engine/test_states.py`).
+"""
+HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
 CLASSES = {
     "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    "qwen3_vl_moe": (
+        transformers.Qwen3VLMoeConfig,
+        transformers.Qwen3VLMoeForConditionalGeneration,
+    ),
+    "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeConfig,
+        transformers.Qwen3_5MoeForConditionalGeneration,
+    ),
 }
 SPECIAL = (
     "<|endoftext|>",
@@ -100,8 +130,8 @@ def _config(
     text: dict[str, Any],
     vision: dict[str, Any],
 ) -> dict[str, Any]:
-    third = family == "qwen3_vl"
-    rope = {
+    third = family in THIRD
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
         "mrope_section": [4, 2, 2] if third else [2, 3, 3],
@@ -129,7 +159,27 @@ def _config(
         vision_config |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
     if third:
         text_config |= {"head_dim": 16}
-        vision_config |= {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}
+        vision_config |= {"num_position_embeddings": 36}
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
+        vision_config |= {"deepstack_visual_indexes": [0, 2]}
+    if family == "qwen3_5_moe":
+        text_config |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        }
+    if family.startswith("qwen3_5"):
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        text_config |= HYBRID | {"rope_parameters": rope | {"mrope_interleaved": True}}
+    if family == "qwen3_vl_moe":
+        text_config |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [1],
+        }
     return {
         "text_config": text_config | text,
         "vision_config": vision_config | vision,
@@ -145,10 +195,20 @@ def _randomise(model: torch.nn.Module) -> None:
     """Scales that keep activations near one and logits far apart; nothing is left at a value that
     would hide a mistake.
     """
+    around_zero = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module).__name__ in ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+    }
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() == 1:
-                weight.normal_(0.0, 0.2).add_(0.0 if name.endswith("bias") else 1.0)
+            if name.endswith("A_log"):
+                weight.normal_(-2.0, 1.0)  # some heads remember the last tokens, some hundreds
+            elif weight.dim() == 1:
+                centred = name.endswith("bias") or name in around_zero
+                weight.normal_(0.0, 0.2).add_(0.0 if centred else 1.0)
+            elif weight.dim() == 3:  # experts [E, out, in]
+                weight.normal_(0.0, 1.2 / weight.shape[-1] ** 0.5)
             elif "embed_tokens" in name or "pos_embed" in name:
                 weight.normal_(0.0, 0.5)
             else:
@@ -164,7 +224,7 @@ def _write_config(folder: Path, family: FamilyName, config: Any, layout: str) ->
         text["rope_theta"] = rope.pop("rope_theta")
         text["rope_scaling"] = rope
         data["vision_config"].pop("rope_parameters", None)
-        if family == "qwen3_vl":
+        if family in THIRD:
             data["text_config"] = text
         else:
             rope["type"] = "mrope"
@@ -182,10 +242,16 @@ def _write_weights(
     folder: Path, family: FamilyName, model: torch.nn.Module, layout: str, sharded: bool
 ) -> None:
     tensors = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
+    for name, value in tensors.items():
+        # As the hub has those of Qwen3-VL-MoE: [E, in, out].
+        if family == "qwen3_vl_moe" and ".mlp.experts." in name:
+            tensors[name] = value.transpose(1, 2).contiguous()
     config: Any = model.config
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight")
-    if layout == "old" and family != "qwen3_vl":
+    if family.startswith("qwen3_5"):
+        tensors["mtp.layers.0.mlp.up_proj.weight"] = torch.ones(4, 4)  # which nobody asks for
+    if layout == "old" and family not in THIRD:
         tensors = {
             name.replace("model.language_model.", "model.").replace(
                 "model.visual.", "visual."
@@ -243,7 +309,7 @@ def _write_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _write_processor(folder: Path, family: FamilyName, layout: str) -> None:
-    third = family == "qwen3_vl"
+    third = family in THIRD
     factor = 32 if third else 28
     data: dict[str, Any] = {"patch_size": factor // 2, "merge_size": 2, "temporal_patch_size": 2}
     data |= {"image_processor_type": "Qwen2VLImageProcessor"}

@@ -44,7 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-@pytest.fixture(scope="session", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+EVERY = [
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
+]
+
+
+@pytest.fixture(scope="session", params=EVERY)
 def family(request: pytest.FixtureRequest) -> FamilyName:
     """Each family in turn."""
     name: FamilyName = request.param

@@ -18,7 +18,7 @@ from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.machine import ROOT
 from benchmarks.gpu_check.run import describe_status, end
 
-KERNELS = ("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary")
+KERNELS = ("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary", "delta")
 """Files of tests/kernels that run on a device where there is one."""
 ENGINE = ("engine", "encoder", "kernels")
 """Files of tests/gpu."""

@@ -18,7 +18,6 @@ EncoderMode = Literal["weights", "data"]
 EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
-PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 
@@ -107,19 +106,22 @@ def embedding_file_bytes(nbytes: int) -> int:
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
     """Bytes for picture embeddings in each tier: per rank, but for the disk, which is in
-    `folder`.
+    `folder`. `shared`: other servers write there, too, and `disk_bytes` are all servers'.
     """
 
     device_bytes: int
     host_bytes: int = 0
     disk_bytes: int = 0
     folder: str | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound.
+    patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
+    per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
+    prompts, one in so many tokens. 0 where the model keeps nothing.
     """
 
     device: Literal["cpu", "cuda"]
@@ -136,6 +138,8 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
+    snapshots: int = 0
+    snapshot_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:

@@ -7,56 +7,112 @@ positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.config import Dtype, KVDtype
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRules:
-    """How a family turns a picture into patches.
-
-    `min_pixels`, `max_pixels` bound height * width after resizing.
+class PixelBounds:
+    """Bounds on height * width after resizing (of thumbnails beside: nothing). The model takes no
+    image of fewer than `least` pixels.
     """
 
-    patch: int
-    merge: int
+    least: int
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    resample: str = "bicubic"
-    temporal_patch: int = 2
-
-    @property
-    def factor(self) -> int:
-        """Heights and widths after resizing are multiples of this many pixels."""
-        return self.patch * self.merge
-
-    def fingerprint(self, family: str) -> bytes:
-        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
-        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
-    """The shape of one token's key/value storage: `layers` x 2 x [kv_heads, head_dim]."""
+class LargestImage:
+    """What an image within the model's own bounds comes to at most. pixels: of its canvas."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    pixels: int
+    tokens: int
 
-    def on_rank(self, ranks: int) -> KVLayout:
-        """What one of `ranks` ranks stores: its share of the heads; where there are fewer heads
-        than ranks, one that others hold too.
-        """
-        return replace(self, kv_heads=max(1, self.kv_heads // ranks))
+
+CacheFormat = Literal["model", "float32", "int8", "float8_e4m3"]
+"""What a cache's values are stored in. model: as the weights are (`EngineConfig.dtype`)."""
+FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One named tensor of a layer: values of `shape` for each token, or for each sequence.
+
+    What is kept per token lies on pages. What is kept per sequence (a state) lies in a row of its
+    own, whatever the sequence's length. Names: "k" and "v" (heads' keys and values), "latent" (one
+    row that keys and values are made of), "k_scale" and "v_scale" (beside 8-bit ones), "recurrent"
+    and "conv" (states).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    per: Literal["token", "sequence"] = "token"
+    format: CacheFormat = "model"
+
+    def nbytes(self, dtype: Dtype) -> int:
+        """Bytes for one token or sequence, where the model is in `dtype`."""
+        return (
+            math.prod(self.shape) * FORMAT_BYTES[dtype if self.format == "model" else self.format]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one rank stores: the caches of each layer, in the network's order. A layer may have any,
+    or none.
+    """
+
+    layers: tuple[tuple[Cache, ...], ...]
+
+    def token_bytes(self, dtype: Dtype) -> int:
+        """Bytes that a token takes of its page, over all layers."""
+        return self._bytes("token", dtype)
+
+    def state_bytes(self, dtype: Dtype) -> int:
+        """Bytes of one sequence's state, over all layers; 0: the model has none."""
+        return self._bytes("sequence", dtype)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return sum(any(cache.name == "k" for cache in layer) for layer in self.layers)
+
+    def keeping(self, dtype: KVDtype) -> KVSpec:
+        """The same with keys and values in `dtype`; auto: in the model's."""
+        if dtype == "auto":
+            return self
+        return KVSpec(
+            tuple(
+                tuple(
+                    replace(cache, format="float8_e4m3") if cache.name in ("k", "v") else cache
+                    for cache in layer
+                )
+                for layer in self.layers
+            )
+        )
+
+    def _bytes(self, per: str, dtype: Dtype) -> int:
+        caches = (cache for layer in self.layers for cache in layer if cache.per == per)
+        return sum(cache.nbytes(dtype) for cache in caches)
+
+
+def heads_cache(heads: int, dim: int, ranks: int) -> tuple[Cache, Cache]:
+    """Keys and values [heads, dim] of one layer on one of `ranks` ranks: its share of the heads;
+    where there are fewer heads than ranks, one that others hold too.
+    """
+    shape = (max(1, heads // ranks), dim)
+    return Cache("k", shape), Cache("v", shape)
 
 
 Divisible = tuple[tuple[int, str], ...]
@@ -87,6 +143,19 @@ class Cuts:
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """Chat templates that a family brings: Jinja files.
+
+    default: for checkpoints that have none. tools: for requests with tools, where a checkpoint's
+    own template knows none, but has all `marks` in it.
+    """
+
+    default: Path | None = None
+    tools: Path | None = None
+    marks: tuple[str, ...] = ()
+
+
 class FamilySpec(Protocol):
     """CPU facts of one checkpoint."""
 
@@ -96,10 +165,26 @@ class FamilySpec(Protocol):
         ...
 
     @property
-    def image_rules(self) -> ImageRules: ...
+    def pixel_bounds(self) -> PixelBounds:
+        """The model's own; a request may narrow them."""
+        ...
 
     @property
-    def kv_layout(self) -> KVLayout: ...
+    def largest_image(self) -> LargestImage: ...
+
+    @property
+    def sample(self) -> ImageRecipe:
+        """Of a small image, by whose embedding the vision tower's weights are told from others."""
+        ...
+
+    @property
+    def patch_unit(self) -> int:
+        """The vision tower takes multiples of so many patches."""
+        ...
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        """What one of `ranks` ranks stores of each layer."""
+        ...
 
     @property
     def cuts(self) -> Cuts: ...
@@ -107,6 +192,21 @@ class FamilySpec(Protocol):
     @property
     def encoder_blocks(self) -> int:
         """Blocks of the vision tower, each of which computes every patch."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights, as the checkpoint names it."""
+        ...
+
+    @property
+    def templates(self) -> Templates: ...
+
+    def with_options(self, options: Mapping[str, str]) -> FamilySpec:
+        """The same with the family's own options (`--family-option NAME=VALUE`).
+
+        Raises ConfigError, which lists those that there are.
+        """
         ...
 
     @property
@@ -125,18 +225,24 @@ class FamilySpec(Protocol):
         """Values per image token in an embedding: hidden size, times (1 + deepstack levels)."""
         ...
 
-    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        """(height, width) after resizing.
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        """What is made of an upright image of that size.
 
         Raises ImageError when the aspect ratio is beyond what the family allows.
         """
         ...
 
-    def grid(self, height: int, width: int) -> Grid:
-        """Patch grid of a resized picture."""
+    def settings(self, bounds: PixelBounds) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
         ...
 
-    def num_tokens(self, grid: Grid) -> int: ...
+    def num_tokens(self, grid: Grid) -> int:
+        """Rows of an image's embedding."""
+        ...
+
+    def num_patches(self, grid: Grid) -> int:
+        """Patches that the vision tower computes."""
+        ...
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]
@@ -147,9 +253,13 @@ class FamilySpec(Protocol):
         """
         ...
 
+    @property
+    def position_axes(self) -> int:
+        """Axes that a token's rotary position has."""
+        ...
+
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Rotary positions [3, num_tokens] (time, height, width) of a picture's tokens, were it the
-        first of a prompt.
+        """Rotary positions [axes, num_tokens] of a picture's tokens, were it the first of a prompt.
 
         Computed anew at every call; who asks often keeps them.
         """
@@ -158,7 +268,7 @@ class FamilySpec(Protocol):
     def positions(
         self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Rotary positions [3, num_tokens], and the position of the token that would come next.
+        """Rotary positions [axes, num_tokens], and the position of the token that would come next.
 
         `blocks` are the `image_positions` of the pictures that spans name. Tokens after the last
         span advance all axes by one each.

@@ -15,7 +15,6 @@ from saccade.core.config import (
     Hardware,
     KVDtype,
     ParallelConfig,
-    PatchEmbedding,
     QuantizationMode,
 )
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
@@ -198,7 +197,7 @@ class Load:
     format: Literal["auto", "dummy"]
     threads: int
     parallel: ParallelConfig
-    patch_embed: PatchEmbedding = "exact"
+    family_option: tuple[str, ...] = ()
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
 
@@ -239,10 +238,11 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Begun:
     """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
-    the oldest first.
+    the oldest first. `store`: where embeddings lie that other servers write, too; "" for nowhere.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
+    store: str = ""
 
 
 ToEngine = TokenizerText | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.bounds import above, at_least, at_most, filled, named
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -22,7 +22,6 @@ from saccade.core.config import (
     EncoderAttention,
     EncoderMode,
     KVDtype,
-    PatchEmbedding,
     QuantizationMode,
 )
 from saccade.core.errors import ConfigError
@@ -73,10 +72,10 @@ class ModelOptions:
     """
     context_length: int | None = None
     """Longest prompt plus answer, in tokens. Derived: the model's own limit."""
-    patch_embed: PatchEmbedding = "exact"
-    """How pixels enter the vision tower. exact: normalised as the model's own processor does it.
-    folded: normalisation and the second frame of a still image are part of the first layer's
-    weights: less work, as exact on average, not the same bits.
+    family_option: tuple[str, ...] = ()
+    """An option of the model's family, NAME=VALUE; repeat the option for several. Qwen-VL:
+    patch_embed=folded (normalisation and the second frame of a still image are part of the vision
+    tower's first layer: less work, as exact on average, not the same bits).
     """
 
     disable_cuda_graph: bool = False
@@ -176,7 +175,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class PinOptions:
-    """What is kept because clients ask for it."""
+    """What is kept because clients ask for it, and where other servers find it."""
 
     pinned_share: float = 0.5
     """Share of the KV cache, and of the device's embedding cache, that requests may keep from being
@@ -184,8 +183,25 @@ class PinOptions:
     has its part; beyond it, its oldest give way. Kept or not, nothing stops a request for lack of
     room. 0: nothing is kept.
     """
+    embedding_cache_shared: str | None = None
+    """Folder for image embeddings that several servers of one model write and read, instead of
+    --embedding-cache-dir: an image that one has encoded, none encodes again while it lasts there.
+    On one machine, or a network file system with locks. Derived: none.
+    """
+    embedding_cache_shared_mb: int | None = None
+    """MiB that all of these servers together keep there, of all models; give each server the same.
+    Derived: a quarter of what is free in --embedding-cache-shared or taken by saved embeddings
+    already.
+    """
 
     def __post_init__(self) -> None:
+        at_least(1, self, "embedding_cache_shared_mb")
+        if self.embedding_cache_shared is not None:
+            check_folder("--embedding-cache-shared", self.embedding_cache_shared)
+        elif self.embedding_cache_shared_mb is not None:
+            raise ConfigError(
+                "--embedding-cache-shared-mb: say where, with --embedding-cache-shared"
+            )
         at_least(0, self, "pinned_share")
         at_most(1, self, "pinned_share")
 
@@ -353,9 +369,7 @@ class ServerOptions:
     @property
     def inflight_bytes(self) -> int:
         """Bytes that may be held for requests in flight."""
-        if self.max_inflight_mb is not None:
-            return self.max_inflight_mb * MIB
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +461,52 @@ class ConnectionOptions:
         at_least(16, self, "max_connections")
         at_least(1, self, "max_connections_per_address")
         above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    """How `saccade route` spreads requests over servers."""
+
+    workers: tuple[str, ...]
+    """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
+    """
+    port: int = 8100
+    """Port to listen on; 0 picks a free one."""
+    affinity: Literal["image", "none"] = "image"
+    """image: a request goes where its oldest image has been seen, or where its chat began. none: to
+    any worker, to measure what affinity is worth.
+    """
+    max_body_mb: int = 256
+    """Largest request body, in MiB."""
+    max_inflight_mb: int | None = None
+    """MiB of bodies held for requests in flight; a request that would exceed it is answered 429.
+    Derived: a quarter of memory.
+    """
+    max_requests: int = 4096
+    """Requests in flight; more are answered 429."""
+    shutdown_grace: float = 30.0
+    """Seconds that requests get to finish when the router is told to stop."""
+
+    def __post_init__(self) -> None:
+        filled(self, "workers")
+        named(self, "workers")
+        at_least(0, self, "port", "shutdown_grace")
+        at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
+        at_most(65535, self, "port")
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes of bodies that may be held."""
+        return share_of_memory(self.max_inflight_mb)
+
+
+def share_of_memory(limit_mb: int | None) -> int:
+    """Bytes: what the user says, else a quarter of memory."""
+    if limit_mb is not None:
+        return limit_mb * MIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 OPENMP_SPINS = "4000"

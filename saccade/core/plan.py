@@ -9,7 +9,6 @@ while step n is computed, and a `StepResult` answers each, in order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +29,7 @@ from saccade.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """Where resized uint8 RGB pixels [height, width, 3] lie in the shared arena: `offset` in
+    """Where an image's canvas, uint8 RGB [height, width, 3], lies in the shared arena: `offset` in
     bytes.
     """
 
@@ -109,6 +108,7 @@ class Encode:
 
     key: ImageKey
     grid: Grid
+    patches: int
     pixels: PixelSlot
 
 
@@ -125,14 +125,28 @@ class Splice:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The state of a sequence, for models that keep one (`family.KVSpec`): line `source` of the
+    workers' state memory goes to line `target`. The first lines are the slots, the others
+    snapshots.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: close, open, moves, encode, one forward over `rows`, save.
+    """One step, executed in this order: close, open, moves, restore, encode, one forward over
+    `rows`, snapshot, save.
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
     chunks.
     tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on encodings
     that have begun and not ended, in the order in which they began; 0: no bound.
     save: embeddings on the device to be written to disk, in the background, once they are encoded.
+    restore: snapshots that slots go on from. snapshot: states of slots to keep, as the step's rows
+    leave them.
     wait: there is nothing to do before a read from disk or an encoding ends: wait for one.
     adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has
     nothing else in it.
@@ -147,6 +161,8 @@ class Plan:
     save: tuple[ImageKey, ...] = ()
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
+    restore: tuple[StateCopy, ...] = ()
+    snapshot: tuple[StateCopy, ...] = ()
     wait: bool = False
     adapt: bool = False
 
@@ -157,7 +173,7 @@ class Plan:
     @property
     def patches(self) -> int:
         """To be run through the vision tower."""
-        return sum(math.prod(encode.grid) for encode in self.encode)
+        return sum(encode.patches for encode in self.encode)
 
     @property
     def empty(self) -> bool:

@@ -13,8 +13,12 @@ from typing import Any, Literal
 
 from saccade.core.errors import InvalidRequest
 
-Grid = tuple[int, int, int]
-"""Patches of one image along (time, height, width), before merging."""
+Grid = tuple[int, ...]
+"""Numbers of one image that only its model's family reads; for Qwen-VL its patches along (time,
+height, width), before merging. What an image's tokens, positions and cost follow from.
+"""
+Size = tuple[int, int]
+"""(height, width) in pixels."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -25,7 +29,7 @@ class ImageKey:
 
     digest: 32 bytes, blake3 of the encoded bytes.
     settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
-    (`ImageRules.fingerprint`).
+    (`FamilySpec.settings`).
     salt: the request's `cache_salt`, hashed by the front; it separates tenants.
     """
 
@@ -39,18 +43,15 @@ class ImageKey:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture as the engine knows it: a name, its patch grid, and how many tokens stand for
-    it.
+    """One picture as the engine knows it: a name, the family's numbers, how many tokens stand for
+    it, how many patches the vision tower computes, and the canvas that its pixels take.
     """
 
     key: ImageKey
     grid: Grid
     num_tokens: int
-
-    @property
-    def num_patches(self) -> int:
-        t, h, w = self.grid
-        return t * h * w
+    num_patches: int
+    canvas: Size
 
 
 @dataclass(frozen=True, slots=True)

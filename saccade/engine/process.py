@@ -20,6 +20,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
+from saccade.cache.snapshots import Snapshots
 from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
@@ -40,6 +41,7 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
     LoadFacts,
     describe,
@@ -51,7 +53,6 @@ from saccade.engine.sizing import (
     share_hardware,
 )
 from saccade.engine.workers import Workers, WorkersLost
-from saccade.families.checkpoint import read_checkpoint
 from saccade.families.registry import load_spec
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
@@ -101,7 +102,7 @@ async def serve(
 
     Raises StartupError, WorkersLost.
     """
-    spec = load_spec(Path(boot.folder))
+    spec = load_spec(Path(boot.folder), boot.model.family_option)
     words = await front.receive()
     assert isinstance(words, TokenizerText)
     guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
@@ -112,13 +113,14 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
+    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins)
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
-    saved = await workers.begin(config)
+    begun = await workers.begin(config)
+    saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
-    engine = Engine(scheduler, workers, front, arrived, metrics, guides)
-    facts = LoadFacts(load.patch_embed, loaded[0].quantised, len(saved))
+    engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
+    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
     front.send(Ready(config.kv_tokens, config.context_length, decided))
@@ -135,11 +137,11 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
     return Load(
         folder=boot.folder,
         device=device,
-        dtype=pick_dtype(boot.model.dtype, read_checkpoint(Path(boot.folder)).dtype()),
+        dtype=pick_dtype(boot.model.dtype, spec.dtype),
         format=boot.model.load_format,
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
         parallel=parallel,
-        patch_embed=boot.model.patch_embed,
+        family_option=boot.model.family_option,
         quantization=boot.model.quantization,
         kv_dtype=boot.model.kv_cache_dtype,
     )
@@ -163,9 +165,9 @@ def build_scheduler(
         context_length=config.context_length,
         encode_patches=config.encode_patches,
         arena_bytes=arena_bytes,
-        patch_size=spec.image_rules.patch,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
+        snapshot_tokens=config.snapshot_tokens,
     )
     embeddings = EmbeddingCache(
         config.embeddings,
@@ -174,7 +176,11 @@ def build_scheduler(
         pins=PinBook(int(pinned_share * config.embeddings.device_bytes)),
     )
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
-    prefix = PrefixCache(pool, pins) if config.prefix_cache else None
+    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots)
+    prefix = None
+    if config.prefix_cache and (config.snapshots or not keeps_states):
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 

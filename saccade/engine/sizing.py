@@ -29,16 +29,16 @@ from saccade.core.config import (
     KVConfig,
     KVDtype,
     ParallelConfig,
-    PatchEmbedding,
     StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
-from saccade.core.family import FamilySpec
+from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
 )
 
 LARGEST_TP = 64
@@ -90,12 +90,24 @@ FLASH_LIKE = ("flash", "cudnn", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
 
-LARGE_IMAGE_PIXELS = 2560 * 1440
+LARGE_IMAGE = 1440, 2560
+"""(height, width) in pixels."""
 LARGE_IMAGE_STEPS = 8
 """On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
+
+
+STATES_PART = 4
+"""Unless told otherwise, states of running sequences take at most one part in so many of the memory
+for states and pages."""
+SNAPSHOTS_PART = 3
+"""Of what they leave, snapshots of states take one part in so many, pages the others."""
+LEAST_SNAPSHOT_TOKENS = 256
+SNAPSHOTS_RUNNING = 4
+FEWEST_SNAPSHOTS = 2
+"""With fewer the prefix cache of a model that keeps states is off."""
 
 
 NARROW_ENCODER = 256
@@ -188,6 +200,7 @@ def resolve(
     dtype: Dtype,
     hardware: Hardware,
     ranks: int = 1,
+    keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
@@ -196,7 +209,6 @@ def resolve(
     """
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
-    max_running = engine.max_running_requests or (256 if cuda else 32)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
     if context > spec.context_length:
@@ -205,26 +217,28 @@ def resolve(
             "at most"
         )
     kv = resolve_kv(model, hardware)
-    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks, kept=kv.dtype)
-    used = hardware.total_bytes - hardware.free_bytes
-    # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
-    budget = (
-        int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
-    )
+    kept = spec.kv_spec(ranks).keeping(kv.dtype)
+    page_bytes = engine.page_size * kept.token_bytes(dtype)
+    budget = memory_budget(hardware, fraction)
+    max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
     graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
     if model.piecewise_graph_tokens is None:
         graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
     claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
     free = max(0, hardware.free_bytes - claimed)
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
+    snapshots, every = resolve_snapshots(
+        engine, kept, dtype, min(budget, free), max_running, enough
+    )
+    states = (max_running + snapshots) * kept.state_bytes(dtype)
+    kv_bytes = min(budget, free) - states
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # Below one context the pool itself is the limit.
     if kv_pages < 2:
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes)
+    left = max(0, free - kv_pages * page_bytes - states)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -233,8 +247,8 @@ def resolve(
         chunk_tokens=chunk,
         page_size=engine.page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
+        prefix_cache=not engine.disable_radix_cache and bool(snapshots or not states),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         kv=kv,
         tower_budget=0 if cuda else tower_budget(spec),
@@ -242,7 +256,60 @@ def resolve(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
         graphs=graphs,
+        snapshots=snapshots,
+        snapshot_tokens=every,
     )
+
+
+def memory_budget(hardware: Hardware, fraction: float) -> int:
+    """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
+    is ours to count on.
+    """
+    most = int(fraction * hardware.free_bytes)
+    if hardware.device == "cuda":
+        used = hardware.total_bytes - hardware.free_bytes
+        most = int(fraction * hardware.total_bytes) - used
+    return min(most, int(0.9 * hardware.free_bytes))
+
+
+def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
+    """Sequences that may run at a time, each of which takes `state_bytes` of the budget. Raises
+    ConfigError.
+    """
+    wanted = engine.max_running_requests
+    if wanted is not None and wanted * state_bytes > budget:
+        raise ConfigError(
+            f"--max-running-requests {wanted}: the state of a sequence takes "
+            f"{state_bytes / MIB:.1f} MiB, and there is room for {max(0, budget) // state_bytes}"
+        )
+    most = wanted or (256 if cuda else 32)
+    if wanted is None and state_bytes:
+        most = max(1, min(most, budget // STATES_PART // state_bytes))
+    return most
+
+
+def resolve_snapshots(
+    engine: EngineOptions,
+    kept: KVSpec,
+    dtype: Dtype,
+    budget: int,
+    max_running: int,
+    enough: int,
+) -> tuple[int, int]:
+    """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
+    prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
+    `enough`: tokens that pages are of use for.
+    """
+    state_bytes = kept.state_bytes(dtype)
+    if not state_bytes:
+        return 0, 0
+    every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
+    if engine.disable_radix_cache:
+        return 0, every
+    room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
+    # Each sequence that runs writes one beside the one that it keeps.
+    count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
+    return (count if count >= FEWEST_SNAPSHOTS else 0), every
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
@@ -309,7 +376,7 @@ def tower_budget(spec: FamilySpec) -> int:
     """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
     a part of a large image, so that no step is much longer than others.
     """
-    patches = min(LARGE_IMAGE_PIXELS, spec.image_rules.max_pixels) // spec.image_rules.patch**2
+    patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
@@ -364,11 +431,11 @@ def resolve_encoder(
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
-    merged = spec.image_rules.merge**2
-    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % merged]
+    unit = spec.patch_unit
+    wrong = [size for size in engine.vit_graph_buckets if size < 1 or size % unit]
     if wrong:
         raise ConfigError(
-            f"--vit-graph-buckets {wrong[0]}: must be {merged}, the patches of a token, or a "
+            f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
             "multiple of it"
         )
     return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
@@ -381,7 +448,7 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
     `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
     enlarges that up to the model's bound.
     """
-    most = spec.image_rules.max_pixels
+    most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
             f"--arena-mb {media.arena_mb}: the model's largest picture takes "
@@ -397,14 +464,18 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 
 
 def resolve_embeddings(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    left: int,
+    host_left: int,
+    keep: PinOptions,
 ) -> EmbeddingBudgets:
     """`left`, `host_left`: bytes of device and host that nothing else has claimed.
 
     Raises ConfigError.
     """
-    rules = spec.image_rules
-    largest = rules.max_pixels // rules.factor**2 * embedding_bytes_per_token(spec, dtype)
+    largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
     device = (
         device
@@ -416,23 +487,39 @@ def resolve_embeddings(
         if engine.embedding_cache_host_mb is None
         else engine.embedding_cache_host_mb * MIB
     )
-    if engine.embedding_cache_dir is None or engine.embedding_cache_disk_mb == 0:
+    shared, name = keep.embedding_cache_shared, engine.embedding_cache_dir
+    if shared is not None:
+        check_one_disk(engine, keep)
+        limit_mb = keep.embedding_cache_shared_mb
+        disk = _disk_budget("--embedding-cache-shared", shared, limit_mb)
+        return EmbeddingBudgets(device, host, *disk, shared=True)
+    if name is None or engine.embedding_cache_disk_mb == 0:
         return EmbeddingBudgets(device, host)
-    folder = Path(engine.embedding_cache_dir).expanduser().absolute()
+    limit_mb = engine.embedding_cache_disk_mb
+    return EmbeddingBudgets(device, host, *_disk_budget("--embedding-cache-dir", name, limit_mb))
+
+
+def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
+    """Raises ConfigError where embeddings are to lie in two folders."""
+    if keep.embedding_cache_shared is not None and engine.embedding_cache_dir is not None:
+        raise ConfigError(
+            "--embedding-cache-dir and --embedding-cache-shared exclude each other: the shared "
+            "folder survives restarts, too"
+        )
+
+
+def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str]:
+    """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
+    folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
         room = shutil.disk_usage(folder).free + _bytes_below(folder)
     except FileExistsError:
-        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
-    disk = (
-        room // 4
-        if engine.embedding_cache_disk_mb is None
-        else engine.embedding_cache_disk_mb * MIB
-    )
-    return EmbeddingBudgets(device, host, disk, str(folder))
+        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 
 def _bytes_below(folder: Path) -> int:
@@ -452,12 +539,10 @@ def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
-    """Bytes of one KV page over all layers, keys and values, on each of `ranks` ranks. `dtype`: the
-    network's; `kept`: as `KVConfig.dtype`.
+    """Bytes of one KV page over all layers, on each of `ranks` ranks. `dtype`: the network's;
+    `kept`: as `KVConfig.dtype`.
     """
-    layout = spec.kv_layout.on_rank(ranks)
-    value_bytes = 1 if kept == "fp8_e4m3" else 4 if dtype == "float32" else 2
-    return layout.layers * 2 * page_size * layout.kv_heads * layout.head_dim * value_bytes
+    return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
@@ -471,11 +556,11 @@ def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What was loaded, for people. `quantised`: what is in 8 bits; nothing where nothing is.
-    `saved`: embeddings found on disk.
+    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
+    nothing where nothing is. `saved`: embeddings found on disk.
     """
 
-    patch_embed: PatchEmbedding
+    options: tuple[str, ...]
     quantised: str
     saved: int
 
@@ -496,9 +581,9 @@ def describe(
         f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
         f"{_describe_kv(config.kv)}"
     )
-    rules, graphs = spec.image_rules, config.graphs
+    state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
+    bounds, graphs = spec.pixel_bounds, config.graphs
     each = " per rank" if parallel.size > 1 else ""
-    folded = ", folded patch embedding" if facts.patch_embed == "folded" else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     )
@@ -506,9 +591,15 @@ def describe(
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
+        *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
-        ("prefix cache", "on" if config.prefix_cache else "off"),
+        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
+        *(
+            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
+            if state_bytes
+            else ()
+        ),
         (
             "batch",
             f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
@@ -516,7 +607,7 @@ def describe(
         ),
         (
             "vision tower",
-            f"{config.encoder.attention} attention{folded}, "
+            f"{config.encoder.attention} attention, "
             f"{_count(config.encode_patches, 'patch')} per step",
         ),
         *(
@@ -535,7 +626,7 @@ def describe(
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
-        ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
+        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 
 
@@ -556,14 +647,27 @@ def _describe_kv(kv: KVConfig) -> str:
     return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
 
 
+def _describe_prefix_cache(config: EngineConfig, state_bytes: int) -> str:
+    if not config.prefix_cache:
+        return "off"
+    if not state_bytes:
+        return "on"
+    taken = config.snapshots * state_bytes / MIB
+    return (
+        f"on, {_count(config.snapshots, 'snapshot')} of states = {taken:.0f} MiB, one in at most "
+        f"{_count(config.snapshot_tokens, 'token')}"
+    )
+
+
 def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
     parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
     if budgets.host_bytes:
         parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
     if budgets.disk_bytes:
+        found = _count(saved, "picture")
         parts.append(
             f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
-            f"({_count(saved, 'picture')} found there)"
+            + ("shared with other servers" if budgets.shared else f"({found} found there)")
         )
     return ", ".join(parts)
 

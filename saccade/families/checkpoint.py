@@ -180,24 +180,24 @@ class Checkpoint:
             return names[0]
         return self.config.text("model_type")
 
-    def dtype(self) -> str:
-        """The number format of the weights as config.json names it; "bfloat16" where it does
-        not.
+    def dtype(self, text: Section) -> str:
+        """The number format of the weights as config.json names it, at its top or in the language
+        model's section `text`; "bfloat16" where it does not.
         """
-        text = self.config.section("text_config")
         return self.config.text(
             "dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16")
         )
 
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer: generation_config.json's; where it has none, config.json's and
-        the tokenizer's.
+    def eos_token_ids(self, text: Section) -> tuple[int, ...]:
+        """Tokens that end an answer: generation_config.json's; where it has none, config.json's, at
+        its top and in the language model's section `text`, and the tokenizer's.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")
-        sections = (self.config, self.config.section("text_config"))
         found = [
-            token for section in sections for token in section.integers("eos_token_id", default=())
+            token
+            for section in (self.config, text)
+            for token in section.integers("eos_token_id", default=())
         ] + self._tokenizer_eos()
         if not found:
             raise CheckpointError(

@@ -16,7 +16,7 @@ from saccade.core.options import (
     PinOptions,
 )
 from saccade.engine.link import EngineProcess
-from saccade.engine.sizing import arena_bytes, resolve_encoder
+from saccade.engine.sizing import arena_bytes, check_one_disk, resolve_encoder
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
@@ -41,15 +41,15 @@ def build_front(
     Call on a running event loop. Raises StartupError when files or options will not do.
     """
     folder = resolve_model(model, options.revision)
-    spec = load_spec(folder)
+    spec = load_spec(folder, options.family_option)
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
+    check_one_disk(engine, pins)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
     tokenizer = Tokenizer.load(folder)
-    template = ChatTemplate.load(
-        folder, tokenizer, Path(options.chat_template) if options.chat_template else None
-    )
+    override = Path(options.chat_template) if options.chat_template else None
+    template = ChatTemplate.load(folder, tokenizer, override, spec.templates)
     words = tokenizer.backend.to_str()
     metrics = Metrics()
     arena = Arena.create(arena_bytes(media, spec))

@@ -18,7 +18,8 @@ import PIL.ImageOps
 from blake3 import blake3
 
 from saccade.core.errors import ImageError
-from saccade.core.family import FamilySpec, ImageRules
+from saccade.core.family import FamilySpec, PixelBounds
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey
 
 Detail = Literal["auto", "low", "high", "original"]
@@ -66,35 +67,35 @@ class Budget:
     min_pixels: int | None = None
     max_pixels: int | None = None
 
-    def apply(self, rules: ImageRules) -> ImageRules:
-        """The rules this picture is resized by.
+    def apply(self, bounds: PixelBounds) -> PixelBounds:
+        """The bounds this picture is resized within.
 
         Raises ImageError when the wishes contradict each other or the model's limit.
         """
         least, most = self.min_pixels, self.max_pixels
         if self.detail == "low" and most is None:
-            most = min(LOW_DETAIL_PIXELS, rules.max_pixels)
+            most = min(LOW_DETAIL_PIXELS, bounds.max_pixels)
         if least is None and most is None:
-            return rules
-        most = rules.max_pixels if most is None else most
-        least = min(rules.min_pixels, most) if least is None else least
-        if not rules.factor**2 <= most <= rules.max_pixels:
+            return bounds
+        most = bounds.max_pixels if most is None else most
+        least = min(bounds.min_pixels, most) if least is None else least
+        if not bounds.least <= most <= bounds.max_pixels:
             raise ImageError(
-                f"max_pixels is {most}; this model takes {rules.factor**2} to {rules.max_pixels}"
+                f"max_pixels is {most}; this model takes {bounds.least} to {bounds.max_pixels}"
             )
         if not 0 < least <= most:
             raise ImageError(
                 f"min_pixels is {least}; it must be above 0 and at most max_pixels, here {most}"
             )
-        return replace(rules, min_pixels=least, max_pixels=most)
+        return replace(bounds, min_pixels=least, max_pixels=most)
 
 
 @dataclass(frozen=True, slots=True)
 class SizedImage:
-    """A picture as the engine will know it, and the (height, width) its pixels are resized to."""
+    """A picture as the engine will know it, and how its pixels are made."""
 
     image: Image
-    size: tuple[int, int]
+    recipe: ImageRecipe
 
 
 def digest(data: bytes) -> bytes:
@@ -112,11 +113,11 @@ def identify(
 
     Raises ImageError on a budget or an aspect ratio out of bounds.
     """
-    rules = budget.apply(spec.image_rules)
-    height, width = spec.image_size(*probe.upright, rules)
-    grid = spec.grid(height, width)
-    key = ImageKey(digest, rules.fingerprint(spec.family), salt)
-    return SizedImage(Image(key, grid, spec.num_tokens(grid)), (height, width))
+    bounds = budget.apply(spec.pixel_bounds)
+    recipe = spec.recipe(*probe.upright, bounds)
+    key, grid = ImageKey(digest, spec.settings(bounds), salt), recipe.grid
+    image = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), recipe.canvas)
+    return SizedImage(image, recipe)
 
 
 def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:

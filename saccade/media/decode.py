@@ -1,5 +1,5 @@
-"""Encoded bytes to resized uint8 RGB pixels, exactly as Hugging Face's processors make them of a
-PIL image. Runs in image workers only.
+"""Encoded bytes to the uint8 RGB pixels of a recipe, exactly as Hugging Face's processors make them
+of a PIL image. Runs in image workers only.
 
 The reference is: `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
 bicubic on uint8, which is the call `torchvision.transforms.v2.functional.resize` makes. RGB means
@@ -21,6 +21,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ import PIL.Image
 import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
+from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.header import MAX_PARTS, PNG_SIGNATURE, jpeg_segments
 
@@ -58,17 +60,21 @@ BACKWARDS = (3, 4, 7, 8)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
+Target = tuple[Pixels, ImageRecipe]
+"""A canvas [height, width, 3], and what is to lie on it."""
+
+
 def decode_into(
-    targets: Sequence[Pixels], data: memoryview, upright: tuple[int, int], orientation: int
+    targets: Sequence[Target], data: memoryview, upright: tuple[int, int], orientation: int
 ) -> None:
-    """Write the image, resized to each target's [height, width, 3], into `targets`: one decode for
-    all of them.
+    """Write what each target's recipe makes of the image on its canvas: one decode for all of them.
 
     `upright` is the (height, width) that the header promised after orientation. Raises ValueError,
     saying why, when the bytes do not hold that image.
     """
-    as_stored = len(targets) == 1 and upright == targets[0].shape[:2] and orientation == 1
-    if as_stored and _decode_jpeg(data, targets[0]) is not None:
+    canvas, recipe = targets[0]
+    as_stored = len(targets) == 1 and recipe.plain and orientation == 1
+    if as_stored and upright == recipe.canvas and _decode_jpeg(data, canvas) is not None:
         return
     size, strips = decode(data, orientation)
     if size != upright:
@@ -76,7 +82,7 @@ def decode_into(
             f"its header promised {upright[1]} x {upright[0]} px, its content has "
             f"{size[1]} x {size[0]}"
         )
-    resize_into(targets, upright, strips)
+    draw_into(targets, upright, strips)
 
 
 def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]:
@@ -224,9 +230,45 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     return pixels
 
 
-def resize_into(targets: Sequence[Pixels], upright: tuple[int, int], strips: Strips) -> None:
-    """Resize the image to each target's [height, width, 3], bit-exact to torchvision's uint8
-    bicubic with antialias.
+@dataclass(frozen=True, slots=True, eq=False)
+class Resizing:
+    """What of an upright image lies in `box`, to be resized to `pixels` [height, width, 3]."""
+
+    pixels: Pixels
+    box: Box
+    resample: Resample = "bicubic"
+
+
+def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strips) -> None:
+    """Write what each target's recipe makes of the image on its canvas."""
+    parts: list[Resizing] = []
+    tiled: list[tuple[Pixels, ImageView, Pixels]] = []
+    for canvas, recipe in targets:
+        if recipe.fill is not None:
+            canvas[:] = recipe.fill
+        for view in recipe.views:
+            pixels = _place(canvas, view)
+            parts.append(Resizing(pixels, view.box or Box(0, 0, *upright), recipe.resample))
+            if view.tiles:
+                tiled.append((canvas, view, pixels))
+    resize_into(parts, upright, strips)
+    for canvas, view, pixels in tiled:
+        for tile in view.tiles:
+            (top, left), window = tile.at, tile.window
+            cut = pixels[window.top : window.bottom, window.left : window.right]
+            canvas[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
+
+
+def _place(canvas: Pixels, view: ImageView) -> Pixels:
+    """Where a view is resized to: on the canvas, unless tiles are cut from it."""
+    (height, width), (top, left) = view.size, view.at
+    if view.tiles:
+        return np.empty((height, width, 3), np.uint8)
+    return canvas[top : top + height, left : left + width]
+
+
+def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
+    """Resize parts of the image, bit-exact to torchvision's uint8 resize with antialias.
 
     torch resizes rows first and columns of the uint8 result next. The first pass knows one row at a
     time, so doing it by strips changes nothing.
@@ -234,25 +276,34 @@ def resize_into(targets: Sequence[Pixels], upright: tuple[int, int], strips: Str
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
     if step >= height:
-        pixels = strips(0, height)
-        for target in targets:
-            resize(target, pixels)
+        image = strips(0, height)
+        for part in parts:
+            box = part.box
+            resize(part.pixels, image[box.top : box.bottom, box.left : box.right], part.resample)
         return
-    narrow = [
-        target if target.shape[0] == height else np.empty((height, target.shape[1], 3), np.uint8)
-        for target in targets
-    ]
-    for top in range(0, height, step):
-        bottom = min(height, top + step)
-        pixels = strips(top, bottom)
-        for rows in narrow:
-            resize(rows[top:bottom], pixels)
-    for target, rows in zip(targets, narrow, strict=True):
-        if rows is not target:
-            resize(target, rows)
+    narrow = [_narrow(part) for part in parts]
+    for first in range(0, height, step):
+        last = min(height, first + step)
+        image = strips(first, last)
+        for part, rows in zip(parts, narrow):
+            box = part.box
+            top, bottom = max(first, box.top), min(last, box.bottom)
+            if top < bottom:
+                strip = image[top - first : bottom - first, box.left : box.right]
+                resize(rows[top - box.top : bottom - box.top], strip, part.resample)
+    for part, rows in zip(parts, narrow, strict=True):
+        if rows is not part.pixels:
+            resize(part.pixels, rows, part.resample)
 
 
-def resize(target: Pixels, pixels: Pixels) -> None:
+def _narrow(part: Resizing) -> Pixels:
+    """Memory for a part whose rows are resized, and its columns not yet."""
+    height, width, _ = part.pixels.shape
+    rows = part.box.bottom - part.box.top
+    return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)
+
+
+def resize(target: Pixels, pixels: Pixels, resample: Resample = "bicubic") -> None:
     # here, not above: every module of this room imports without it; the worker has loaded it before
     # its first job
     import torch
@@ -264,6 +315,6 @@ def resize(target: Pixels, pixels: Pixels) -> None:
         0, 3, 1, 2
     )  # [1, 3, H, W] over channels-last memory
     resized = torch.nn.functional.interpolate(
-        image, size=target.shape[:2], mode="bicubic", antialias=True, align_corners=False
+        image, size=target.shape[:2], mode=resample, antialias=True, align_corners=False
     )
     target[:] = resized[0].permute(1, 2, 0).numpy()

@@ -24,7 +24,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import hishel
 import httpcore
 import httpx
-import pybase64
 
 from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
@@ -32,6 +31,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
 from saccade.media.flights import ByteFlight, Flights
 from saccade.media.http_cache import HttpAnswer, HTTPCache
+from saccade.media.inline import decode_base64
 from saccade.media.network import GIVEN_UP
 from saccade.media.turns import Asker, Turns
 
@@ -347,18 +347,13 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
 
 
 def _decode_base64(url: str, start: int) -> bytes:
-    data = url[start:]
-    if any(
-        space in data for space in " \n\r\t\f"
-    ):  # `base64 FILE` prints lines, and browsers read them
-        data = "".join(data.split())
-    padded = data + "=" * (-len(data) % 4)  # some clients leave the padding out
-    url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(padded, altchars=url_safe, validate=True)
+        return decode_base64(url, start)
     except ValueError as error:
+        data = "".join(url[start:].split())
         raise ImageError(
-            f"the data: URL is not valid base64: {_why_not_base64(data)}", code="invalid_image_url"
+            f"the data: URL is not valid base64: {_why_not_base64(data)}",
+            code="invalid_image_url",
         ) from error
 
 

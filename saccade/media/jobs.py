@@ -7,6 +7,7 @@ Owns the jobs that wait. Work is priced by the pixels that it decodes. Knows not
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
+from saccade.core.recipe import ImageRecipe
 from saccade.media.content import Probe
 
 BYTES_PER_PIXEL = {
@@ -46,7 +48,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One image to decode: `size` is its (height, width) in the arena. `digest` names its bytes.
+    """One image to decode, and what is made of its pixels. `digest` names its bytes.
 
     `client` and `request` say whose turn it takes. `ms` is how long it took, once it is done.
     """
@@ -54,7 +56,7 @@ class Job:
     digest: bytes
     data: bytes
     probe: Probe
-    size: tuple[int, int]
+    recipe: ImageRecipe
     client: str = ""
     request: str = ""
     number: int = field(default_factory=lambda: next(_numbers))
@@ -68,18 +70,22 @@ class Job:
         return self.probe.height * self.probe.width
 
 
-def decoding_bytes(probe: Probe, nbytes: int, sizes: Iterable[tuple[int, int]]) -> int:
-    """Memory that decoding an image of `nbytes` to some (height, width) may take."""
+def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) -> int:
+    """Memory that decoding an image of `nbytes` for these recipes may take."""
     height, width = probe.upright
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
     per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
-    resized = sum(3 * height * columns + RESIZE_BYTES * rows * columns for rows, columns in sizes)
+    views = [view for recipe in recipes for view in recipe.views]
+    resized = sum(
+        3 * height * view.size[1] + (RESIZE_BYTES + 3 * bool(view.tiles)) * math.prod(view.size)
+        for view in views
+    )
     return STRIP_BYTES + 2 * nbytes + per_pixel * height * width + resized
 
 
-def check_memory(probe: Probe, nbytes: int, size: tuple[int, int], budget: int) -> None:
+def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) -> None:
     """Raises ImageError for an image that no worker may decode: beyond `budget` bytes by itself."""
-    needed = decoding_bytes(probe, nbytes, [size])
+    needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
             f"the picture is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
@@ -160,7 +166,7 @@ class JobQueue:
         """
         room = self._budget - memory_in_use
         for job in self._order(busy):
-            if decoding_bytes(job.probe, len(job.data), [job.size]) <= room or not memory_in_use:
+            if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= room or not memory_in_use:
                 return self._take(job, room)
             job.overtaken += 1
             if job.overtaken > OVERTAKEN:
@@ -168,13 +174,13 @@ class JobQueue:
         return []
 
     def _take(self, first: Job, room: int) -> list[Job]:
-        batch, sizes = [first], [first.size]
+        batch, recipes = [first], [first.recipe]
         for job in self._jobs:
             if job is first or job.digest != first.digest:
                 continue
-            if decoding_bytes(first.probe, len(first.data), [*sizes, job.size]) <= room:
+            if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= room:
                 batch.append(job)
-                sizes.append(job.size)
+                recipes.append(job.recipe)
         for job in batch:
             self.remove(job, first.pixels if job is first else 0.0)
         return batch

@@ -31,6 +31,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
+from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey
 from saccade.media.content import (
     RAW_MAGIC,
@@ -125,7 +126,7 @@ class OpenedImage:
 
     image: Image
     probe: Probe
-    size: tuple[int, int]
+    recipe: ImageRecipe
     encoded: EncodedBytes
     asker: Asker
     fetch_ms: float
@@ -238,9 +239,9 @@ class Media:
         try:
             read = await reading
             content = identify(read.encoded.digest, read.probe, source.budget, salt, self._spec)
-            self._check_fits(content.size)
+            self._check_fits(content.recipe.canvas)
             check_memory(
-                read.probe, len(read.encoded.data), content.size, self._options.decode_memory
+                read.probe, len(read.encoded.data), content.recipe, self._options.decode_memory
             )
         except (ImageError, TooLarge, NotFound) as error:
             raise _at(error, source.param) from error
@@ -249,7 +250,7 @@ class Media:
         return OpenedImage(
             content.image,
             read.probe,
-            content.size,
+            content.recipe,
             read.encoded,
             asker,
             read.fetch_ms,
@@ -383,9 +384,9 @@ class Media:
                 "URL or bytes",
                 code="unknown_uuid",
             )
-        assert (slot.height, slot.width) == opened.size
+        assert (slot.height, slot.width) == opened.recipe.canvas
         asker = opened.asker
-        job = Job(key.digest, opened.data, opened.probe, opened.size, asker.client, asker.request)
+        job = Job(key.digest, opened.data, opened.probe, opened.recipe, asker.client, asker.request)
         await self._decoders.decode(key, job, slot)
         if spent := self._spent.get(key):
             spent.decode_ms, spent.decoded = job.ms, time.monotonic()

@@ -338,9 +338,9 @@ class DecodePool:
     # ---- pixels
 
     async def _decode(self, lane: WorkerLane, works: list[Decoding]) -> None:
-        """Have one worker decode some bytes, for all sizes of `works`."""
+        """Have one worker decode some bytes, for the recipes of all `works`."""
         job = works[0].job
-        memory = decoding_bytes(job.probe, len(job.data), [work.job.size for work in works])
+        memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
         error: str | None = None
         limit = asyncio.timeout(None)
         batch = self._batches[job.digest] = DecodeBatch(works, memory, limit)
@@ -379,7 +379,7 @@ class DecodePool:
             len(job.data),
             job.probe.upright,
             job.probe.orientation,
-            tuple((work.offset, *work.job.size) for work in batch.works),
+            tuple((work.offset, work.job.recipe) for work in batch.works),
             batch.memory + SLACK_BYTES,
         )
         self._decoders.send(lane, order)

@@ -39,6 +39,7 @@ from saccade.core.child import Channel, Codec, Disconnected, ParentLink, enter
 from saccade.core.errors import ImageError
 from saccade.core.garbage import settle
 from saccade.core.plan import PixelSlot
+from saccade.core.recipe import ImageRecipe
 from saccade.media.content import Probe
 
 HEADER_BYTES = 512 << 20
@@ -79,8 +80,8 @@ class ReadHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once, to each
-    target: (offset in the arena, height, width). It may take `memory` bytes.
+    """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once, for each
+    target: (offset in the arena, what is made of it there). It may take `memory` bytes.
     """
 
     worker: int
@@ -88,7 +89,7 @@ class Decode:
     nbytes: int
     upright: tuple[int, int]
     orientation: int
-    targets: tuple[tuple[int, int, int], ...]
+    targets: tuple[tuple[int, ImageRecipe], ...]
     memory: int
 
 
@@ -343,7 +344,10 @@ def decode(order: Decode, inbox: int, arena: Arena) -> str | None:
 
     with mmap.mmap(inbox, order.nbytes, prot=mmap.PROT_READ) as held:
         data = memoryview(held)
-        targets = [arena.view(PixelSlot(*target)) for target in order.targets]
+        targets = [
+            (arena.view(PixelSlot(offset, *recipe.canvas)), recipe)
+            for offset, recipe in order.targets
+        ]
         with limited_memory(order.memory):
             try:
                 decode_into(targets, data, order.upright, order.orientation)

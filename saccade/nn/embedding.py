@@ -56,7 +56,7 @@ class TokenHead:
         self.share = rows.share
         self.shard = rows.shard
         # this rank's rows [share, hidden]
-        self.weight = ready(weights.as_matrix(rows.table, rows.part))
+        self.weight = ready(weights.matrix(rows.table, rows.part.name))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] on every rank; from 8 bits in float32."""

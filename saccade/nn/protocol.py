@@ -6,7 +6,7 @@ All are passed as arguments, never kept in a global. `runtime/` builds them.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class Batch:
     """
 
     tokens: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [3, T] int64
+    positions: torch.Tensor  # [A, T] int64
     out_slots: torch.Tensor  # [T] int64: kv slot that each token's key and value go to
     slots: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, pages] int32
@@ -46,8 +46,37 @@ class Batch:
     sample_rows: torch.Tensor  # [D] int64
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """Of a layer with the gated delta rule, for T tokens.
+
+    mixed: queries, keys and values, before the convolution, whose weights are `taps`, the newest
+    input's last. decay: logarithms, at most 0. beta: how much of a correction is made.
+    """
+
+    mixed: torch.Tensor  # [T, 2 Hk Dk + Hv Dv]
+    taps: torch.Tensor  # [K, 2 Hk Dk + Hv Dv]
+    decay: torch.Tensor  # [T, Hv] float32
+    beta: torch.Tensor  # [T, Hv] float32
+
+
+class Recurrence(Protocol):
+    """Linear attention by the gated delta rule (`kernels/delta.py`), whose memory of each sequence
+    is a state, which it brings up to date.
+    """
+
+    def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
+        """What each token reads from its sequence's state [T, Hv, Dv], itself included."""
+        ...
+
+
 class Attention(Protocol):
-    """Causal self-attention over the paged KV cache, whose keys and values it writes."""
+    """Causal self-attention over the paged KV cache, whose keys and values it writes; and what
+    stands in its place in layers that keep states.
+    """
+
+    @property
+    def recurrence(self) -> Recurrence: ...
 
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step, before the first layer."""
@@ -128,7 +157,8 @@ class Pack:
 
 Pieces = Generator[int, None, torch.Tensor]
 """Work in pieces: yields what the next piece costs in patch-blocks, does it when resumed, and
-returns embeddings [M, embedding_width] of all images of a pack, in the tower's order; owned.
+returns embeddings [M, embedding_width] of all images of a pack, in the tower's order, for
+`VisionNet.split`; owned.
 """
 
 
@@ -148,9 +178,8 @@ class VisionNet(Protocol):
         """Axes of a patch's place."""
         ...
 
-    @property
-    def merged(self) -> int:
-        """Patches per token."""
+    def rows(self, patches: int) -> int:
+        """Rows that `blocks` makes of a pack of so many patches."""
         ...
 
     @property
@@ -172,11 +201,18 @@ class VisionNet(Protocol):
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """The rows [N, hidden] of a picture, uint8 [H, W, 3], already resized, on the device."""
+        """The rows [N, hidden] of a picture's canvas, uint8 [H, W, 3], on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:
         """The tower's blocks, N x depth patch-blocks in all."""
+        ...
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """What `blocks` made of a pack of these images, image by image: [num_tokens,
+        embedding_width] each, in the order in which an image's tokens stand in a prompt, separators
+        included. Each owns its memory.
+        """
         ...
 
 

@@ -54,6 +54,12 @@ class Weights(Protocol):
         """The same for products: in 8 bits where these parts are to be."""
         ...
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        """What `load` made of `part`, for products too: itself, or a copy in 8 bits."""
+    def has(self, name: str, /) -> bool:
+        """Whether there is a tensor of that canonical name. Random weights have any."""
+        ...
+
+    def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
+        """A matrix [out, in] that was cut from the loaded tensor `name`, or is that tensor, as
+        `load_matrix` would have it: in 8 bits where it is to be.
+        """
         ...

@@ -6,7 +6,7 @@ Owns how keys and values are found by the page table. Knows nothing of sequences
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,9 +19,10 @@ from saccade.kernels.layer import QKNorm, turn_and_cache
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
+from saccade.runtime.states import StateLayers, StateRecurrence
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer (keys, values), each [kv slots, kv heads, head dim].
+KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+"""By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
 
 A kv slot is page * page_size + offset in page.
 """
@@ -43,9 +44,13 @@ FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""
 
 
+NO_STATES: StateLayers = {}
+
+
 def attention_for(
     kv: KVCache,
     page_size: int,
+    states: StateLayers = NO_STATES,
     *,
     dtype: torch.dtype | None = None,
     scales: KVScales = (),
@@ -54,13 +59,18 @@ def attention_for(
     """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
     pages from there alone.
 
-    dtype: of queries, where the cache has another. scales: none are ones.
+    states: of the layers that keep them in place of keys and values. dtype: of queries, where the
+    cache has another. scales: none are ones.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
-    caches = [PagedCache(*kept, *scale) for kept, scale in zip(kv, each, strict=True)]
-    if graphs or device.runs_triton(kv[0][0]):
-        return PagedAttention(caches, page_size)
-    return SequenceAttention(caches, page_size, dtype or kv[0][0].dtype)
+    caches = {
+        layer: PagedCache(*kept, *scale)
+        for (layer, kept), scale in zip(kv.items(), each, strict=True)
+    }
+    any_keys = next(iter(caches.values())).keys
+    if graphs or device.runs_triton(any_keys):
+        return PagedAttention(caches, page_size, states)
+    return SequenceAttention(caches, page_size, dtype or any_keys.dtype, states)
 
 
 class SequenceAttention:
@@ -68,11 +78,18 @@ class SequenceAttention:
     its own. There, consecutive pages are read in place, others are gathered.
     """
 
-    def __init__(self, caches: Sequence[PagedCache], page_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        caches: Mapping[int, PagedCache],
+        page_size: int,
+        dtype: torch.dtype,
+        states: StateLayers = NO_STATES,
+    ) -> None:
         """dtype: of queries."""
+        self.recurrence = StateRecurrence(states)
         self._caches = caches
         self._page_size = page_size
-        keys = caches[0].keys
+        keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
         self._dtype = dtype
         self._converts = keys.dtype != dtype
         _, self._kv_heads, self._dim = keys.shape
@@ -89,6 +106,7 @@ class SequenceAttention:
         self._page, self._offset = np.divmod(self._places, page_size)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         table = batch.page_table.numpy()
         starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
@@ -190,15 +208,19 @@ class PagedAttention:
     NOT YET RUN on a GPU.
     """
 
-    def __init__(self, caches: Sequence[PagedCache], page_size: int) -> None:
+    def __init__(
+        self, caches: Mapping[int, PagedCache], page_size: int, states: StateLayers = NO_STATES
+    ) -> None:
+        self.recurrence = StateRecurrence(states)
         self._caches = caches
         self._page_size = page_size
-        _, self._kv_heads, dim = caches[0].keys.shape
+        _, self._kv_heads, dim = next(iter(caches.values())).keys.shape
         self._scale = dim**-0.5
         self._rows: PagedRows | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         self._rows = PagedRows(
             batch.q_starts,

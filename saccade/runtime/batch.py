@@ -68,7 +68,7 @@ class Slot:
     """
 
     tokens: Integers  # [P]
-    positions: Integers  # [3, P]
+    positions: Integers  # [A, P]
     shift: int
     prompt_length: int
     seed: int | None
@@ -121,8 +121,9 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """How many there are of each kind in a step."""
+    """How many there are of each kind in a step. axes: of a token's position."""
 
+    axes: int
     tokens: int
     rows: int
     draws: int
@@ -134,7 +135,7 @@ class Fields(NamedTuple):
     """A step's numbers on the device, as views of the staging buffer."""
 
     tokens: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [3, T] int64
+    positions: torch.Tensor  # [A, T] int64
     out_slots: torch.Tensor  # [T] int64
     owners: torch.Tensor  # [R] int64: the slot of each row
     q_starts: torch.Tensor  # [R + 1] int32
@@ -151,8 +152,8 @@ class Fields(NamedTuple):
         """In the order in which `Batcher.build` writes them. What a network's layers read comes
         first: where it lies depends on a step's frame alone, as a graph needs it.
         """
-        total, rows, draws, updates, splices = layout
-        sizes = (total, 3 * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
+        axes, total, rows, draws, updates, splices = layout
+        sizes = (total, axes * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
         tokens, positions, out_slots, *longs, rest = buffer.split(
             [*sizes, len(buffer) - sum(sizes)]
         )
@@ -161,7 +162,7 @@ class Fields(NamedTuple):
         pages = rest.view(torch.int32)[:updates]
         return cls(
             tokens,
-            positions.view(3, total),
+            positions.view(axes, total),
             out_slots,
             owners,
             q_starts,
@@ -193,7 +194,7 @@ class Staging:
         self._apart = apart
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
-        self._layout = Layout(0, 0, 0, 0, 0)
+        self._layout = Layout(1, 0, 0, 0, 0, 0)
         self._fields = Fields.of(self._device, self._layout)
 
     @property
@@ -235,14 +236,15 @@ class Batcher:
         self.slots = slots
         self.chunk_tokens = chunk_tokens
         self._known = known
+        self._axes = known.axes
         self._page_size = page_size
         self._table = table
         self._slots: list[Slot | None] = [None] * slots
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
-        # Of each token: itself, three positions, its kv slot, perhaps a place in a splice. Of each
-        # row: its slot, three of its draw, and two halves. Of an update: a place and half a page.
-        # Of each row that only a frame has: a slot and two halves.
-        words = 6 * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4
+        # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
+        # splice. Of each row: its slot, three of its draw, and two halves. Of an update: a place
+        # and half a page. Of each row that only a frame has: a slot and two halves.
+        words = (3 + self._axes) * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4
         words += 2 * (1 + chunk_tokens // ROW_TOKENS)
         self._staging = Staging(words, device)
         self._no_rows = torch.empty((0, 0), device=device)
@@ -252,13 +254,13 @@ class Batcher:
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         positions, following = self._known.sequence(
             len(opened.tokens), opened.spans, opened.images
-        )  # [3, P]
+        )  # [A, P]
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
         self._slots[opened.slot] = Slot(
             tokens,
             positions,
-            # Every token after those known now is text: all three axes advance by one.
+            # Every token after those known now is text: all axes advance by one.
             following - len(tokens),
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
@@ -284,15 +286,15 @@ class Batcher:
 
     def idle(self, frame: Frame) -> Batch:
         """A step of which all is padding. Its embeddings are nobody's: [0, 0]."""
-        host, total = self._staging.next(), frame.tokens
-        host[: 5 * total] = 0
+        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
+        host[: width * total] = 0
         q_starts = lay_out([], frame)
         owners = [0] * frame.rows
-        words = append(host, 5 * total, owners, [*q_starts, *owners])
+        words = append(host, width * total, owners, [*q_starts, *owners])
         shown = pad_splices(np.empty(0, np.int64), frame, frame.singles)
         host[words : words + len(shown)] = shown
         self._staging.send(words + len(shown))
-        layout = Layout(total, frame.rows, 0, 0, frame.splices)
+        layout = Layout(self._axes, total, frame.rows, 0, 0, frame.splices)
         there = Fields.of(self._staging.on_device, layout)
         return self._batch(there, frame.singles, self._no_rows)
 
@@ -312,16 +314,16 @@ class Batcher:
         before = [0] * (frame.singles - decoding)  # padding, between rows that decode and others
         behind = [0] * (frame.rows - frame.singles - len(others))
         self._grow(rows)
-        host, total = self._staging.next(), frame.tokens
+        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
         if before or behind:
-            host[: 5 * total] = 0
+            host[: width * total] = 0
         firsts = [*range(decoding), *q_starts[frame.singles :]]
-        self._write_tokens(rows, decoding, firsts, host[: 5 * total].reshape(5, total))
+        self._write_tokens(rows, decoding, firsts, host[: width * total].reshape(width, total))
         ends = [row.start + row.length for row in rows]
         slots = [row.slot for row in rows]
         owners = [*slots[:decoding], *before, *slots[decoding:], *behind]
         lengths = [*ends[:decoding], *before, *ends[decoding:], *behind]
-        words = append(host, 5 * total, owners, [*q_starts, *lengths])
+        words = append(host, width * total, owners, [*q_starts, *lengths])
         shown = splice_rows(plan.splices) + len(before)  # none is of a row that decodes
         shown = pad_splices(shown, frame, q_starts[frame.singles + len(others)])
         host[words : words + len(shown)] = shown
@@ -333,7 +335,9 @@ class Batcher:
         last = [firsts[index] + rows[index].length - 1 for index in drawn]
         words = append(host, words, [*last, *drawing, *places], pages, points)
         self._staging.send(words)
-        there = self._staging.cut(Layout(total, frame.rows, len(drawn), len(places), len(shown)))
+        there = self._staging.cut(
+            Layout(self._axes, total, frame.rows, len(drawn), len(places), len(shown))
+        )
         if places:
             table.on_device.view(-1).index_copy_(0, there.places, there.pages)
         if decoding:
@@ -384,7 +388,7 @@ class Batcher:
     def _write_tokens(
         self, rows: Sequence[Row], decoding: int, firsts: Sequence[int], into: Integers
     ) -> None:
-        """Tokens, three rotary positions and kv slots, [5, T], row by row from `firsts` on. The
+        """Tokens, rotary positions and kv slots, [1 + A + 1, T], row by row from `firsts` on. The
         tokens of rows that decode are put in on the device.
         """
         size, lists = self._page_size, self._table.lists
@@ -396,8 +400,8 @@ class Batcher:
             positions.append(row.start + slot.shift)
             places.append(lists[row.slot][row.start // size] * size + row.start % size)
         if decoding:
-            into[1:4, :decoding] = positions
-            into[4, :decoding] = places
+            into[1:-1, :decoding] = positions
+            into[-1, :decoding] = places
         for row, first in zip(rows[decoding:], firsts[decoding:]):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
@@ -408,9 +412,9 @@ class Batcher:
             part, place = into[:, first : first + row.length], np.arange(start, end)
             part[0, :opened] = slot.tokens[start:end]
             part[0, opened:] = row.tokens
-            part[1:4, :opened] = slot.positions[:, start:end]
-            part[1:4, opened:] = place[opened:] + slot.shift
-            part[4] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
+            part[1:-1, :opened] = slot.positions[:, start:end]
+            part[1:-1, opened:] = place[opened:] + slot.shift
+            part[-1] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
 
     def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:
         """Tokens drawn before in each slot, and the uniform number of the next draw."""

@@ -7,6 +7,7 @@ Owns the buffers that graphs read and write. Knows nothing of plans, ranks or th
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
+from saccade.core.types import Grid
 from saccade.kernels.attention import Backend, Segments
 from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
 from saccade.nn.transfer import send
@@ -35,9 +37,9 @@ ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
 more of them run eagerly.
 """
-WARM_TOKENS = (2, 64)
-"""Sizes of the pictures that warm the tower up: of fewer patches than the kernels' shortest tile
-has rows, and of more.
+WARM_SIDES = (16, 256)
+"""Pixels: sides of the pictures that warm the tower up. Where a family takes small images, one has
+fewer patches than the kernels' shortest tile has rows, and one has more.
 """
 MOST_UNBOUNDED = 32
 """But for no more segments that may be as long as the graph: for each of them it launches blocks
@@ -74,17 +76,19 @@ class PackedEncoder:
             self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture)
 
     @torch.inference_mode()
-    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [num_tokens, embedding_width] of pictures uint8 [H, W, 3], already resized, on
-        the device. Each owns its storage.
+    def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
+        """Embeddings [num_tokens, embedding_width] of pictures, whose canvases uint8 [H, W, 3] are
+        on the device. Each owns its storage.
         """
-        return drain(self.pieces(pixels))
+        return drain(self.pieces(pixels, grids))
 
-    def pieces(self, pixels: Sequence[torch.Tensor]) -> Generator[int, None, list[torch.Tensor]]:
+    def pieces(
+        self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]
+    ) -> Generator[int, None, list[torch.Tensor]]:
         """The same in pieces: yields what the next one costs in patch-blocks, and does it when
         resumed. The bits do not depend on when that is.
         """
-        facts = [self._positions.facts(self._spec.grid(*image.shape[:2])) for image in pixels]
+        facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
             embeddings += yield from self._forward(pixels[pack], facts[pack])
@@ -105,21 +109,25 @@ class PackedEncoder:
         return self._graphs is not None and self._graphs.adapt()
 
     @torch.inference_mode()
-    def encode_plainly(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The embedding of one picture, without graphs: its bits do not depend on their sizes."""
-        facts = self._vision.grid_facts(self._spec.grid(*pixels.shape[:2]))
+    def encode_plainly(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """The embedding of one picture, whose canvas uint8 [H, W, 3] is on the device, without
+        graphs: its bits do not depend on their sizes.
+        """
+        facts = self._vision.grid_facts(grid)
         rows = self._vision.embed(pixels, facts)
         embedding = drain(self._vision.blocks(self._eager_pack([rows], [facts])))
-        return split(embedding, [facts], self._vision.merged)[0]
+        return self._vision.split(embedding, [facts])[0]
 
     def warm_up(self) -> None:
         """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
         they are first launched, those for long segments and for short ones are.
         """
-        factor = self._spec.image_rules.factor
-        for tokens in WARM_TOKENS:
-            shape = (factor, tokens * factor, 3)
-            self.encode_plainly(torch.zeros(shape, dtype=torch.uint8, device=self._device))
+        bounds = self._spec.pixel_bounds
+        bounds = replace(bounds, min_pixels=bounds.least)
+        for side in WARM_SIDES:
+            recipe = self._spec.recipe(side, side, bounds)
+            canvas = torch.zeros((*recipe.canvas, 3), dtype=torch.uint8, device=self._device)
+            self.encode_plainly(canvas, recipe.grid)
 
     def close(self) -> None:
         """Let go of the graphs."""
@@ -136,9 +144,9 @@ class PackedEncoder:
             # Not before it is replayed: the buffers are every pack's.
             replayed = self._graphs.run(size, lambda inputs: buffers.fill(inputs, rows, facts))
             if replayed is not None:
-                return split(replayed, facts, self._vision.merged)
+                return self._vision.split(replayed, facts)
         output = yield from self._vision.blocks(self._eager_pack(rows, facts))
-        return split(output, facts, self._vision.merged)
+        return self._vision.split(output, facts)
 
     def _eager_pack(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> Pack:
         alone = len(rows) == 1
@@ -170,7 +178,7 @@ class PackBuffers:
         self._places = torch.zeros(
             (net.vision.axes, largest), dtype=torch.int64, device=like.device
         )
-        self._output = like.new_zeros((largest // net.vision.merged, net.spec.embedding_width))
+        self._output = like.new_zeros((net.vision.rows(largest), net.spec.embedding_width))
         # A graph holds on to its bounds, so each size has its own.
         self._inputs: dict[int, Pack] = {}
 
@@ -193,7 +201,7 @@ class PackBuffers:
         return Segments(bounds.to(self._rows.device), longest)
 
     def output(self, size: int) -> torch.Tensor:
-        return self._output[: size // self._vision.merged]
+        return self._output[: self._vision.rows(size)]
 
     def compute(self, inputs: Pack) -> torch.Tensor:
         return drain(self._vision.blocks(inputs))
@@ -286,16 +294,6 @@ def segment_bounds(
     bounds[: len(lengths) + 1] = list(accumulate(lengths, initial=0))
     bounds[len(lengths) + 1 : len(lengths) + len(padding) + 1] = used + np.cumsum(padding)
     return torch.from_numpy(bounds)
-
-
-def split(embeddings: torch.Tensor, facts: Sequence[GridFacts], merged: int) -> list[torch.Tensor]:
-    """A picture's own copy of its rows of `embeddings`, back in reading order."""
-    counts = [fact.num_patches // merged for fact in facts]
-    parts = embeddings[: sum(counts)].split(counts)
-    return [
-        part.clone() if fact.restore is None else part.index_select(0, fact.restore)
-        for part, fact in zip(parts, facts)
-    ]
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:

@@ -1,17 +1,17 @@
 """KV pages on the device, and image embeddings in their tiers. Owns the tensors; the scheduler
-decides what lies in them.
+decides what lies in them. What is kept per sequence is `states.py`'s.
 
 Page 0 is the dummy page: nothing is ever read from it. Rows that only pad a batch write there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from saccade.core.family import KVLayout
-from saccade.core.plan import Move, Place
+from saccade.core.family import Cache, KVSpec
+from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
@@ -19,22 +19,35 @@ from saccade.runtime.disk import DiskTier
 from saccade.runtime.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
 from saccade.runtime.streams import Copies
 
+FORMATS = {
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "float8_e4m3": torch.float8_e4m3fn,
+}
 
-def allocate_kv(
-    layout: KVLayout, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    """Keys and values of every page, one pair of tensors per layer: [pages * page_size, kv_heads,
-    head_dim].
-    """
-    shape = (pages * page_size, layout.kv_heads, layout.head_dim)
-    # empty, not zeros: untouched pages cost no memory on the CPU.
+Caches = tuple[Mapping[str, torch.Tensor], ...]
+"""Per layer, by name, what is kept per token: [pages * page_size, *shape]."""
+
+
+def allocate_caches(
+    spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> Caches:
+    """What `spec` names per token, for every page."""
+
+    def make(cache: Cache) -> torch.Tensor:
+        kind = dtype if cache.format == "model" else FORMATS[cache.format]
+        # empty, not zeros: untouched pages cost no memory on the CPU.
+        return torch.empty((pages * page_size, *cache.shape), dtype=kind, device=device)
+
     return tuple(
-        (
-            torch.empty(shape, dtype=dtype, device=device),
-            torch.empty(shape, dtype=dtype, device=device),
-        )
-        for _ in range(layout.layers)
+        {cache.name: make(cache) for cache in layer if cache.per == "token"}
+        for layer in spec.layers
     )
+
+
+def keys_and_values(caches: Caches) -> KVCache:
+    """What attention reads and writes: of the layers that have keys and values."""
+    return {i: (layer["k"], layer["v"]) for i, layer in enumerate(caches) if "k" in layer}
 
 
 class EmbeddingMemory:
@@ -99,9 +112,9 @@ class EmbeddingMemory:
                 self._keep(key, *self._host.pop(key))
             case "staged", "device":
                 self._receive(move)
-            case source, target:
+            case _:
                 if self._disk is not None:
-                    _move_on_disk(self._disk, key, source, target)
+                    _move_on_disk(self._disk, move)
 
     def save(self, key: ImageKey) -> None:
         """Begin to write an embedding to disk that is on the device, or will be."""
@@ -159,13 +172,14 @@ class EmbeddingMemory:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
 
-def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | None) -> None:
-    match source, target:
+def _move_on_disk(disk: DiskTier, move: Move) -> None:
+    key = move.key
+    match move.source, move.target:
         case "disk", "staged":
-            disk.read(key)
+            disk.read(key, move.num_tokens)
         case "disk", None:
             disk.remove(key)
         case "staged", None:
             disk.forget(key)
-        case _:
+        case source, target:
             raise AssertionError(f"no embedding goes from {source} to {target}")

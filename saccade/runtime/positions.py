@@ -45,6 +45,11 @@ class PositionCache:
         )
         self._bytes = 0
 
+    @property
+    def axes(self) -> int:
+        """`FamilySpec.position_axes`."""
+        return self._spec.position_axes
+
     def facts(self, grid: Grid) -> GridFacts:
         """What the vision tower needs to know of the grid."""
         if (known := self._find("encoder", grid)) is None:

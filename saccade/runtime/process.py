@@ -94,7 +94,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     tally = LoadTally()
     net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
     scaled = load.kv_dtype != "auto" and load.format != "dummy"
-    layers = net.spec.kv_layout.layers
+    layers = net.spec.kv_spec().kv_layers
     scales = read_kv_scales(Path(load.folder), layers) if scaled else ()
     engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
@@ -103,7 +103,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     metrics = Metrics()
     worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.saved))
+    engine.send(Begun(worker.saved, worker.store))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
@@ -179,13 +179,12 @@ def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[
     shard = join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
     folder = Path(load.folder)
     net = load_net(
-        load_spec(folder),
+        load_spec(folder, load.family_option),
         folder,
         dtype=DTYPES[load.dtype],
         device=torch.device(load.device),
         shard=shard,
         encoder=load.parallel.encoder,
-        patch_embed=load.patch_embed,
         load_format=load.format,
         quantization=load.quantization,
         tally=tally,

@@ -6,7 +6,7 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from saccade.core.config import MIB
 from saccade.families.quantization import Scheme
 from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
+from saccade.kernels.linear import Matrix
 from saccade.nn.weights import Part
 
 BLOCK_VALUES = 1 << 20
@@ -130,3 +131,29 @@ def join_fp8(
 def make_int8(weight: torch.Tensor) -> Int8Matrix:
     """A matrix of the network's dtype in 8 bits, packed."""
     return pack_int8(quantise_matrix(weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Which matrices are in 8 bits in memory.
+
+    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
+    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
+    """
+
+    projection: Callable[[str], bool]
+    made: bool
+    native: bool
+    tally: LoadTally
+    fp8: bool = False
+
+    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
+        """`weight`, which was loaded for `parts`, as it is to be."""
+        if not (self.made and all(self.projection(part.name) for part in parts)):
+            return weight
+        matrix = make_int8(weight)
+        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
+        return matrix
+
+
+NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())

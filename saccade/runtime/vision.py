@@ -22,7 +22,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Encode
-from saccade.core.types import ImageKey
+from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.streams import Lane, Pinned, Stopwatch
@@ -97,7 +97,7 @@ class VisionEncoder:
         """Queue images behind those that have begun before. Their pixels stay where they are until
         `ended` has named them.
         """
-        patches = [math.prod(encode.grid) for encode in encodes]
+        patches = [encode.patches for encode in encodes]
         if self._split:
             parts = split_evenly(patches, self._shard.size)
             most = max(sum(patches[index] for index in part) for part in parts)
@@ -115,7 +115,7 @@ class VisionEncoder:
         self._begun.append(
             Encoding(
                 encodes,
-                self._encoder.pieces(pixels),
+                self._encoder.pieces(pixels, [encode.grid for encode in mine]),
                 patches * self._encoder.depth,
                 Stopwatch(on_device=self._like.is_cuda),
             )
@@ -165,12 +165,12 @@ class VisionEncoder:
         """Whether `ended` has something to tell."""
         return bool(self._ended) and self._ended[0].watch.done()
 
-    def encode_now(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The embedding of a picture uint8 [H, W, 3] on the device, for whatever is launched from
-        now on; no graph has a part in it.
+    def encode_now(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """The embedding of a picture, whose canvas uint8 [H, W, 3] is on the device, for whatever
+        is launched from now on; no graph has a part in it.
         """
         with self._lane or nullcontext():
-            embedding = self._encoder.encode_plainly(pixels)
+            embedding = self._encoder.encode_plainly(pixels, grid)
         if self._lane is not None:
             self._lane.wait()
         return embedding
@@ -189,7 +189,7 @@ class VisionEncoder:
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
         """Everyone's embeddings, in the order of the encodes."""
         spec, shard, encodes = self._spec, self._shard, encoding.encodes
-        patches = [math.prod(encode.grid) for encode in encodes]
+        patches = [encode.patches for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
         parts = split_evenly(patches, shard.size)
         longest = max(sum(tokens[index] for index in part) for part in parts)
@@ -211,7 +211,7 @@ def share_ms(
     encodes: Sequence[Encode], ms: float, ended: float
 ) -> list[tuple[ImageKey, float, float]]:
     """What encoding took for each image of a pack, by patches, and when it ended."""
-    patches = [math.prod(encode.grid) for encode in encodes]
+    patches = [encode.patches for encode in encodes]
     return [
         (encode.key, ms * count / sum(patches), ended) for encode, count in zip(encodes, patches)
     ]

@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint, from safetensors files or from random numbers, as a network's layers ask
-for them (`nn.weights.Weights`).
+"""Tensors of a checkpoint, from safetensors files, as a network's layers ask for them
+(`nn.weights.Weights`).
 
 Each tensor is read when its layer is built, only the slice that this rank holds, and straight into
 the layer's own storage: peak memory is about the model's size. Knows nothing of families beyond the
@@ -8,13 +8,10 @@ registry.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -22,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from saccade.core.config import EncoderMode, PatchEmbedding, QuantizationMode
+from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
@@ -36,8 +33,17 @@ from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
+from saccade.runtime.dummy import DummyWeights, in_memory
 from saccade.runtime.packed import restore_packed
-from saccade.runtime.quantized import LoadTally, cut_scales, fp8_group, join_fp8, make_int8, restore
+from saccade.runtime.quantized import (
+    NO_WAYS,
+    LoadTally,
+    Ways,
+    cut_scales,
+    fp8_group,
+    join_fp8,
+    restore,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +63,6 @@ def load_net(
     device: torch.device,
     shard: Shard = WHOLE,
     encoder: EncoderMode = "weights",
-    patch_embed: PatchEmbedding = "exact",
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
     tally: LoadTally | None = None,
@@ -92,7 +97,7 @@ def load_net(
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
-        net = module.build(spec, dummy, shard, encoder_shard, patch_embed)
+        net = module.build(spec, dummy, shard, encoder_shard)
         return net
     with CheckpointWeights(
         folder,
@@ -104,7 +109,7 @@ def load_net(
         progress=progress,
     ) as weights:
         weights.check_formats(lambda name: module.harmless(name, spec))
-        net = module.build(spec, weights, shard, encoder_shard, patch_embed)
+        net = module.build(spec, weights, shard, encoder_shard)
         _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
     return net
 
@@ -118,32 +123,6 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
             len(unused),
             ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else ""),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Which matrices are in 8 bits in memory.
-
-    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
-    """
-
-    projection: Callable[[str], bool]
-    made: bool
-    native: bool
-    tally: LoadTally
-    fp8: bool = False
-
-    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """`weight`, which was loaded for `parts`, as it is to be."""
-        if not (self.made and all(self.projection(part.name) for part in parts)):
-            return weight
-        matrix = make_int8(weight)
-        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
-        return matrix
-
-
-NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())
 
 
 class CheckpointWeights:
@@ -196,7 +175,7 @@ class CheckpointWeights:
         rows = [part.wanted[0] for part in parts]
         for part in parts:  # before memory is taken for what config.json makes of them
             self._check_shape(part)
-        with _in_memory(parts):
+        with in_memory(parts):
             whole = torch.empty(
                 (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device
             )
@@ -256,8 +235,11 @@ class CheckpointWeights:
         self._bar.update(matrix.values.nbytes)
         return matrix
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        return self._ways.make(weight, [part])
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
@@ -521,46 +503,6 @@ class CheckpointWeights:
             )
 
 
-class DummyWeights:
-    """Random weights, the same for the same names: scaled so that activations stay finite, with
-    norms of one.
-    """
-
-    def __init__(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0, *, ways: Ways = NO_WAYS
-    ) -> None:
-        self.dtype = dtype
-        self.device = device
-        self._seed = seed
-        self._ways = ways
-
-    def load_matrix(self, *parts: Part) -> Matrix:
-        return self._ways.make(self.load(*parts), parts)
-
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        return self._ways.make(weight, [part])
-
-    def load(self, *parts: Part) -> torch.Tensor:
-        with _in_memory(parts):
-            made = [self._make(part.name, part.shape)[part.index] for part in parts]
-            return torch.cat(made).to(self.dtype)
-
-    def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(shape) == 1:
-            return (
-                torch.zeros(shape, device=self.device)
-                if name.endswith("bias")
-                else torch.ones(shape, device=self.device)
-            )
-        digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-        generator = torch.Generator(self.device).manual_seed(
-            self._seed ^ int.from_bytes(digest, "little")
-        )
-        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(
-            math.prod(shape[1:])
-        )
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold weights: those of the index where there is one.
 
@@ -583,18 +525,6 @@ def weight_files(folder: Path) -> list[Path]:
             "dummy needs none)"
         )
     return files
-
-
-@contextmanager
-def _in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Raises CheckpointError where there is no memory for these parts."""
-    try:
-        yield
-    except RuntimeError as error:  # torch has no class of its own for it on a CPU
-        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
-        raise CheckpointError(
-            f"there is no memory for what config.json asks for: {shown}: {str(error)[:200]}"
-        ) from error
 
 
 def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:

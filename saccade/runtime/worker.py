@@ -31,10 +31,11 @@ from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
-from saccade.runtime.memory import EmbeddingMemory, allocate_kv
+from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.states import StateMemory
 from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
 from saccade.runtime.warm import warm_up
@@ -137,11 +138,17 @@ class Worker:
         self._shard = shard
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kept = KV_DTYPES.get(config.kv.dtype, dtype)
-        kv = allocate_kv(spec.kv_layout.on_rank(shard.size), config.kv_pages, size, kept, device)
+        kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
+        caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
+        self._states = StateMemory(kept, config.max_running + config.snapshots, dtype, device)
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
-            kv, size, dtype=dtype, scales=config.kv.scales, graphs=bool(sizes.count)
+            keys_and_values(caches),
+            size,
+            self._states.layers,
+            dtype=dtype,
+            scales=config.kv.scales,
+            graphs=bool(sizes.count),
         )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
@@ -172,6 +179,12 @@ class Worker:
         """(key, tokens) of embeddings that an earlier run has left on disk, the oldest first."""
         return self._disk.found if self._disk else ()
 
+    @property
+    def store(self) -> str:
+        """The folder that other servers write embeddings of this model to, too; "" for none."""
+        shared = self._disk is not None and self._disk.files.room is not None
+        return str(self._disk.files.folder) if self._disk and shared else ""
+
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
         to the collectives that it captured.
@@ -183,9 +196,8 @@ class Worker:
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step: close, open, moves, encode, forward, draw, save. On a CPU all of it is done
-        on return; on a GPU it is launched. A second plan may be begun before the first one's result
-        is read.
+        """Begin a step, in the plan's order. On a CPU all of it is done on return; on a GPU it is
+        launched. A second plan may be begun before the first one's result is read.
 
         masks: called where a row is `masked`, once all else has been launched; may block, and read
         the results of steps before.
@@ -206,12 +218,14 @@ class Worker:
                 )
         for move in plan.moves:
             self._embeddings.move(move)
+        self._states.copy(plan.restore)
         if plan.encode:
             self._vision.begin(plan.encode)
         for encoded in self._vision.advance(plan.tower):
             self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
         if plan.rows:
             self._forward(plan, step, masks)
+        self._states.copy(plan.snapshot)
         for key in plan.save:
             self._embeddings.save(key)
         return step
@@ -284,9 +298,14 @@ def open_disk(
         return None
     try:
         return DiskTier(
-            Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype]
+            Path(config.embeddings.folder),
+            fingerprint,
+            spec.embedding_width,
+            DTYPES[config.dtype],
+            config.embeddings.disk_bytes if config.embeddings.shared else None,
         )
     except OSError as error:
+        option = "shared" if config.embeddings.shared else "dir"
         raise StartupError(
-            f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}"
+            f"--embedding-cache-{option} {config.embeddings.folder}: {error.strerror}"
         ) from None

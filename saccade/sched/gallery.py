@@ -56,7 +56,7 @@ class Gallery:
     """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
-        self.slots = PixelSlots(limits.arena_bytes, limits.patch_size)
+        self.slots = PixelSlots(limits.arena_bytes)
         self._limits = limits
         self._embeddings = embeddings
         self._counts = counts
@@ -365,6 +365,10 @@ class Gallery:
             if first:
                 horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
                 self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+                idle = sequence.run is None and not (builder.works or self._patches_encoding())
+                if idle and not embeddings.fits(image.num_tokens):
+                    # Encoded when more of its prefix was cached: nothing else makes room.
+                    self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
             run = sequence.run
             stuck = run is not None and start <= run.planned == run.computed
             if not embeddings.fits(image.num_tokens):
@@ -378,7 +382,7 @@ class Gallery:
         embeddings.count_lookup(None)
         builder.moves += embeddings.admit(image.key, image.num_tokens, seen)
         embeddings.hold(image.key)
-        builder.encode.append(Encode(image.key, image.grid, here.slot))
+        builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot))
         builder.patches += image.num_patches
         self._counts.images_encoded += 1
         self._counts.patches_encoded += image.num_patches

@@ -18,13 +18,13 @@ class SchedulerLimits:
     are never held back). context_length: prompt and answer.
 
     encode_patches: images that may begin to be encoded in a step; one always may. look_ahead:
-    images that may be on their way before their turn. arena_bytes: the pixel arena; patch_size:
-    pixels along a patch's side.
+    images that may be on their way before their turn. arena_bytes: the pixel arena.
     early_tokens: a new sequence whose images are not all there takes a slot only if it can compute
     this many tokens at once; and it waits for a running one that is just computing this many tokens
     of the same prompt, to share them.
     tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
-    images; 0: as many as there are. tower_blocks: blocks of the vision tower.
+    images; 0: as many as there are. tower_blocks: blocks of the vision tower. snapshot_tokens:
+    between two snapshots of a long prompt, for models that keep a state per sequence.
     """
 
     max_running: int
@@ -34,9 +34,9 @@ class SchedulerLimits:
     look_ahead: int = 32
     early_tokens: int = 256
     arena_bytes: int = 1 << 40
-    patch_size: int = 16
     tower_budget: int = 0
     tower_blocks: int = 1
+    snapshot_tokens: int = 1024
 
 
 @dataclass(slots=True)

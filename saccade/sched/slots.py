@@ -62,10 +62,8 @@ class Allocator:
 class PixelSlots:
     """The arena's book, by image."""
 
-    def __init__(self, size: int, patch_size: int) -> None:
-        """`patch_size`: pixels along a side of the patches that images' grids count."""
+    def __init__(self, size: int) -> None:
         self.size = aligned(size)
-        self._patch_size = patch_size
         self.bytes_in_use = 0
         """Bytes of slots in use; kept pixels do not count."""
         self._memory = Allocator(self.size)
@@ -77,17 +75,13 @@ class PixelSlots:
 
     def fits(self, image: Image) -> bool:
         """Whether an image has room in an arena without others."""
-        return aligned(math.prod(self._pixels(image)) * 3) <= self.size
-
-    def _pixels(self, image: Image) -> tuple[int, int]:
-        _, rows, columns = image.grid
-        return rows * self._patch_size, columns * self._patch_size
+        return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
         """A slot to be written to, for which kept pixels make room. None while those in use leave
         none.
         """
-        height, width = self._pixels(image)
+        height, width = image.canvas
         while (offset := self._memory.allocate(3 * height * width)) is None:
             if not self._kept:
                 return None

@@ -35,7 +35,6 @@ from saccade.front.front import Front
 from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
-    ErrorBody,
     Model,
     ModelList,
     Shape,
@@ -45,10 +44,11 @@ from saccade.server.answers import (
     Writer,
 )
 from saccade.server.body import Bodies
-from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
+from saccade.server.door import Door, Endpoint, json_response, send_json
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds, request_id
+from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
 from saccade.server.journey import Journey, Journeys, note_failure
+from saccade.server.leavers import while_connected
 from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
@@ -60,7 +60,7 @@ from saccade.server.openai import (
 from saccade.server.openapi import describe
 from saccade.server.page import PAGE_PATHS, page_routes
 from saccade.server.prompts import PromptTeller, View, texts_of
-from saccade.server.refusals import body_for, refusal
+from saccade.server.refusals import ErrorBody, body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted
@@ -118,14 +118,14 @@ def build_app(
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     door = Door(front, tuple(names), options, bodies, watch)
-    api = _Api(front, door, int(time.time()))
+    store = ResponseStore(kept, front.metrics)
+    api = _Api(front, door, store.instance, int(time.time()))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
             Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
             *message_routes(door),
-            Route("/v1/models", api.models),
-            Route("/v1/models/", api.models),
+            *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
             Route("/v1/models/{name:path}", api.model),
             Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
             Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
@@ -133,7 +133,7 @@ def build_app(
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/openapi.json", api.openapi),
             Route("/docs", api.docs),
-            *response_routes(door, ResponseStore(kept, front.metrics)),
+            *response_routes(door, store),
             *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
             Route("/health", api.health),
             Route("/ping", api.health),
@@ -180,11 +180,13 @@ def _middleware(
 class _Api:
     """The handlers.
 
+    `instance`: the name of this run of the server, by which a router knows what it keeps.
     `started`: seconds since the epoch, which the model list calls the model's creation.
     """
 
     front: Front
     door: Door
+    instance: str
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,11 +274,11 @@ class _Api:
     async def health(self, _: Request) -> Response:
         status, reason = self.front.health
         state = {"status": status, "model": self.door.names[0]}
-        return (
-            json_response(state)
-            if status == "ready"
-            else json_response({**state, "reason": reason}, 503)
-        )
+        ready = status == "ready"
+        told = state if ready else {**state, "reason": reason}
+        response = json_response(told, 200 if ready else 503)
+        response.headers[INSTANCE_HEADER] = self.instance
+        return response
 
     async def flush_cache(self, request: Request) -> Response:
         _check_operator(request)

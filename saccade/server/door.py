@@ -1,13 +1,12 @@
 """What every API's handlers do with a request before and after they answer it.
 
 Owns admission (a permit, the body, what the request holds of memory), the order in which a request
-is prepared and answered, the model's names, the log of requests, and the end of what a client no
-longer waits for. Knows nothing of what bodies say.
+is prepared and answered, the model's names and the log of requests. Knows nothing of what bodies
+say.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -177,30 +176,6 @@ class Endpoint:
         except Exception as bug:
             log.exception("%s: a request failed", request_id.get())
             raise InternalError from bug
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away.
-
-    Raises ClientDisconnect then.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        watching.cancel()
-        working.cancel()
-        # The request's resources are free only once its work has really ended.
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def json_response(content: object, status: int = 200) -> Response:

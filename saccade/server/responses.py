@@ -8,7 +8,6 @@ Owns the handlers, the response's body, and which responses are running. The fie
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -37,8 +36,8 @@ from saccade.server.door import (
     Endpoint,
     json_response,
     send_json,
-    while_connected,
 )
+from saccade.server.leavers import while_connected
 from saccade.server.openai import Reply, read_chat
 from saccade.server.paging import Paging
 from saccade.server.responses_body import (
@@ -280,7 +279,7 @@ class _Responses:
         ]
 
     async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
-        client, name = held.client, f"resp_{secrets.token_hex(24)}"
+        client, name = held.client, self._store.name()
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
 

@@ -10,20 +10,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
-import uvicorn
 import uvloop
 
 from saccade.core.config import MIB
-from saccade.core.errors import StartupError
 from saccade.core.garbage import settle
 from saccade.core.messages import Ready
 from saccade.core.options import (
@@ -43,8 +37,7 @@ from saccade.front.front import Front
 from saccade.server.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
-from saccade.server.listener import Listener
-from saccade.server.protocol import connections
+from saccade.server.serving import Serving, address_of, listen
 from saccade.server.telemetry import Telemetry, check_installed
 from saccade.text.manner import Manner
 
@@ -56,30 +49,10 @@ goes too.
 """
 
 EDGE = ConnectionOptions()
-TICKS = 10
-"""uvicorn ticks ten times a second; connections are looked after once."""
 
 
-def listen(options: ServerOptions) -> socket.socket:
-    """A socket bound to the address. Raises StartupError when it cannot be had."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((options.host, options.port))
-    except OSError as error:
-        bound.close()
-        raise StartupError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another "
-            "with --host and --port"
-        ) from None
-    return bound
-
-
-class Server(uvicorn.Server):
-    """uvicorn, which drains the front when it is told to stop, and leaves signals as it found
-    them.
-    """
+class Server(Serving):
+    """Drains the front when it is told to stop."""
 
     def __init__(
         self,
@@ -94,30 +67,15 @@ class Server(uvicorn.Server):
         url = watch.traces_url
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
-        self._crowd = Crowd(edge, front.metrics)
-        open_paths = frozenset(path.encode() for path in OPEN_PATHS)
-        config = uvicorn.Config(
+        super().__init__(
             build_app(front, names, options, edge.body_timeout, kept, watch, record),
-            http=connections(  # type: ignore[arg-type]
-                self._crowd,
-                edge,
-                options.max_body_mb * MIB,
-                open_paths,
-                Stamp(options.cors_origins),
-            ),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",  # what is usual, this module says itself
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
-            # Those who outlast the draining are still sending their request: not worth the wait.
-            timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
+            Crowd(edge, front.metrics),
+            edge,
+            options.max_body_mb * MIB,
+            OPEN_PATHS,
+            options.shutdown_grace,
+            Stamp(options.cors_origins),
         )
-        super().__init__(config)
-        self.servers = []
         self._front = front
         self._options = options
         self._failed_at: float | None = None
@@ -128,7 +86,7 @@ class Server(uvicorn.Server):
         `on_ready` gets the address and what the engine decided. Raises StartupError when the
         address cannot be had or the engine does not start.
         """
-        bound = listen(self._options)
+        bound = listen(self._options.host, self._options.port)
         starting = asyncio.create_task(self._start(bound, on_ready))
         try:
             await self.serve([bound])
@@ -143,8 +101,7 @@ class Server(uvicorn.Server):
             raise outcome
 
     async def _start(self, bound: socket.socket, on_ready: Callable[[str, Ready], None]) -> None:
-        host, port = bound.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        address, host = address_of(bound), bound.getsockname()[0]
         try:
             ready = await self._front.start()
             if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
@@ -157,21 +114,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
             raise
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but accept a few connections in a turn of the event loop."""
-        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
-        factory = partial(
-            make,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        self.servers = [Listener(each, factory) for each in sockets or ()]  # type: ignore[misc]
-        self.started = True
-
     async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS == 0:
-            self._crowd.check(asyncio.get_running_loop().time())
         if self._front.state == "failed" and not self.should_exit:
             self._failed_at = self._failed_at or time.monotonic()
             self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
@@ -186,23 +129,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of
-        # the engine.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def serve(

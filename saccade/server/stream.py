@@ -23,12 +23,12 @@ from saccade.server.answers import (
     CacheDiagnostics,
     ChoiceReply,
     Completion,
-    ErrorResponse,
     Tally,
     Usage,
     Writer,
 )
 from saccade.server.journey import note_failure
+from saccade.server.refusals import ErrorResponse
 from saccade.server.trace import Trace, Tracer
 
 log = logging.getLogger("saccade")

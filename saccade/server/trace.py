@@ -47,7 +47,7 @@ class ImageCost(Struct):
     @classmethod
     def of(cls, opened: OpenedImage, place: str) -> ImageCost:
         height, width = opened.probe.upright
-        rows, columns = opened.size
+        rows, columns = opened.image.canvas
         image = opened.image
         digest = image.key.digest.hex()
         return cls(
@@ -227,7 +227,7 @@ class Tracer:
             digested = fetched + image.digest_ms / 1e3
             sent: Mapping[str, Figure] = {"place": place, "bytes": len(image.data)}
             yield Leg("image.fetch", image.read, fetched, sent)
-            rows, columns = image.size
+            rows, columns = image.image.canvas
             size: Mapping[str, Figure] = {
                 "place": place,
                 "format": image.probe.format,

@@ -27,6 +27,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.family import Templates
 
 TemplateMessage = dict[str, Any]
 """A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
@@ -42,7 +43,6 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-_TOOLS_OF_QWEN_VL = Path(__file__).parent / "templates" / "qwen2_5_vl_tools.jinja"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 _PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
@@ -168,18 +168,24 @@ class ChatTemplate:
 
     @classmethod
     def load(
-        cls, directory: Path, tokenizer: Tokenizer, override: Path | None = None
+        cls,
+        directory: Path,
+        tokenizer: Tokenizer,
+        override: Path | None,
+        own: Templates,
     ) -> ChatTemplate:
         """The template of `override`, `chat_template.jinja`, `chat_template.json` or
-        `tokenizer_config.json`, the first that there is.
+        `tokenizer_config.json`, the first that there is, or else the family's `own`.
 
-        Where it knows no tools and writes messages as Qwen-VL does, it gets ours for them.
+        Where it knows no tools and writes messages as the family does, it gets the family's for
+        them.
         """
-        sources, origin = _find_sources(directory, override)
+        sources, origin = _find_sources(directory, override or own.default)
         found = cls(sources, tokenizer.named_tokens, origin)
-        if "tools" in found.names or not _is_qwen_vl(sources["default"]):
+        written_so = all(mark in sources["default"] for mark in own.marks)
+        if "tools" in found.names or own.tools is None or not written_so:
             return found
-        sources = {**sources, "tool_use": _read_text(_TOOLS_OF_QWEN_VL)}
+        sources = {**sources, "tool_use": _read_text(own.tools)}
         return cls(sources, tokenizer.named_tokens, origin, shows_calls=False)
 
     def render(
@@ -252,10 +258,6 @@ def _find_sources(directory: Path, override: Path | None) -> tuple[dict[str, str
         "tokenizer_config.json; "
         "give one with --chat-template FILE"
     )
-
-
-def _is_qwen_vl(template: str) -> bool:
-    return "<|im_start|>" in template and "<|vision_start|>" in template
 
 
 def _has_calls(messages: Sequence[TemplateMessage]) -> bool:

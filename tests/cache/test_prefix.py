@@ -7,7 +7,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.types import Image, ImageKey, Span
 
-A, B = (Image(ImageKey(bytes([n] * 32), bytes(16)), (1, 4, 4), 4) for n in range(2))
+A, B = (Image(ImageKey(bytes([n] * 32), bytes(16)), (1, 4, 4), 4, 16, (64, 64)) for n in range(2))
 
 
 def text(*tokens: int, salt: str = "") -> Content:

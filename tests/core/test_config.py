@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
+from lab.qwen import qwen
 from saccade.__main__ import app
 from saccade.core.config import (
     GIB,
@@ -109,7 +110,7 @@ def test_a_cache_of_eight_bits_holds_twice_the_tokens(spec: FamilySpec) -> None:
     assert eight.kv_pages - 2 * plain.kv_pages in (0, 1)
     kept = kv_page_bytes(spec, 16, "bfloat16", kept="fp8_e4m3")
     assert 2 * kept == kv_page_bytes(spec, 16, "bfloat16")
-    facts = LoadFacts("exact", "", 0)
+    facts = LoadFacts((), "", 0)
     alone = ParallelConfig(1, "weights", "shm", 1.0)
     for config, said in ((plain, "MiB"), (eight, "MiB in fp8_e4m3, scales 1.0")):
         assert dict(describe(config, alone, spec, MACHINE, facts))["KV cache"].endswith(said)
@@ -256,7 +257,7 @@ def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
 
 
 def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
-    nbytes = 3 * spec.image_rules.max_pixels
+    nbytes = 3 * qwen(spec).image_rules.max_pixels
     least = -(-nbytes // MIB)
     assert arena_bytes(MediaOptions(arena_mb=least), spec) == least * MIB
     for few in (least - 1, 0, -1):
@@ -282,13 +283,14 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         embedding_cache_disk_mb=5,
     )
     parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
-    facts = LoadFacts("folded", "6 matrices", 1)
+    facts = LoadFacts(("patch_embed=folded",), "6 matrices", 1)
     told = dict(describe(config, parallel, spec, MACHINE, facts))
     assert told["quantised"] == "6 matrices"
     assert "quantised" not in dict(
         describe(config, parallel, spec, MACHINE, replace(facts, quantised=""))
     )
-    assert told["vision tower"] == "sdpa attention, folded patch embedding, 1 patch per step"
+    assert told["vision tower"] == "sdpa attention, 1 patch per step"
+    assert told["family options"] == "patch_embed=folded"
     assert told["batch"] == "1 request, 2048 tokens per step"
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 picture found there)")
     assert describe_intake(MediaOptions(media_workers=2)) == (

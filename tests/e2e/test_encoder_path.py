@@ -29,8 +29,8 @@ TOWER = (
     "--disable-vit-graph",
     "--max-encode-patches",
     "64",
-    "--patch-embed",
-    "folded",
+    "--family-option",
+    "patch_embed=folded",
 )
 MIB = 1 << 20
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig
 from saccade.core.messages import ToEngine, ToFront
@@ -40,6 +41,8 @@ CONFIG = EngineConfig(
     prefix_cache=True,
     embeddings=EmbeddingBudgets(64 << 20),
     encode_patches=1 << 16,
+    snapshots=64,
+    snapshot_tokens=256,
 )
 
 
@@ -106,8 +109,9 @@ class Harness:
         """Name a resized picture uint8 [H, W, 3]."""
         key = ImageKey(name.encode().ljust(32, b"\0"), bytes(16))
         self.pixels[key] = pixels
-        grid = self.net.spec.grid(*pixels.shape[:2])
-        return Image(key, grid, self.net.spec.num_tokens(grid))
+        grid = qwen(self.net.spec).grid(*pixels.shape[:2])
+        spec, size = self.net.spec, (pixels.shape[0], pixels.shape[1])
+        return Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), size)
 
     def guide(self, grammar: str) -> Guide:
         """Of a grammar, where `matchers` is set; its masks are slow beyond `slow_seconds`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
@@ -61,7 +62,7 @@ def serve(harness: Harness, count: int) -> list[Plan]:
     """`count` requests with a new picture each, one after another, through the engine's loop."""
     spec = harness.net.spec
     assert isinstance(spec, QwenVLSpec)
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     submits = []
     for number in range(count):
         image = harness.image(picture(2 * factor, 3 * factor, seed=number), f"picture {number}")

@@ -66,7 +66,7 @@ def scores(net: FamilyNet, kv: KVConfig) -> np.ndarray:
 
 def test_eight_bits_are_near_full_precision(net: FamilyNet) -> None:
     whole = scores(net, KVConfig())
-    layers = net.spec.kv_layout.layers
+    layers = net.spec.kv_spec().kv_layers
     for kv in (EIGHT, KVConfig("fp8_e4m3", ((0.5, 0.25),) * layers)):
         off = np.abs(scores(net, kv) - whole)
         assert 0.01 < off.mean() < 0.2, "keys and values are rounded, and no more than that"
@@ -74,7 +74,7 @@ def test_eight_bits_are_near_full_precision(net: FamilyNet) -> None:
 
 def test_scales_out_of_reach_are_felt(net: FamilyNet) -> None:
     """With values 1e-6 times theirs, all are the largest number that 8 bits hold."""
-    layers = net.spec.kv_layout.layers
+    layers = net.spec.kv_spec().kv_layers
     wrong = scores(net, KVConfig("fp8_e4m3", ((1.0, 1e-6),) * layers))
     assert np.abs(wrong - scores(net, KVConfig())).mean() > 1
 
@@ -121,7 +121,7 @@ def test_scales_of_a_checkpoint_are_read_or_named(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     whole = load_file(checkpoint("qwen3_vl") / "model.safetensors")
-    layers = load_spec(checkpoint("qwen3_vl")).kv_layout.layers
+    layers = load_spec(checkpoint("qwen3_vl")).kv_spec().kv_layers
     name = "model.language_model.layers.{}.self_attn.{}_scale"
     kept = {
         name.format(at, which): torch.tensor([value + at])

@@ -19,7 +19,7 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FAMILIES, FamilyName, Reference, make_checkpoint, picture, reference
+from tests.checkpoints import EVERY, FamilyName, Reference, make_checkpoint, picture, reference
 from tests.engine.harness import Harness, Outcome, set_threads
 
 NEW_TOKENS = 32
@@ -81,7 +81,7 @@ class Model:
         return harness.request(name, self.tokens(case), images, max_tokens=NEW_TOKENS, **sampling)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=EVERY)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     set_threads()
     return load(request.param, tmp_path_factory.mktemp(request.param))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
@@ -17,7 +18,9 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
+from saccade.runtime.states import StateMemory
 from saccade.runtime.weights import load_net
 
 CPU = torch.device("cpu")
@@ -28,10 +31,15 @@ def load(folder: Path) -> FamilyNet:
 
 
 def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:
-    grids = [net.spec.grid(*image.shape[:2]) for image in pixels]
     return [
-        Image(ImageKey(bytes([i]), b""), grid, net.spec.num_tokens(grid))
-        for i, grid in enumerate(grids)
+        Image(
+            ImageKey(bytes([i]), b""),
+            grid,
+            net.spec.num_tokens(grid),
+            net.spec.num_patches(grid),
+            (pixels[i].shape[0], pixels[i].shape[1]),
+        )
+        for i, grid in enumerate(grids(net.spec, pixels))
     ]
 
 
@@ -40,7 +48,9 @@ def encode(
 ) -> list[torch.Tensor]:
     """Embeddings of pictures, packed."""
     positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-    return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(pixels)
+    return PackedEncoder(net, positions, EncoderConfig(), torch.empty(0)).encode(
+        pixels, grids(net.spec, pixels)
+    )
 
 
 class Session:
@@ -65,9 +75,12 @@ class Session:
             len(self.tokens), self.spans, blocks
         )
         self.done = 0
-        layout, size = net.spec.kv_layout, 512
-        slots = torch.full((size, layout.kv_heads, layout.head_dim), torch.nan)
-        self.kv = [(slots.clone(), slots.clone()) for _ in range(layout.layers)]
+        size = 512
+        caches = allocate_caches(net.spec.kv_spec(), size, 1, torch.float32, CPU)
+        self.kv = keys_and_values(caches)
+        for keys, values in self.kv.values():
+            keys.fill_(torch.nan), values.fill_(torch.nan)
+        self.states = StateMemory(net.spec.kv_spec(), 1, torch.float32, CPU).layers
         self.page_size = page_size or 1
         pages = torch.arange(7, size)
         if page_size is not None:
@@ -110,7 +123,7 @@ class Session:
             sample_rows=torch.arange(end - start),
         )
         self.done = end
-        attention = attention_for(self.kv, self.page_size)
+        attention = attention_for(self.kv, self.page_size, self.states)
         attention.plan(batch)
         return self.net.logits(self.net.forward(batch, attention))
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
-from saccade.families.checkpoint import read_checkpoint, resolve_model
+from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 
 
@@ -151,7 +152,7 @@ def test_pixel_limits_from_every_layout(
     folder: Path, processor: dict[str, Any], limits: tuple[int, int]
 ) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    rules = load_spec(folder).image_rules
+    rules = qwen(load_spec(folder)).image_rules
     assert (rules.min_pixels, rules.max_pixels) == limits
 
 
@@ -160,15 +161,15 @@ def test_pixel_limits_from_a_processor_file_of_transformers_5(folder: Path) -> N
     (folder / "processor_config.json").write_text(
         json.dumps({"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 70}}})
     )
-    assert load_spec(folder).image_rules.max_pixels == 70
+    assert qwen(load_spec(folder)).image_rules.max_pixels == 70
 
 
 def test_end_tokens_come_from_generation_config_first(folder: Path) -> None:
     path = folder / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": 7}))
-    assert read_checkpoint(folder).eos_token_ids() == (7,)
+    assert load_spec(folder).eos_token_ids == (7,)
     path.write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert read_checkpoint(folder).eos_token_ids() == (7, 8)
+    assert load_spec(folder).eos_token_ids == (7, 8)
 
 
 def test_without_generation_config_the_tokenizers_end_token_counts_too(folder: Path) -> None:
@@ -176,4 +177,4 @@ def test_without_generation_config_the_tokenizers_end_token_counts_too(folder: P
     added = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
     end = next(int(number) for number, entry in added.items() if entry["content"] == "<|im_end|>")
     edit(folder / "config.json", lambda data: data["text_config"].update(eos_token_id=3))
-    assert read_checkpoint(folder).eos_token_ids() == (3, end)
+    assert load_spec(folder).eos_token_ids == (3, end)

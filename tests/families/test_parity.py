@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.kernels import linear
@@ -115,7 +116,7 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(
     family: FamilyName, checkpoint: Callable[..., Path]
 ) -> None:
     net = load(checkpoint(family))
-    factor = net.spec.image_rules.factor
+    factor = qwen(net.spec).image_rules.factor
     images = [
         torch.from_numpy(picture(h * factor, w * factor, seed=h))
         for h, w in [(2, 3), (7, 5), (2, 3), (4, 9)]
@@ -141,11 +142,10 @@ def test_a_folded_patch_embedding_is_as_exact(
     for dtype in (torch.float32, torch.bfloat16):
         for way in ("exact", "folded"):
             net = load_net(
-                load_spec(judge.folder),
+                load_spec(judge.folder, [f"patch_embed={way}"]),
                 judge.folder,
                 dtype=dtype,
                 device=CPU,
-                patch_embed=way,
                 progress=False,
             )
             found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()
@@ -171,7 +171,7 @@ def test_bfloat16_agrees_on_the_first_token(
     )
     images = pixels(theirs, 1)
     session = Session(net, prompt(theirs, 1), images, page_size=16)
-    session.kv = [(k.bfloat16(), v.bfloat16()) for k, v in session.kv]
+    session.kv = {i: (k.bfloat16(), v.bfloat16()) for i, (k, v) in session.kv.items()}
     assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()
 
 

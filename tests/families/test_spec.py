@@ -18,9 +18,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize as reference_resize,
 )
 
-from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import FamilySpec, ImageRules
+from lab.qwen import qwen
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
+from saccade.core.family import FamilySpec, KVSpec, heads_cache
 from saccade.core.types import Grid, Image, ImageKey
+from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.families.registry import load_spec
 from tests.checkpoints import FamilyName, Reference
@@ -30,7 +32,13 @@ HALF = (0.5, 0.5, 0.5)
 
 def images(spec: FamilySpec, grids: list[Grid]) -> list[Image]:
     return [
-        Image(ImageKey(bytes([i]), b""), grid, spec.num_tokens(grid))
+        Image(
+            ImageKey(bytes([i]), b""),
+            grid,
+            spec.num_tokens(grid),
+            spec.num_patches(grid),
+            (0, 0),
+        )
         for i, grid in enumerate(grids)
     ]
 
@@ -121,15 +129,16 @@ def test_placeholders_and_pictures_must_correspond(
 def test_facts_of_a_checkpoint(checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     assert (spec.family, spec.vocab_size, spec.context_length) == ("qwen3_vl", 600, 4096)
-    assert (spec.kv_layout.layers, spec.kv_layout.kv_heads, spec.kv_layout.head_dim) == (3, 2, 16)
+    assert spec.kv_spec() == KVSpec((heads_cache(2, 16, ranks=1),) * 3)
     assert spec.embedding_width == 64 * 3, "the tower's output and two deepstack levels"
-    assert (spec.image_rules.factor, spec.image_rules.min_pixels, spec.image_rules.max_pixels) == (
+    rules = qwen(spec).image_rules
+    assert (rules.factor, rules.min_pixels, rules.max_pixels) == (
         32,
         4 * 32**2,
         64 * 32**2,
     )
     assert len(spec.eos_token_ids) == 2
-    assert spec.grid(64, 96) == (1, 4, 6)
+    assert qwen(spec).grid(64, 96) == (1, 4, 6)
     assert spec.num_tokens((1, 4, 6)) == 6
 
 
@@ -147,7 +156,7 @@ import pathlib, sys
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 spec = load_spec(resolve_model({str(folder)!r}))
-spec.image_size(100, 100, load_spec(pathlib.Path({str(folder)!r})).image_rules)
+spec.recipe(100, 100, spec.pixel_bounds)
 heavy = ("torch", "transformers", "safetensors", "huggingface_hub")
 print([name for name in heavy if name in sys.modules])
 """
@@ -155,3 +164,16 @@ print([name for name in heavy if name in sys.modules])
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert answer.stdout.strip() == "[]"
+
+
+def test_a_familys_own_options_are_checked_by_the_family(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("qwen3_vl")
+    assert qwen(load_spec(folder, ["patch_embed=folded"])).patch_embed == "folded"
+    assert qwen(load_spec(folder)).patch_embed == "exact"
+    for option, words in (
+        ("patch_embed", "write it as NAME=VALUE"),
+        ("patch_embed=thin", "exact or folded"),
+        ("tiles=4", "qwen3_vl has patch_embed"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_spec(folder, [option])

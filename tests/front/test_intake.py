@@ -57,7 +57,7 @@ def prepare(
         intake = Intake(
             SPEC,
             tokenizer,
-            ChatTemplate.load(FOLDER, tokenizer),
+            ChatTemplate.load(FOLDER, tokenizer, None, SPEC.templates),
             media,
             defaults or SamplingParams(temperature=1.0),
             special,

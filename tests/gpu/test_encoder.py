@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lab.checkpoint import make_checkpoint
+from lab.qwen import grids, qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
@@ -54,7 +55,7 @@ def encoder(
 
 
 def pixels(net: FamilyNet, sizes: list[tuple[int, int]], seed: int = 0) -> list[np.ndarray]:
-    rng, factor = np.random.default_rng(seed), net.spec.image_rules.factor
+    rng, factor = np.random.default_rng(seed), qwen(net.spec).image_rules.factor
     return [
         rng.integers(0, 256, (height * factor, width * factor, 3), np.uint8)
         for height, width in sizes
@@ -65,19 +66,25 @@ def on(device: torch.device, pictures: list[np.ndarray]) -> list[torch.Tensor]:
     return [torch.from_numpy(each).to(device) for each in pictures]
 
 
+def run(net: FamilyNet, ours: PackedEncoder, images: list[torch.Tensor]) -> list[torch.Tensor]:
+    return ours.encode(images, grids(net.spec, images))
+
+
 def test_a_graph_has_the_bits_of_the_same_work_without(net: FamilyNet, cuda: torch.device) -> None:
     graphs, plain = encoder(net, cuda, CudaCapture()), encoder(net, cuda, eager)
     for count in (1, 2, 4, 1):
         pictures = on(cuda, pixels(net, SIZES[:count], seed=count))
-        for replayed, computed in zip(graphs.encode(pictures), plain.encode(pictures), strict=True):
+        for replayed, computed in zip(
+            run(net, graphs, pictures), run(net, plain, pictures), strict=True
+        ):
             assert torch.equal(replayed, computed)
 
 
 def test_padding_does_not_show(net: FamilyNet, cuda: torch.device) -> None:
     pictures = on(cuda, pixels(net, SIZES))
     for padded, exact in zip(
-        encoder(net, cuda, CudaCapture()).encode(pictures),
-        encoder(net, cuda).encode(pictures),
+        run(net, encoder(net, cuda, CudaCapture()), pictures),
+        run(net, encoder(net, cuda), pictures),
         strict=True,
     ):
         torch.testing.assert_close(padded, exact, atol=0.1, rtol=0.05)
@@ -93,10 +100,10 @@ def test_graphs_that_were_fitted_to_the_traffic_have_the_same_bits(
     fitted, fresh = encoder(net, cuda, CudaCapture()), encoder(net, cuda, eager, (24, 256))
     pictures = on(cuda, pixels(net, [(2, 3)]))
     for _ in range(ENOUGH):
-        fitted.encode(pictures)
+        run(net, fitted, pictures)
     while fitted.adapt():
         pass
-    assert torch.equal(fitted.encode(pictures)[0], fresh.encode(pictures)[0])
+    assert torch.equal(run(net, fitted, pictures)[0], run(net, fresh, pictures)[0])
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
@@ -106,13 +113,13 @@ def test_an_embedding_stays_what_it_is_when_others_are_encoded(
     """Encode A, keep it, encode B: A is unchanged, and in memory of its own."""
     ours = encoder(net, cuda, CudaCapture() if graphs else None)
     a, b = on(cuda, pixels(net, [(2, 3)], seed=1)), on(cuda, pixels(net, [(3, 2)], seed=2))
-    kept = ours.encode(a)[0]
+    kept = run(net, ours, a)[0]
     copy = kept.clone()
     for _ in range(3):
-        other = ours.encode(b)[0]
+        other = run(net, ours, b)[0]
     assert torch.equal(kept, copy) and not torch.equal(kept, other)
     assert kept.untyped_storage().nbytes() == kept.nbytes
-    assert torch.equal(ours.encode(a)[0], copy)
+    assert torch.equal(run(net, ours, a)[0], copy)
 
 
 def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
@@ -139,7 +146,10 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
             arena.view(slot)[:] = picture
             encodes.append(
                 Encode(
-                    ImageKey(bytes([number, index]), b""), net.spec.grid(*picture.shape[:2]), slot
+                    ImageKey(bytes([number, index]), b""),
+                    grid := qwen(net.spec).grid(*picture.shape[:2]),
+                    net.spec.num_patches(grid),
+                    slot,
                 )
             )
         vision.begin(encodes)
@@ -157,7 +167,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
             told += len(ended)
             reported += ended
         arena.whole()[:] = 0
-        assert torch.equal(shown, torch.cat(plain.encode(on(cuda, pictures))))
+        assert torch.equal(shown, torch.cat(run(net, plain, on(cuda, pictures))))
         for encode in encodes:
             memory.move(Move(encode.key, "device", None, 0))
     assert len(reported) == sum(1 + number % 3 for number in range(20)) and all(
@@ -184,7 +194,7 @@ def test_checkpoints_need_no_weights_to_be_measured(tmp_path: Path, cuda: torch.
         load_format="dummy",
         progress=False,
     )
-    assert encoder(net, cuda).encode(on(cuda, pixels(net, [(2, 2)])))[0].isfinite().all()
+    assert run(net, encoder(net, cuda), on(cuda, pixels(net, [(2, 2)])))[0].isfinite().all()
 
 
 def test_embeddings_survive_the_host_tier_and_its_runs(cuda: torch.device) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lab.checkpoint import make_checkpoint
+from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets, EncoderConfig
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -38,7 +39,7 @@ def requests(harness: Harness) -> list[Request]:
     """Four, with shared pictures and different ones."""
     spec = harness.net.spec
     placeholder: int = spec.image_token_id  # type: ignore[attr-defined]
-    factor, rng = spec.image_rules.factor, np.random.default_rng(0)
+    factor, rng = qwen(spec).image_rules.factor, np.random.default_rng(0)
     sizes = [(2, 3), (4, 2), (3, 3), (1, 5)]
     pictures = [
         harness.image(rng.integers(0, 256, (h * factor, w * factor, 3), np.uint8), f"{i}")
@@ -88,7 +89,7 @@ def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
     assert all(outcome.finish == ["length"] for each in outcomes for outcome in each.values())
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_path: Path) -> None:
     pytest.importorskip(
         "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",

@@ -166,7 +166,7 @@ def test_causal_attention_over_pages(
         embeddings=none,
         sample_rows=none,
     )
-    attention = attention_for([(caches[0], caches[1])], page_size)
+    attention = attention_for({0: (caches[0], caches[1])}, page_size)
     attention.plan(batch)
     k, v = (torch.cat(x).to(cuda) for x in zip(*new))
     qkv = torch.cat((torch.cat(queries).to(cuda), k, v), dim=1)

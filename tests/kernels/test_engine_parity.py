@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -73,7 +74,7 @@ def with_kernels(net: FamilyNet, **changes: Any) -> Harness:
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     shown = over.image(np.ascontiguousarray(picture(3 * factor, 4 * factor, seed=5)), "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]
@@ -175,7 +176,7 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
 ) -> None:
     """Where a sum differs in its last bit, a key may be rounded the other way."""
     found = []
-    kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_layout.layers)
+    kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers)
     for by_kernels in (False, True):
         put_kernels(monkeypatch, by_kernels)
         over = with_kernels(there, kv=kv) if by_kernels else harness(net, kv=kv)

@@ -23,8 +23,8 @@ from lab.eviction import bench_eviction
 from lab.kernels import bench_kernels
 from lab.machine import describe
 from lab.options import EncoderBenchOptions, EvictionOptions, KernelBenchOptions, MediaBenchOptions
-from saccade.core.config import PatchEmbedding
 from saccade.core.errors import ConfigError, ImageError, SaccadeError
+from saccade.families.qwen_vl.config import PatchEmbedding
 
 CPU = torch.device("cpu")
 TINY = ("tiny-qwen2.5-vl", "tiny-qwen3-vl")

@@ -13,14 +13,15 @@ from tokenizers import Tokenizer
 
 from lab.checkpoint import make_checkpoint, make_folder
 from lab.options import PresetName
-from lab.presets import PRESETS
+from lab.presets import FEW_WORDS, PRESETS
 from lab.quantise import quantise_blocks, quantise_checkpoint
+from lab.qwen import qwen
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from tests.checkpoints import picture, reference
 from tests.families.forwarding import Session, encode, load
 
-REAL = [name for name, preset in PRESETS.items() if preset.real_tokens]
+REAL = [name for name, preset in PRESETS.items() if preset.words != FEW_WORDS]
 
 
 def test_the_command_line_knows_every_preset() -> None:
@@ -32,27 +33,41 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
     spec = load_spec(make_checkpoint(name, tmp_path))
     text, vision = PRESETS[name].text, PRESETS[name].vision
     assert (
-        spec.kv_layout.layers == text["num_hidden_layers"] and spec.vocab_size == text["vocab_size"]
+        len(spec.kv_spec().layers) == text["num_hidden_layers"]
+        and spec.vocab_size == text["vocab_size"]
     )
-    assert spec.kv_layout.head_dim == 128
+    kinds = {cache.name: cache.shape for layer in spec.kv_spec().layers for cache in layer}
+    assert kinds["k"][-1] == text.get("head_dim", 128)
     assert spec.embedding_width == vision["out_hidden_size"] * (
         1 + len(vision.get("deepstack_visual_indexes", ()))
     )
-    assert spec.eos_token_ids == (151645, 151643)
+    words = PRESETS[name].words
+    assert spec.eos_token_ids == (words + 2, words)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [
         tokenizer.token_to_id(token)
         for token in ("<|vision_start|>", "<|image_pad|>", "<|im_end|>")
-    ] == [151652, 151655, 151645]
+    ] == [words + 9, words + 12, words + 2]
+    assert qwen(spec).image_token_id == words + 12
     assert tokenizer.decode(tokenizer.encode("naïve 日本 text").ids) == "naïve 日本 text"
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-qwen2-vl",
+        "tiny-qwen2.5-vl",
+        "tiny-qwen3-vl",
+        "tiny-qwen3-vl-moe",
+        "tiny-qwen3.5",
+        "tiny-qwen3.5-moe",
+    ],
+)
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))
     ours = load(tmp_path)
-    factor = ours.spec.image_rules.factor
+    factor = qwen(ours.spec).image_rules.factor
     images = [picture(4 * factor, 6 * factor)]
     torch.testing.assert_close(
         encode(ours, [torch.from_numpy(image) for image in images])[0],

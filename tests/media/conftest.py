@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.family import FamilySpec, ImageRules
+from saccade.core.family import FamilySpec, PixelBounds
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
+from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.media.media import Media
 
@@ -30,14 +32,26 @@ class PictureSpec:
         )
     )
 
-    def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-        return smart_resize(height, width, rules)
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        return PixelBounds(32 * 32, self.image_rules.min_pixels, self.image_rules.max_pixels)
 
-    def grid(self, height: int, width: int) -> Grid:
-        return 1, height // 16, width // 16
+    def _rules(self, bounds: PixelBounds) -> ImageRules:
+        most = bounds.max_pixels
+        return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=most)
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        size = smart_resize(height, width, self._rules(bounds))
+        return whole(size, (1, size[0] // 16, size[1] // 16))
+
+    def settings(self, bounds: PixelBounds) -> bytes:
+        return self._rules(bounds).fingerprint(self.family)
 
     def num_tokens(self, grid: Grid) -> int:
         return grid[1] * grid[2] // 4
+
+    def num_patches(self, grid: Grid) -> int:
+        return grid[1] * grid[2]
 
 
 @pytest.fixture(scope="session")

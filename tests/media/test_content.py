@@ -48,14 +48,14 @@ def test_other_bytes_settings_or_salt_have_another_key(spec: FamilySpec) -> None
 def test_a_budget_bounds_the_size_after_resizing(spec: FamilySpec) -> None:
     found = probe(encode(noise(1200, 1600)), LIMIT)
     sizes = [
-        identify(bytes(32), found, Budget(max_pixels=most), "", spec).size
+        identify(bytes(32), found, Budget(max_pixels=most), "", spec).recipe.canvas
         for most in (64 * 64, 512 * 512, None)
     ]
     areas = [height * width for height, width in sizes]
     assert areas[0] <= 64 * 64 < areas[1] <= 512 * 512 < areas[2]
     grown = identify(
         bytes(32), probe(encode(noise(40, 40)), LIMIT), Budget(min_pixels=300 * 300), "", spec
-    ).size
+    ).recipe.canvas
     assert grown[0] * grown[1] >= 300 * 300
 
 
@@ -70,13 +70,15 @@ def test_a_budget_bounds_the_size_after_resizing(spec: FamilySpec) -> None:
 )
 def test_a_budget_that_cannot_be_met_is_refused(spec: FamilySpec, budget: Budget) -> None:
     with pytest.raises(ImageError, match="_pixels is"):
-        budget.apply(spec.image_rules)
+        budget.apply(spec.pixel_bounds)
 
 
 def test_rules_without_wishes_are_the_models_own(spec: FamilySpec) -> None:
-    assert Budget().apply(spec.image_rules) is spec.image_rules
-    low = Budget(detail="low").apply(spec.image_rules)
-    assert low == replace(spec.image_rules, max_pixels=min(512 * 512, spec.image_rules.max_pixels))
+    assert Budget().apply(spec.pixel_bounds) == spec.pixel_bounds
+    low = Budget(detail="low").apply(spec.pixel_bounds)
+    assert low == replace(
+        spec.pixel_bounds, max_pixels=min(512 * 512, spec.pixel_bounds.max_pixels)
+    )
 
 
 def test_an_aspect_ratio_out_of_bounds_is_refused(spec: FamilySpec) -> None:
@@ -91,7 +93,7 @@ def test_orientation_swaps_the_grid(spec: FamilySpec) -> None:
     turned = identify(
         bytes(32), probe(with_orientation(photo(100, 300), 6, "JPEG"), LIMIT), Budget(), "", spec
     )
-    assert upright.size == turned.size[::-1]
+    assert upright.image.canvas == turned.image.canvas[::-1]
     assert upright.image.num_tokens == turned.image.num_tokens
 
 

@@ -13,10 +13,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from saccade.core.family import ImageRules
+from saccade.core.recipe import whole
+from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.media.content import encode_image
-from saccade.media.decode import _decode_png, decode, decode_into, turn
+from saccade.media.decode import Pixels, Target, _decode_png, decode, decode_into, turn
 from saccade.media.header import probe
 from tests.media.pictures import (
     chunk,
@@ -33,6 +34,11 @@ RULES = ImageRules(
     patch=16, merge=2, min_pixels=64 * 64, max_pixels=256 * 256, mean=(0.5,) * 3, std=(0.5,) * 3
 )
 SIZES = [(112, 160), (97, 131), (33, 410), (320, 240), (350, 451), (31, 17)]
+
+
+def on_canvas(target: Pixels) -> Target:
+    """A canvas on which the whole image is to lie."""
+    return target, whole((target.shape[0], target.shape[1]))
 
 
 def palette(pixels: np.ndarray, transparent: bool = False) -> PIL.Image.Image:
@@ -183,7 +189,7 @@ def assert_as_reference(data: bytes) -> None:
     assert found.upright == reference.shape[:2]
     for size in (smart_resize(*found.upright, RULES), found.upright):
         target = np.empty((*size, 3), np.uint8)
-        decode_into([target], memoryview(data), found.upright, found.orientation)
+        decode_into([on_canvas(target)], memoryview(data), found.upright, found.orientation)
         np.testing.assert_array_equal(target, resized(reference, size))
 
 
@@ -220,7 +226,7 @@ def test_one_decode_writes_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(photo(120, 200), "WEBP")
     sizes = [(64, 96), (120, 200), (32, 200), (120, 32), (256, 320)]
     targets = [np.empty((*size, 3), np.uint8) for size in sizes]
-    decode_into(targets, memoryview(data), (120, 200), 1)
+    decode_into([on_canvas(target) for target in targets], memoryview(data), (120, 200), 1)
     for target, size in zip(targets, sizes, strict=True):
         np.testing.assert_array_equal(target, resized(decoded(data), size))
 
@@ -265,7 +271,7 @@ def test_transparency_is_laid_over_white_as_the_references_processor_does(kind: 
         ways.append(encode(image, "PNG", **saved))
     for data in ways:
         target = np.empty((96, 128, 3), np.uint8)
-        decode_into([target], memoryview(data), (96, 128), 1)
+        decode_into([on_canvas(target)], memoryview(data), (96, 128), 1)
         found = patchify(
             torch.from_numpy(target), 16, 2, 2, torch.zeros(3), torch.ones(3), torch.float32
         )
@@ -276,7 +282,7 @@ def test_black_strokes_on_transparency_stay_visible() -> None:
     image = PIL.Image.new("RGBA", (64, 64))
     image.paste((0, 0, 0, 255), (16, 16, 48, 48))
     target = np.empty((64, 64, 3), np.uint8)
-    decode_into([target], memoryview(encode(image)), (64, 64), 1)
+    decode_into([on_canvas(target)], memoryview(encode(image)), (64, 64), 1)
     assert (target[0, 0].tolist(), target[32, 32].tolist()) == ([255] * 3, [0] * 3)
 
 
@@ -318,7 +324,7 @@ def test_the_resize_does_not_depend_on_memory_layout(channels_last: bool) -> Non
     )
     target = np.empty((256, 416, 3), np.uint8)
     data = encode(pixels)
-    decode_into([target], memoryview(data), (333, 517), 1)
+    decode_into([on_canvas(target)], memoryview(data), (333, 517), 1)
     np.testing.assert_array_equal(target, result)
 
 
@@ -327,7 +333,7 @@ def test_an_object_behind_the_front_keeps_its_pixels() -> None:
     data = encode_image(image)
     assert probe(data, 10**6).format == "RAW"
     target = np.empty((100, 60, 3), np.uint8)
-    decode_into([target], memoryview(data), probe(data, 10**6).upright, 1)
+    decode_into([on_canvas(target)], memoryview(data), probe(data, 10**6).upright, 1)
     np.testing.assert_array_equal(target, decoded(with_orientation(photo(60, 100), 6, "PNG")))
 
 
@@ -338,7 +344,10 @@ def test_a_file_cut_short_is_an_error(format: str) -> None:
     found = probe(data, 10**6)
     with pytest.raises(ValueError, match=r"^(?!.*object at)"):
         decode_into(
-            [np.empty((192, 192, 3), np.uint8)], memoryview(data), found.upright, found.orientation
+            [on_canvas(np.empty((192, 192, 3), np.uint8))],
+            memoryview(data),
+            found.upright,
+            found.orientation,
         )
 
 

@@ -35,7 +35,7 @@ async def ready(media: Media, data: bytes, salt: str = "") -> OpenedImage:
 
 async def into_slot(media: Media, picture: OpenedImage, offset: int = 0) -> PixelSlot:
     """Decode a held picture."""
-    slot = PixelSlot(offset, *picture.size)
+    slot = PixelSlot(offset, *picture.image.canvas)
     await media.decode(picture.image.key, slot)
     return slot
 
@@ -45,12 +45,12 @@ def test_a_picture_travels_from_url_to_pixels(media_path: MakePath) -> None:
         data = encode(photo(200, 300), "JPEG")
         async with media_path() as path:
             picture = await ready(path.media, data)
-            assert (picture.size, picture.image.grid, picture.image.num_tokens) == (
+            assert (picture.image.canvas, picture.image.grid, picture.image.num_tokens) == (
                 (192, 288),
                 (1, 12, 18),
                 54,
             )
-            slot = PixelSlot(8192, *picture.size)
+            slot = PixelSlot(8192, *picture.image.canvas)
             await path.media.decode(picture.image.key, slot)
             np.testing.assert_array_equal(path.arena.view(slot), resized(decoded(data), (192, 288)))
             assert path.metrics.value("saccade_images_received_total") == 1

@@ -25,6 +25,7 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
+from saccade.core.recipe import whole
 from saccade.media.content import Probe, digest, encode_array
 from saccade.media.header import probe
 from saccade.media.jobs import OVERTAKEN, Job, JobQueue
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def job(data: bytes, size: tuple[int, int] | None = None, **options: Any) -> Job:
     found = probe(data, 10**9)
-    return Job(digest(data), data, found, size or found.upright, **options)
+    return Job(digest(data), data, found, whole(size or found.upright), **options)
 
 
 def workers(name: str = "saccade-decode") -> list[psutil.Process]:
@@ -285,7 +286,7 @@ def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
     probes = {side: Probe("PNG", side, side, "RGB", 1, 1) for side in (10, 40)}
 
     def some(name: str, side: int) -> Job:
-        return Job(name.encode(), b"", probes[side], (32, 32), client=name)
+        return Job(name.encode(), b"", probes[side], whole((32, 32)), client=name)
 
     turns.add(some("large", 40))
     served = []
@@ -297,11 +298,11 @@ def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
 
 def test_what_waits_for_memory_is_overtaken_a_few_times_only() -> None:
     turns, tiny = JobQueue(600 << 20), Probe("PNG", 10, 10, "RGB", 1, 1)
-    large = Job(b"large", bytes(200 << 20), tiny, (32, 32))
+    large = Job(b"large", bytes(200 << 20), tiny, whole((32, 32)))
     turns.add(large)
     taken = []
     for number in range(20):
-        turns.add(Job(b"%d" % number, b"", tiny, (32, 32)))
+        turns.add(Job(b"%d" % number, b"", tiny, whole((32, 32))))
         taken += turns.take(200 << 20, ())
     assert len(taken) == OVERTAKEN
     assert large not in taken
@@ -424,7 +425,7 @@ def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(are
             bomb = png(20_000, 20_000, bytes(2**20))
             with pytest.raises(ImageError, match="more memory than a picture of its size should"):
                 await pool.decode(
-                    Job(b"bomb", bomb, Probe("PNG", 10, 10, "RGB", 1, 1), (10, 10)), 0
+                    Job(b"bomb", bomb, Probe("PNG", 10, 10, "RGB", 1, 1), whole((10, 10))), 0
                 )
             await pool.decode(job(encode(noise(64, 64))), 0)
             assert metrics.value(RESTARTS) == 0
@@ -472,10 +473,10 @@ async def main():
     pool = DecodePool(Arena.create(1 << 30), MediaOptions(media_workers=2), Metrics())
     pool.start()
     data = encode_array(np.zeros((32, 32, 3), np.uint8))
-    await pool.decode(Job(b"", data, read_raw(data), (32, 32)), 0)
+    await pool.decode(Job(b"", data, read_raw(data), whole((32, 32))), 0)
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     data = encode_array(np.zeros((8000, 8000, 3), np.uint8))
-    jobs = [Job(b"%d" % n, data, read_raw(data), (8160, 8160)) for n in range(50)]
+    jobs = [Job(b"%d" % n, data, read_raw(data), whole((8160, 8160))) for n in range(50)]
     await asyncio.gather(*(pool.decode(job, 1 << 20) for job in jobs))
 
 asyncio.run(main())

@@ -68,7 +68,7 @@ class Case:
         )
 
     def attend(self, kind: Kind = SequenceAttention) -> torch.Tensor:
-        caches = [(self.caches[0], self.caches[1])]
+        caches = {0: (self.caches[0], self.caches[1])}
         ours = attention_for(caches, self.page_size, graphs=kind is PagedAttention)
         ours.plan(self.batch)
         still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))

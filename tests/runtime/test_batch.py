@@ -40,7 +40,7 @@ class Bench:
 
     def open(self, slot: int, tokens: list[int], pages: list[int], prompt: int, seed: int) -> None:
         grid = (1, 4, 6)
-        images = (Image(KEY, grid, 6),) if 99 in tokens else ()
+        images = (Image(KEY, grid, 6, 24, (64, 96)),) if 99 in tokens else ()
         spans = (Span(tokens.index(99), 6, 0),) if images else ()
         params = SamplingParams(temperature=1.0, seed=seed)
         self.batcher.open(Open(slot, tuple(tokens), prompt, spans, images, params, tuple(pages)))

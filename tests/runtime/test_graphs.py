@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.qwen import grids, qwen
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
@@ -174,8 +175,12 @@ def graphed(
 
 
 def pictures(net: FamilyNet, sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
-    factor = net.spec.image_rules.factor
+    factor = qwen(net.spec).image_rules.factor
     return [torch.from_numpy(picture(h * factor, w * factor, seed=h + w)) for h, w in sizes]
+
+
+def embed(net: FamilyNet, encoder: PackedEncoder, images: list[torch.Tensor]) -> list[torch.Tensor]:
+    return encoder.encode(images, grids(net.spec, images))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,7 @@ def test_a_padded_graph_computes_what_the_tower_computes(
     encoder, replays = graphed(net, (64, 256))
     images = pictures(net, sizes)
     rows = sum(4 * h * w for h, w in sizes)
-    for ours, expected in zip(encoder.encode(images), encode(net, images), strict=True):
+    for ours, expected in zip(embed(net, encoder, images), encode(net, images), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0.0)
     assert replays == ({64: 1, 256: 0} if rows <= 64 else {64: 0, 256: 1})
 
@@ -199,9 +204,9 @@ def test_what_stood_in_the_buffers_before_does_not_matter(
     net = load(checkpoint(family))
     encoder, _ = graphed(net, (256,))
     small = pictures(net, [(2, 3)])
-    first = encoder.encode(small)[0]
-    encoder.encode(pictures(net, [(7, 9)]))
-    assert torch.equal(encoder.encode(small)[0], first)
+    first = embed(net, encoder, small)[0]
+    embed(net, encoder, pictures(net, [(7, 9)]))
+    assert torch.equal(embed(net, encoder, small)[0], first)
 
 
 def test_an_embedding_is_its_owners_alone(
@@ -209,9 +214,9 @@ def test_an_embedding_is_its_owners_alone(
 ) -> None:
     net = load(checkpoint(family))
     encoder, replays = graphed(net, (256,))
-    first = encoder.encode(pictures(net, [(2, 3)]))[0]
+    first = embed(net, encoder, pictures(net, [(2, 3)]))[0]
     kept = first.clone()
-    encoder.encode(pictures(net, [(3, 3)]))
+    embed(net, encoder, pictures(net, [(3, 3)]))
     assert torch.equal(first, kept)
     assert first.untyped_storage().nbytes() == first.nbytes
     assert replays == {256: 2}
@@ -223,7 +228,7 @@ def test_packs_that_are_too_large_run_without_a_graph(
     net = load(checkpoint(family))
     encoder, replays = graphed(net, (64,))
     images = pictures(net, [(7, 5)])
-    torch.testing.assert_close(encoder.encode(images)[0], encode(net, images)[0])
+    torch.testing.assert_close(embed(net, encoder, images)[0], encode(net, images)[0])
     assert replays == {64: 0}
 
 
@@ -233,7 +238,7 @@ def test_packs_of_too_many_segments_run_without_a_graph(checkpoint: Callable[...
     count = room(64, None) + 1
     images = pictures(net, [(1, 1)] * count)
     assert count * 4 <= 64
-    encoder.encode(images)
+    embed(net, encoder, images)
     assert replays == {64: 0}
 
 
@@ -248,8 +253,8 @@ def test_every_replay_reads_the_same_memory(
         VisionTower, "blocks", lambda self, pack: (seen.append(pack), blocks(self, pack))[1]
     )
     encoder, _ = graphed(net, (256,))
-    encoder.encode(pictures(net, [(2, 3)]))
-    encoder.encode(pictures(net, [(7, 5), (1, 1)]))
+    embed(net, encoder, pictures(net, [(2, 3)]))
+    embed(net, encoder, pictures(net, [(7, 5), (1, 1)]))
     assert len(seen) == 3
     assert (
         len(
@@ -281,10 +286,11 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
     net = load(checkpoint("qwen3_vl"))
     positions = PositionCache(net.spec, net.vision, Metrics())
     encoder = PackedEncoder(net, positions, EncoderConfig("cudnn", (64,)), torch.empty(0), eager)
-    factor = net.spec.image_rules.factor
+    factor = qwen(net.spec).image_rules.factor
     for height, width in ((3, 4), (5, 6)):
         assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
-        encoder.encode([torch.from_numpy(picture(height * factor, width * factor).copy())])
+        pixels = torch.from_numpy(picture(height * factor, width * factor).copy())
+        encoder.encode([pixels], grids(net.spec, [pixels]))
     assert {*called} == {"cudnn", "flash"}
 
 
@@ -300,9 +306,10 @@ def test_what_names_a_model_on_disk_goes_through_no_graph(
 
     positions = PositionCache(net.spec, net.vision, Metrics())
     encoder = PackedEncoder(net, positions, EncoderConfig("sdpa", (64,)), torch.empty(0), capture)
-    side = 3 * net.spec.image_rules.factor
+    side = 3 * qwen(net.spec).image_rules.factor
     pixels = torch.from_numpy(picture(side, side).copy())
-    rows = encoder.encode_plainly(pixels)
+    (grid,) = grids(net.spec, [pixels])
+    rows = encoder.encode_plainly(pixels, grid)
     assert not replayed and torch.equal(rows, encode(net, [pixels])[0])
-    encoder.encode([pixels])
+    encoder.encode([pixels], [grid])
     assert replayed

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 from lab.checkpoint import make_checkpoint
+from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -102,11 +103,14 @@ class Blank:
             device=CUDA,
         )
 
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
+        return weight
+
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
-
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> torch.Tensor:
-        return weight
 
 
 class Launches:
@@ -170,12 +174,12 @@ def test_a_vision_tower_stays_on_its_device(
         like,
         capture,
     )
-    factor = spec.image_rules.factor
+    factor = qwen(spec).image_rules.factor
     pictures = [
         torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (7, 5))
     ]
-    for rows, tokens in zip(encoder.encode(pictures), (6, 35), strict=True):
+    for rows, tokens in zip(encoder.encode(pictures, grids(spec, pictures)), (6, 35), strict=True):
         assert rows.shape == (tokens, spec.embedding_width) and rows.device == CUDA
 
 
@@ -196,7 +200,7 @@ def test_a_language_model_stays_on_its_device(
 def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch.Tensor:
     """Logits of two of the rows of so many tokens, one of which is an image's."""
     spec = net.spec
-    layout = spec.kv_layout
+    layers = spec.kv_spec().layers
 
     def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=CUDA)
@@ -216,8 +220,8 @@ def forward(net: FamilyNet, dtype: torch.dtype, lengths: Sequence[int]) -> torch
         embeddings=embeddings,
         sample_rows=integers(2),
     )
-    cache = torch.empty((64, layout.kv_heads, layout.head_dim), dtype=dtype, device=CUDA)
-    attention = attention_for([(cache, cache)] * layout.layers, 16)
+    cache = torch.empty((64, *layers[0][0].shape), dtype=dtype, device=CUDA)
+    attention = attention_for(dict.fromkeys(range(len(layers)), (cache, cache)), 16)
     attention.plan(batch)
     states = net.forward(batch, attention)
     return net.logits(states.index_select(0, batch.sample_rows))

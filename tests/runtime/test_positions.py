@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -67,7 +68,7 @@ def test_a_grid_is_computed_once(family: FamilyName, checkpoint: Callable[..., P
         assert known.facts(grid) is first[grid]
     spans, images = (
         (Span(1, 6, 0), Span(9, 6, 1)),
-        tuple(Image(ImageKey(bytes([i]), b""), A, 6) for i in range(2)),
+        tuple(Image(ImageKey(bytes([i]), b""), A, 6, 24, (64, 96)) for i in range(2)),
     )
     once = known.sequence(20, spans, images)
     again = known.sequence(20, spans, images)
@@ -82,8 +83,8 @@ def test_encoding_a_grid_again_recomputes_nothing(checkpoint: Callable[..., Path
     known, counting, metrics = cache(net)
     encoder = PackedEncoder(net, known, EncoderConfig(), torch.empty(0))
     image, other = torch.from_numpy(picture(56, 84)), torch.from_numpy(picture(84, 56))
-    encoder.encode([image, image])
-    encoder.encode([image, other])
+    encoder.encode([image, image], grids(net.spec, [image, image]))
+    encoder.encode([image, other], grids(net.spec, [image, other]))
     assert counting.computed == {("encoder", (1, 4, 6)): 1, ("encoder", (1, 6, 4)): 1}
     assert lookups(metrics, "encoder") == (2, 2)
 

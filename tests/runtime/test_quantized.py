@@ -16,12 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.qwen_vl.net import QwenVLNet
 from saccade.families.registry import load_spec
 from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
 from saccade.runtime import weights
@@ -85,23 +87,19 @@ def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
 
 def logits(net: FamilyNet) -> torch.Tensor:
     pad = net.spec.image_token_id  # type: ignore[attr-defined]
-    side = 2 * net.spec.image_rules.factor
+    side = 2 * qwen(net.spec).image_rules.factor
     pixels = [np.asarray(picture(side, side))]
     return Session(net, [1, 2, pad, 3], pixels, page_size=None).prefill()
 
 
 def projections(net: FamilyNet) -> list[object]:
     assert isinstance(net, QwenVLNet)
-    return [
-        matrix
-        for layer in net.text.layers
-        for matrix in (
-            layer.attention.qkv.weight,
-            layer.attention.out.weight,
-            layer.mlp.gate_up.weight,
-            layer.mlp.down.weight,
-        )
-    ]
+    found: list[object] = []
+    for layer in net.text.layers:
+        assert isinstance(layer.mlp, GatedMLP)
+        found += [layer.attention.qkv.weight, layer.attention.out.weight]
+        found += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
+    return found
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

@@ -87,11 +87,11 @@ def test_padding_writes_to_the_dummy_page_alone(checkpoint: Callable[..., Path])
     assert isinstance(over.worker, Worker)
     attention = over.worker._attention
     assert isinstance(attention, PagedAttention)
-    for cache in attention._caches:
+    for cache in attention._caches.values():
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)
     answered = answers(over, "c")
-    for cache in attention._caches:
+    for cache in attention._caches.values():
         written = cache.keys[4:, 0, 0].isfinite().sum()
         assert written == len(PROMPTS["c"]) + 4 - 1, "its own tokens, but the one drawn last"
     assert answered == answers(Harness(net), "c")
@@ -201,7 +201,7 @@ def test_padding_of_prompts_writes_to_the_dummy_page_alone(
     sizes = StepGraphSizes((), (4,), (32,))
     over = Harness(net, page_size=4, kv_pages=40, graphs=sizes, prefix_cache=False)
     assert isinstance(over.worker, Worker) and isinstance(over.worker._attention, PagedAttention)
-    caches = over.worker._attention._caches
+    caches = over.worker._attention._caches.values()
     for cache in caches:
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)

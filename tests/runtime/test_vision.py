@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
@@ -46,14 +47,15 @@ class Bench:
         self.vision = VisionEncoder(net.spec, packed, self.arena, like, shard, mode)  # type: ignore[arg-type]
 
     def encodes(self, sizes: list[tuple[int, int]] = SIZES) -> list[Encode]:
-        factor, found, offset = self.net.spec.image_rules.factor, [], 0
+        factor, found, offset = qwen(self.net.spec).image_rules.factor, [], 0
         for number, (h, w) in enumerate(sizes):
             pixels = picture(h * factor, w * factor, seed=number)
             slot = PixelSlot(offset, *pixels.shape[:2])
             offset += slot.nbytes
             self.arena.view(slot)[:] = pixels
             key = ImageKey(bytes([number] * 32), bytes(16))
-            found.append(Encode(key, self.net.spec.grid(*pixels.shape[:2]), slot))
+            grid = qwen(self.net.spec).grid(*pixels.shape[:2])
+            found.append(Encode(key, grid, self.net.spec.num_patches(grid), slot))
         return found
 
     def run(self, tower: int) -> tuple[dict[ImageKey, torch.Tensor], int]:

@@ -15,11 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
 from saccade.nn.weights import Part
-from saccade.runtime.weights import CheckpointWeights, DummyWeights, load_net
+from saccade.runtime.dummy import DummyWeights
+from saccade.runtime.weights import CheckpointWeights, load_net
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
@@ -227,7 +229,7 @@ def test_dummy_weights_need_the_configuration_only(
         )
         for _ in range(2)
     ]
-    image = picture(4 * spec.image_rules.factor, 4 * spec.image_rules.factor)
+    image = picture(4 * qwen(spec).image_rules.factor, 4 * qwen(spec).image_rules.factor)
     pad = spec.image_token_id  # type: ignore[attr-defined]
     logits = [
         Session(net, [1, 2, pad, 3], [np.asarray(image)], page_size=None).prefill() for net in nets

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
@@ -80,21 +81,21 @@ class Shown:
     """A worker, an image in its arena, and what shows it."""
 
     def __init__(self, net: FamilyNet, **changes: object) -> None:
-        factor = net.spec.image_rules.factor
+        factor = qwen(net.spec).image_rules.factor
         pixels = picture(7 * factor, 9 * factor, seed=1)
         self.arena = Arena.create(1 << 20)
         slot = PixelSlot(0, *pixels.shape[:2])
         self.arena.view(slot)[:] = pixels
         self.worker = Worker(net, replace(CONFIG, **changes), self.arena)  # type: ignore[arg-type]
-        self.grid = net.spec.grid(*pixels.shape[:2])
-        self.encode = Encode(KEY, self.grid, slot)
+        self.grid = qwen(net.spec).grid(*pixels.shape[:2])
+        self.encode = Encode(KEY, self.grid, net.spec.num_patches(self.grid), slot)
         self.cost = 63 * 4 * net.vision.depth
         placeholder: int = net.spec.image_token_id  # type: ignore[attr-defined]
         self.tokens = (3, *[placeholder] * 63, 4)
 
     def show(self, step: int, *also: Row) -> Plan:
         """The image's first token is drawn in slot 1."""
-        images = (Image(KEY, self.grid, 63),)
+        images = (Image(KEY, self.grid, 63, 252, (0, 0)),)
         opened = Open(1, self.tokens, 65, (Span(1, 63, 0),), images, SamplingParams(), ())
         row = Row(1, 0, 65, (20, 21, 22, 23, 24), True)
         splice = Splice(1 + sum(each.length for each in also), 63, KEY, 0)

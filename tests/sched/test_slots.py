@@ -46,11 +46,11 @@ def test_slots_never_overlap_and_nothing_is_lost(steps: list[tuple[bool, int]]) 
 
 
 def image(number: int, rows: int = 4, columns: int = 4) -> Image:
-    return Image(key(number), (1, rows, columns), rows * columns // 4)
+    return Image(key(number), (), rows * columns // 4, rows * columns, (16 * rows, 16 * columns))
 
 
 def test_kept_pixels_make_room_least_recently_used_first() -> None:
-    slots = PixelSlots(4 * 3 * ALIGNMENT_BYTES, patch_size=16)
+    slots = PixelSlots(4 * 3 * ALIGNMENT_BYTES)
     for number in range(4):
         slot = slots.reserve(image(number))
         assert slot is not None and (slot.height, slot.width) == (64, 64)

@@ -74,7 +74,7 @@ def build_front(
     intake = Intake(
         spec,
         TOKENIZER,
-        template or ChatTemplate.load(FOLDER, TOKENIZER),
+        template or ChatTemplate.load(FOLDER, TOKENIZER, None, spec.templates),
         media,
         load_sampling_defaults(FOLDER),
         manner=manner,

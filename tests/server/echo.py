@@ -12,10 +12,8 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Literal
 
-import saccade.demo
 from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable
 from saccade.core.messages import (
@@ -40,7 +38,6 @@ from saccade.core.types import (
     Request,
     TokenLogprobs,
 )
-from saccade.families.registry import load_spec
 from saccade.sched.slots import PixelSlots
 
 CONTEXT = 512
@@ -48,7 +45,6 @@ CHUNK = 5
 CACHED = 5
 ENCODE_MS = 0.01
 ARENA_BYTES = 16 * MIB
-PATCH = load_spec(Path(saccade.demo.__file__).parent / "model").image_rules.patch
 
 Reply = Callable[[Request], Iterable[int]]
 
@@ -71,7 +67,7 @@ class EchoEngine:
         self._dead = False
         self._out: asyncio.Queue[ToFront | None] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = PixelSlots(ARENA_BYTES, PATCH)
+        self._slots = PixelSlots(ARENA_BYTES)
         self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
     async def start(self) -> Ready:

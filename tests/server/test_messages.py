@@ -16,6 +16,7 @@ from PIL import Image
 
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
+from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.manner import Manner
 from saccade.text.prompt import ChatTemplate
 from tests.abuse import raw
@@ -293,7 +294,7 @@ def test_the_async_client(served: Served) -> None:
 @pytest.fixture(scope="module")
 def able() -> Iterator[Served]:
     """A model that reasons, unless told not to, and calls."""
-    plain, calling = ChatTemplate.load(FOLDER, TOKENIZER).sources
+    plain, calling = ChatTemplate.load(FOLDER, TOKENIZER, None, TEMPLATES).sources
     off = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     sources = {"default": plain + off, "tool_use": calling + off}
     template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import saccade.demo
+from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.extent import Extent, extent
 from saccade.text.manner import Manner, ReasoningParser, ToolParser, find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -18,7 +19,7 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 def loaded(source: str, tmp_path: Path) -> ChatTemplate:
     (tmp_path / "t.jinja").write_text(source)
-    return ChatTemplate.load(DEMO, Tokenizer.load(DEMO), tmp_path / "t.jinja")
+    return ChatTemplate.load(DEMO, Tokenizer.load(DEMO), tmp_path / "t.jinja", TEMPLATES)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text import prompt
 from tests.text import templates
 
@@ -230,9 +231,9 @@ def copy(folder: Path, to: Path, **config: Any) -> Path:
 def rendered(
     folder: Path, tools: list[dict[str, Any]] | None = None, override: Path | None = None
 ) -> str:
-    return prompt.ChatTemplate.load(folder, prompt.Tokenizer.load(folder), override).render(
-        [{"role": "user", "content": "x"}], tools
-    )
+    return prompt.ChatTemplate.load(
+        folder, prompt.Tokenizer.load(folder), override, TEMPLATES
+    ).render([{"role": "user", "content": "x"}], tools)
 
 
 def test_templates_are_found_everywhere_and_the_newest_place_wins(

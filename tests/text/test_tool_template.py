@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import saccade.text
+import saccade.families.qwen_vl
 from saccade.text.answer import AnswerReader, gather
 from saccade.text.prompt import ChatTemplate
 from tests.text.templates import QWEN2_VL
 
-OURS = (Path(saccade.text.__file__).parent / "templates" / "qwen2_5_vl_tools.jinja").read_text()
+OURS = (Path(saccade.families.qwen_vl.__file__).parent / "tools.jinja").read_text()
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Was ist <das>?"}
 TOOL = {

@@ -7,20 +7,57 @@ Old: text fields at the top level, `rope_theta` and `rope_scaling`; new: `text_c
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import ImageRules
 from saccade.families.checkpoint import Checkpoint, Section
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+VARIANTS: dict[str, Variant] = {
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+}
+"""By config.json's model_type."""
+PatchEmbedding = Literal["exact", "folded"]
+"""How pixels enter the vision tower: normalised first, or by the first layer's weights."""
 LONGEST_SIDE = 16384
 """Patches on a side of a picture, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
 """
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""What the number of experts is called; the second since transformers 5."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """How a family turns a picture into patches.
+
+    `min_pixels`, `max_pixels` bound height * width after resizing.
+    """
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resample: str = "bicubic"
+    temporal_patch: int = 2
+
+    @property
+    def factor(self) -> int:
+        """Heights and widths after resizing are multiples of this many pixels."""
+        return self.patch * self.merge
+
+    def fingerprint(self, family: str) -> bytes:
+        """16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        return hashlib.blake2b(repr((family, self)).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +101,18 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The experts in place of MLPs in `layers`: `count` of `width` values, a row goes to `top`."""
+
+    layers: frozenset[int]
+    count: int
+    top: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The language model."""
+    """The language model. `experts` None: each layer has an MLP of its own."""
 
     vocab_size: int
     hidden: int
@@ -80,13 +127,14 @@ class TextConfig:
     qkv_bias: bool
     qk_norm: bool
     tied: bool
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedConfig:
     """All that the JSON files say."""
 
-    family: Variant
+    family: str
     vision: VisionConfig
     text: TextConfig
     image_rules: ImageRules
@@ -95,30 +143,33 @@ class ParsedConfig:
 def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     """Raises CheckpointError naming file and field."""
     config = checkpoint.config
+    family = config.text("model_type")
     variant = _variant(checkpoint)
-    text = _text(
-        variant, config, config.section("text_config") if config.has("text_config") else config
-    )
-    vision = _vision(variant, config.section("vision_config"))
+    text = _text(variant, config, text_section(config))
+    vision = vision_config(variant, config.section("vision_config"))
     if vision.out_hidden != text.hidden:
         raise CheckpointError(
             f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
             f"model takes {text.hidden}"
         )
-    return ParsedConfig(variant, vision, text, _image_rules(variant, vision, checkpoint.processor))
+    return ParsedConfig(family, vision, text, image_rules(variant, vision, checkpoint.processor))
+
+
+def text_section(config: Section) -> Section:
+    """Where the language model's fields are."""
+    return config.section("text_config") if config.has("text_config") else config
 
 
 def _variant(checkpoint: Checkpoint) -> Variant:
     model_type = checkpoint.config.text("model_type")
-    for variant in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        if model_type == variant:
-            return variant
+    if (variant := VARIANTS.get(model_type)) is not None:
+        return variant
     raise CheckpointError(
         f"{checkpoint.config.where}: model_type {model_type!r} is no Qwen-VL model"
     )
 
 
-def _vision(variant: Variant, vision: Section) -> VisionConfig:
+def vision_config(variant: Variant, vision: Section) -> VisionConfig:
     first = variant == "qwen2_vl"
     # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
     hidden = vision.integer("embed_dim", default=1280) if first else vision.integer("hidden_size")
@@ -201,7 +252,22 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
         tied=config.flag("tie_word_embeddings")
         or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
+        experts=experts_config(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
+
+
+def experts_config(text: Section) -> ExpertsConfig:
+    """Which layers have experts: as in transformers' `Qwen3MoeDecoderLayer`."""
+    count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: num_experts_per_tok must be from 1 to {count} (num_experts), not {top}"
+        )
+    plain = text.integers("mlp_only_layers", default=())
+    step = max(1, text.integer("decoder_sparse_step", default=1))
+    layers = range(text.integer("num_hidden_layers"))
+    sparse = frozenset(i for i in layers if i not in plain and not (i + 1) % step)
+    return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
 
 
 def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
@@ -228,7 +294,7 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     )
 
 
-def _image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
+def image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
     for name, expected in (
         ("patch_size", vision.patch),
         ("merge_size", vision.merge),

@@ -8,7 +8,6 @@ import re
 
 import torch
 
-from saccade.core.config import PatchEmbedding
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
@@ -19,7 +18,8 @@ from saccade.parallel import Shard
 HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 """Buffers that old checkpoints carry and the configuration decides anyway."""
 PROJECTION = re.compile(
-    r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight"
+    r"language_model\.layers\.\d+\."
+    r"((self_attn|mlp|mlp\.experts\.\d+)\.[a-z]+_proj\.weight|mlp\.experts\.[a-z_]+_proj)"
     r"|language_model\.embed_tokens\.weight|lm_head\.weight"
 )
 
@@ -33,11 +33,10 @@ class QwenVLNet:
         weights: Weights,
         shard: Shard,
         encoder_shard: Shard,
-        patch_embed: PatchEmbedding,
     ) -> None:
         self.spec = spec
         self.vision = VisionTower(
-            weights, spec.vision, spec.image_rules, encoder_shard, patch_embed
+            weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
         )
         self.text = TextModel(weights, spec.text, shard)
 
@@ -59,13 +58,12 @@ def build(
     weights: Weights,
     shard: Shard,
     encoder_shard: Shard,
-    patch_embed: PatchEmbedding = "exact",
 ) -> QwenVLNet:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return QwenVLNet(spec, weights, shard, encoder_shard, patch_embed)
+    return QwenVLNet(spec, weights, shard, encoder_shard)
 
 
 def canonical_name(name: str) -> str:

@@ -1,27 +1,41 @@
 """What can be said of a Qwen-VL checkpoint without tensors: sizes, token counts, prompt expansion,
 rotary positions.
 
-One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense): they differ in configuration only. Knows
-nothing of torch. Formulas follow transformers' `smart_resize` and `get_rope_index` of these models,
-and are tested against them.
+One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
+configuration only. Knows nothing of torch. Formulas follow transformers' `smart_resize` and
+`get_rope_index` of these models, and are tested against them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.family import Cuts, ImageRules, KVLayout
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
+from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.qwen_vl.config import LONGEST_SIDE, TextConfig, VisionConfig, parse_config
+from saccade.families.qwen_vl.config import (
+    LONGEST_SIDE,
+    ImageRules,
+    PatchEmbedding,
+    TextConfig,
+    VisionConfig,
+    parse_config,
+    text_section,
+)
 
 MAX_ASPECT_RATIO = 200
+TEMPLATES = Templates(
+    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<|vision_start|>")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +48,27 @@ class QwenVLSpec:
     image_rules: ImageRules
     image_token_id: int
     eos_token_ids: tuple[int, ...]
+    dtype: str
+    patch_embed: PatchEmbedding = "exact"
 
-    @property
-    def kv_layout(self) -> KVLayout:
-        return KVLayout(
-            layers=self.text.layers, kv_heads=self.text.kv_heads, head_dim=self.text.head_dim
-        )
+    templates = TEMPLATES
+    position_axes = 3
+
+    def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
+        spec = self
+        for name, value in options.items():
+            ways = {way: way for way in get_args(PatchEmbedding)}
+            if name != "patch_embed" or value not in ways:
+                raise ConfigError(
+                    f"--family-option {name}={value}: {self.family} has patch_embed, which is "
+                    f"{' or '.join(ways)}"
+                )
+            spec = replace(spec, patch_embed=ways[value])
+        return spec
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
+        return KVSpec((layer,) * self.text.layers)
 
     @property
     def encoder_blocks(self) -> int:
@@ -49,7 +78,7 @@ class QwenVLSpec:
     def cuts(self) -> Cuts:
         text, vision = self.text, self.vision
         return Cuts(
-            text=((text.heads, "attention heads"), (text.intermediate, "MLP values")),
+            text=((text.heads, "attention heads"), *self._widths),
             kv_heads=text.kv_heads,
             encoder=(
                 (vision.heads, "vision attention heads"),
@@ -57,6 +86,16 @@ class QwenVLSpec:
             ),
             encoder_width=vision.hidden,
         )
+
+    @property
+    def _widths(self) -> tuple[tuple[int, str], ...]:
+        """Widths of what stands between attentions, which are cut among ranks."""
+        text, experts = self.text, self.text.experts
+        mlp, some = (text.intermediate, "MLP values"), experts and experts.layers
+        if experts is None or not some:
+            return (mlp,)
+        width = (experts.width, "values of an expert")
+        return (width,) if len(some) == text.layers else (mlp, width)
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +109,37 @@ class QwenVLSpec:
     def embedding_width(self) -> int:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        rules = self.image_rules
+        return PixelBounds(rules.factor**2, rules.min_pixels, rules.max_pixels)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        most = self.image_rules.max_pixels
+        return LargestImage(most, most // self.image_rules.factor**2)
+
+    @property
+    def sample(self) -> ImageRecipe:
+        side = 4 * self.image_rules.factor
+        return whole((side, side), self.grid(side, side))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.vision.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        size = self.image_size(height, width, self._rules(bounds))
+        return whole(size, self.grid(*size))
+
+    def settings(self, bounds: PixelBounds) -> bytes:
+        return self._rules(bounds).fingerprint(self.family)
+
+    def _rules(self, bounds: PixelBounds) -> ImageRules:
+        return replace(self.image_rules, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
+
     def image_size(self, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+        """(height, width) after resizing. Raises ImageError."""
         size = smart_resize(height, width, rules)
         if max(size) > LONGEST_SIDE * self.vision.patch:
             raise ImageError(
@@ -80,11 +149,15 @@ class QwenVLSpec:
         return size
 
     def grid(self, height: int, width: int) -> Grid:
+        """Patches of a resized image along (time, height, width)."""
         assert height % self.image_rules.factor == 0 and width % self.image_rules.factor == 0
         return 1, height // self.vision.patch, width // self.vision.patch
 
     def num_tokens(self, grid: Grid) -> int:
         return math.prod(grid) // self.vision.merge**2
+
+    def num_patches(self, grid: Grid) -> int:
+        return math.prod(grid)
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]
@@ -169,11 +242,13 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
     """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
     parsed = parse_config(checkpoint)
+    text = text_section(checkpoint.config)
     return QwenVLSpec(
         family=parsed.family,
         vision=parsed.vision,
         text=parsed.text,
         image_rules=parsed.image_rules,
         image_token_id=checkpoint.config.integer("image_token_id", default=151655),
-        eos_token_ids=checkpoint.eos_token_ids(),
+        eos_token_ids=checkpoint.eos_token_ids(text),
+        dtype=checkpoint.dtype(text),
     )

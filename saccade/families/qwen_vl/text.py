@@ -1,5 +1,5 @@
 """The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
-(normalised queries and keys).
+(normalised queries and keys), the latter also with experts.
 
 Rotary tables are computed once per forward and shared by all layers; only rows whose logits
 somebody asks for go through the last norm and the head.
@@ -14,6 +14,7 @@ from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.mlp import GatedMLP
+from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
 from saccade.nn.weights import Weights
@@ -40,7 +41,7 @@ class MultiRope:
 
 
 class TextLayer:
-    """Attention, then a gated MLP, each on normalised input and added to the stream."""
+    """Attention, then a gated MLP or experts, each on normalised input and added to the stream."""
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
@@ -61,9 +62,7 @@ class TextLayer:
         self.mlp_norm = RMSNorm(
             weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps
         )
-        self.mlp = GatedMLP(
-            weights, f"{name}.mlp", (config.hidden, config.intermediate), "silu", shard, bias=False
-        )
+        self.mlp = _mlp(weights, f"{name}.mlp", layer, config, shard)
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
@@ -77,6 +76,17 @@ class TextLayer:
             x, normed = self.attention_norm.add(x, delta)
         x, normed = self.mlp_norm.add(x, self.attention(normed, rotation, attention))
         return x, self.mlp(normed)
+
+
+def _mlp(
+    weights: Weights, name: str, layer: int, config: TextConfig, shard: Shard
+) -> GatedMLP | SparseMLP:
+    experts = config.experts
+    if experts is None or layer not in experts.layers:
+        sizes = (config.hidden, config.intermediate)
+        return GatedMLP(weights, name, sizes, "silu", shard, bias=False)
+    shape = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
+    return SparseMLP(weights, name, shape, shard)
 
 
 class TextModel:

@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from saccade.core.config import PatchEmbedding
-from saccade.core.family import ImageRules
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.config import LONGEST_SIDE, VisionConfig
+from saccade.families.qwen_vl.config import LONGEST_SIDE, ImageRules, PatchEmbedding, VisionConfig
 from saccade.kernels.attention import Backend, varlen_attention
 from saccade.kernels.patchify import cut_patches, patchify
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
@@ -263,9 +261,8 @@ class VisionTower:
     def hidden(self) -> int:
         return self.config.hidden
 
-    @property
-    def merged(self) -> int:
-        return self.config.merge**2
+    def rows(self, patches: int) -> int:
+        return patches // self.config.merge**2
 
     @property
     def longest_segments(self) -> tuple[int | None, ...]:
@@ -305,6 +302,15 @@ class VisionTower:
         if facts.order is not None:
             x = x.view(facts.order.shape[0], -1).index_select(0, facts.order).view(x.shape)
         return x
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Back in reading order."""
+        counts = [self.rows(fact.num_patches) for fact in facts]
+        parts = embeddings[: sum(counts)].split(counts)
+        return [
+            part.clone() if fact.restore is None else part.index_select(0, fact.restore)
+            for part, fact in zip(parts, facts)
+        ]
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         frames, height, width = grid

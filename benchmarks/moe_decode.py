@@ -1,0 +1,115 @@
+"""Decode steps of a small Qwen3-VL-MoE, beside transformers on the same checkpoint, in turns in one
+process.
+
+    python -m benchmarks.moe_decode [--rows 1 8] [--rounds 15] [--threads 1] [--dtype bfloat16]
+
+Weights are random. Each step is the whole language model (layers, last norm, head) over a context
+of `--context` tokens; no vision tower, no scheduler, no HTTP. CPU time is the process's, which what
+else the machine does disturbs less than the clock; the machine's load is written down beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.int8_decode import PAGE, batch_of, step
+from lab.checkpoint import make_checkpoint
+from saccade.families.registry import load_spec
+from saccade.runtime.memory import allocate_caches, keys_and_values
+from saccade.runtime.weights import load_net
+from saccade.runtime.worker import DTYPES
+
+Step = Callable[[], tuple[float, float]]
+"""Milliseconds of the process's CPU time, and of the clock."""
+
+
+def ours(folder: Path, rows: int, context: int, dtype: torch.dtype) -> Step:
+    spec, device = load_spec(folder), torch.device("cpu")
+    net: Any = load_net(spec, folder, dtype=dtype, device=device, progress=False)
+    pages = 2 + rows * -(-(context + 1) // PAGE)
+    caches = keys_and_values(allocate_caches(spec.kv_spec(), pages, PAGE, dtype, device))
+    for keys, values in caches.values():
+        keys.zero_()
+        values.zero_()
+    batch = batch_of(rows, context, spec.embedding_width)
+    return lambda: step(net.text, caches, batch)
+
+
+def theirs(folder: Path, rows: int, context: int, dtype: torch.dtype) -> Step:
+    kind: Any = transformers.Qwen3VLMoeForConditionalGeneration
+    model = kind.from_pretrained(folder, dtype=dtype).eval()
+    tokens = torch.randint(5, 500, (rows, context), generator=torch.Generator().manual_seed(0))
+    cache = model(input_ids=tokens, use_cache=True).past_key_values
+
+    def run() -> tuple[float, float]:
+        start = time.process_time(), time.perf_counter()
+        model(input_ids=tokens[:, :1], past_key_values=cache, use_cache=True)
+        took = time.process_time() - start[0], time.perf_counter() - start[1]
+        cache.crop(-1)
+        return 1000 * took[0], 1000 * took[1]
+
+    return run
+
+
+@torch.inference_mode()
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(args.threads)
+    dtype = DTYPES[args.dtype]
+    figures: dict[str, Any] = {"load before": os.getloadavg()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_checkpoint(args.preset, Path(name) / "model", dtype=dtype)
+        for rows in args.rows:
+            ways = {
+                "saccade": ours(folder, rows, args.context, dtype),
+                "transformers": theirs(folder, rows, args.context, dtype),
+            }
+            times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+            for index in range(args.rounds + 2):
+                for way, run in ways.items():
+                    took = run()
+                    if index > 1:  # the first rounds warm up
+                        times[way].append(took)
+            medians = {
+                way: [statistics.median(one[axis] for one in each) for axis in (0, 1)]
+                for way, each in times.items()
+            }
+            for way, (cpu, wall) in medians.items():
+                figures[f"{way}, {rows} rows"] = {
+                    "cpu_ms": round(cpu, 2),
+                    "wall_ms": round(wall, 2),
+                    "tokens_per_cpu_second": round(1000 * rows / cpu, 1),
+                }
+            mine, other = medians["saccade"], medians["transformers"]
+            figures[f"times transformers, {rows} rows"] = {
+                "cpu": round(other[0] / mine[0], 2),
+                "wall": round(other[1] / mine[1], 2),
+            }
+    return figures | {"load after": os.getloadavg()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="small-qwen3-vl-moe")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
+    print(json.dumps(measure(parser.parse_args()), indent=1))
+
+
+if __name__ == "__main__":
+    main()
