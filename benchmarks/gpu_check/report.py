@@ -56,7 +56,7 @@ def _share(figure: Figure, bound: float | None) -> float | None:
 
 def summarise(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """All that a check has found, as JSON."""
-    here = GPU in str(facts["hardware"].get("gpu", ""))
+    here, real = _is_target(facts), _is_real(facts)
     stages = []
     for outcome in outcomes:
         verdicts = [judge(figure, here=here) for figure in outcome.figures]
@@ -66,7 +66,7 @@ def summarise(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, A
                 "of_floor": each.of_floor,
                 "of_anchor": each.of_anchor,
                 "of_target": each.of_target,
-                "advice": each.advice,
+                "advice": each.advice if real else "",
             }
             for each in verdicts
         ]
@@ -82,6 +82,16 @@ def failed(outcome: Outcome) -> bool:
     return outcome.status in ("failed", "timed out")
 
 
+def _is_target(facts: dict[str, Any]) -> bool:
+    """Whether the GPU is the one that targets are for."""
+    return GPU in str(facts["hardware"].get("gpu", ""))
+
+
+def _is_real(facts: dict[str, Any]) -> bool:
+    """Whether the figures mean anything."""
+    return bool(facts["hardware"].get("gpu")) and not facts["quick"]
+
+
 def write_report(out: Path, facts: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
     """Both files. To be called after each stage, so that what ends the check ends no report."""
     summary = summarise(facts, outcomes)
@@ -91,13 +101,13 @@ def write_report(out: Path, facts: dict[str, Any], outcomes: Sequence[Outcome]) 
 
 def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[str]:
     gpu = str(facts["hardware"].get("gpu", ""))
-    here = GPU in gpu
+    here, real = _is_target(facts), _is_real(facts)
     versions = facts["versions"]
     yield f"# gpu-check on {gpu or facts['hardware'].get('cpu', 'a CPU')}"
     yield ""
     yield f"`{facts['command']}`, {facts['when']}, {facts['seconds']} s."
     yield f"{', '.join(f'{name} {each}' for name, each in versions.items() if each)}."
-    if facts["quick"] or not gpu:
+    if not real:
         yield "**Tiny models or no GPU: the figures mean nothing; the run shows that this works.**"
     elif not here:
         yield f"Targets and anchors are an {GPU}'s, and left out here."
@@ -106,7 +116,7 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
     yield "|---|---|---|---|"
     for each in outcomes:
         yield f"| {each.name} | {each.status} | {each.seconds:.0f} | {_cell(each.why)} |"
-    if advised := list(dict.fromkeys(_advice(outcomes, here))):
+    if real and (advised := list(_advice(outcomes, here))):
         yield ""
         yield "## What to try next"
         yield ""
