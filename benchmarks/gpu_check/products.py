@@ -34,7 +34,7 @@ def ways_of(
 ) -> dict[str, tuple[list[Product], int]]:
     """Calls that take turns, and bytes of a matrix."""
     inputs = x.shape[1]
-    plain, blocks, rows, eight = [], [], [], []
+    plain, blocks, rows, eight = (list[Product]() for _ in range(4))
     for _ in range(copies_for(outputs * inputs, device)):
         wide = torch.randn(outputs, inputs, device=device) / inputs**0.5
         scale = (wide.abs().amax(1, keepdim=True) / LARGEST).contiguous()

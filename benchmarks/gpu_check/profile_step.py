@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_check.engine_here import EngineHere
@@ -84,11 +83,11 @@ def record(engine: EngineHere, rows: int, context: int, *, cuda: bool) -> list[S
         steps += 1
 
     engine.run(requests, watch)
-    wanted = DeviceType.CUDA if cuda else DeviceType.CPU
+    wanted = "CUDA" if cuda else "CPU"
     return [
         Span(event.name, event.time_range.start, event.time_range.end)
         for event in recorder.events() or ()
-        if event.device_type == wanted
+        if event.device_type.name == wanted
     ]
 
 

@@ -8,8 +8,8 @@ One server for all of them; what one client does not get done stops no other.
 from __future__ import annotations
 
 import json
+import math
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -179,7 +179,7 @@ def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
     if beside is None or not beside["images"]["n"]:
         raise RuntimeError("no token came while an image was in flight")
     alone, images = beside["alone"], beside["images"]
-    step = alone["median"] if alone["n"] else statistics.nan
+    step = alone["median"] if alone["n"] else math.nan
     note = f"{sizes.streams} streams, {images['n']} gaps, longest {images['max']:.1f} ms"
     return [
         Figure("ITL of streams alone, median", step, "ms", note="a decode step"),

@@ -67,7 +67,7 @@ def measure(args: object, file: FigureFile) -> None:
     name = f"{preset}{'-fp8' if fp8 else ''}"
     dtype: Dtype = "bfloat16" if device == "cuda" else "float32"
     began = time.perf_counter()
-    model = make_model(preset, torch.device(device), getattr(torch, dtype), fp8=fp8 and not quick)
+    model = make_model(preset, torch.device(device), getattr(torch, dtype), fp8=fp8)
     loaded = time.perf_counter()
     options = EngineOptions(max_total_tokens=4096) if quick else EngineOptions()
     engine = EngineHere(model, device, dtype, options=options)

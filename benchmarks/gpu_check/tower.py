@@ -17,6 +17,7 @@ import torch
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.model import RandomModel, make_model
 from benchmarks.gpu_check.targets import PRODUCT_FLOPS
+from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.runtime.encoder import PackedEncoder
@@ -85,7 +86,8 @@ class TowerStage:
         shape = (*self._resized(size), 3)
         pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         there = pixels.to(self._device)
-        found = encoder.encode([there])[0].float()
+        shown = grids(self._model.spec, [there])
+        found = encoder.encode([there], shown)[0].float()
         if not bool(found.isfinite().all()):
             raise ArithmeticError("the embedding is not finite")
         wanted = self._found.setdefault(size, found)
@@ -94,7 +96,7 @@ class TowerStage:
         for _ in range(2 if self._quick else REPEATS):
             self._settle()
             began = time.perf_counter()
-            encoder.encode([there])
+            encoder.encode([there], shown)
             self._settle()
             times.append(1e3 * (time.perf_counter() - began))
         ms = statistics.median(times)
@@ -108,11 +110,12 @@ class TowerStage:
 
     def _resized(self, size: str) -> tuple[int, int]:
         spec = self._model.spec
-        return spec.image_size(*self._sizes[size], spec.image_rules)
+        height, width = spec.recipe(*self._sizes[size], spec.pixel_bounds).canvas
+        return height, width
 
     def _patches(self, size: str) -> int:
         height, width = self._resized(size)
-        return height * width // self._model.spec.image_rules.patch**2
+        return height * width // qwen(self._model.spec).image_rules.patch ** 2
 
     def _floor(self, size: str) -> float:
         """Milliseconds of its products, attention's included, at 600 TFLOP/s."""
