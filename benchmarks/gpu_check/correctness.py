@@ -6,10 +6,12 @@ kernels compile on many cores.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ KERNELS = ("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rota
 ENGINE = ("engine", "encoder", "kernels")
 """Files of tests/gpu."""
 QUICK = ("kernels/test_fp8.py", "gpu/test_encoder.py")
+WRITE_SECONDS = 8.0
+"""Of the stage's time, for pytest to write what it has."""
 NAMED = 12
 """Failures that are named."""
 
@@ -57,23 +61,28 @@ def begin(path: str, folder: Path) -> Shard:
 
 def settle(shard: Shard, until: float, file: FigureFile) -> None:
     """Wait for it, and say what it found."""
+    late = False
     try:
-        code = shard.process.wait(max(0.1, until - time.monotonic()))
+        shard.process.wait(max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        end(shard.process)
-        code = None
+        late = True
+        shard.process.send_signal(signal.SIGINT)  # pytest writes what it has
+        with suppress(subprocess.TimeoutExpired):
+            shard.process.wait(WRITE_SECONDS)
+    code = shard.process.poll()
+    end(shard.process)
     metric = f"tests failed, {shard.name}"
     log = f"correctness-{shard.name}.log"
     if not shard.results.is_file():
-        why = "not done in time" if code is None else describe_status(code)
+        why = "not done in time" if late or code is None else describe_status(code)
         file.failures += 1
         file.add(Figure(metric, None, "tests", error=f"{why} ({log})"))
         return
     found = read_results(shard.results)
     bad = found["bad"]
-    file.failures += bool(bad)
+    file.failures += bool(bad) or late
     ran = found["tests"] - found["skipped"]
-    note = f"{ran} ran, {found['skipped']} skipped"
+    note = f"{ran} ran, {found['skipped']} skipped{', then the time was over' if late else ''}"
     if bad:
         more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         note += f"; {'; '.join(bad[:NAMED])}{more} ({log})"
@@ -101,7 +110,7 @@ def read_results(path: Path) -> dict[str, Any]:
 def main() -> int:
     args = stage_arguments(__doc__)
     file, folder = FigureFile(args.figures), args.figures.parent.resolve()
-    until = time.monotonic() + args.seconds
+    until = time.monotonic() + args.seconds - WRITE_SECONDS
     paths = [*(f"gpu/test_{name}.py" for name in ENGINE)]
     paths += [f"kernels/test_{name}.py" for name in KERNELS]
     shards = [begin(path, folder) for path in (QUICK if args.quick else paths)]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,11 @@ def test_the_stages_own_floor_comes_before_the_tables() -> None:
     assert judge(figure, here=True).of_floor == 0.5
     failed = replace(figure, value=None, error="why")
     assert judge(failed, here=True).of_floor is None and not judge(failed, here=True).advice
+
+
+def test_every_stage_has_a_module() -> None:
+    for stage in STAGES:
+        assert find_spec(f"{runs.PACKAGE}.{stage.module}"), stage.name
 
 
 def test_every_target_has_advice() -> None:
