@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ET
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ KERNELS = ("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rota
 ENGINE = ("engine", "encoder", "kernels")
 """Files of tests/gpu."""
 QUICK = ("kernels/test_fp8.py", "gpu/test_encoder.py")
+ABREAST = 3
 WRITE_SECONDS = 8.0
 """Of the stage's time, for pytest to write what it has."""
 NAMED = 12
@@ -40,13 +42,16 @@ class Shard:
     results: Path
 
 
-def begin(path: str, folder: Path) -> Shard:
+def begin(path: str, folder: Path, abreast: int) -> Shard:
+    """abreast: processes that share the file's tests, where pytest-xdist is there."""
     name = path.removesuffix(".py").replace("/", "-")
     results = folder / f"correctness-{name}.xml"
     results.unlink(missing_ok=True)
     options = ("-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:randomly")
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={results}"]
     command += ["-m", "not slow or gpu", f"tests/{path}"]
+    if abreast > 1 and find_spec("xdist"):
+        command += ["-n", str(abreast)]
     with (folder / f"correctness-{name}.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -113,7 +118,8 @@ def main() -> int:
     until = time.monotonic() + args.seconds - WRITE_SECONDS
     paths = [*(f"gpu/test_{name}.py" for name in ENGINE)]
     paths += [f"kernels/test_{name}.py" for name in KERNELS]
-    shards = [begin(path, folder) for path in (QUICK if args.quick else paths)]
+    abreast = 1 if args.quick else ABREAST
+    shards = [begin(path, folder, abreast) for path in (QUICK if args.quick else paths)]
     for shard in shards:
         settle(shard, until, file)
     return bool(file.failures)

@@ -34,7 +34,7 @@ def ways_of(
 ) -> dict[str, tuple[list[Product], int]]:
     """Calls that take turns, and bytes of a matrix."""
     inputs = x.shape[1]
-    plain, blocks, rows, eight = (list[Product]() for _ in range(4))
+    plain, blocks, rows, eight, cut = (list[Product]() for _ in range(5))
     for _ in range(copies_for(outputs * inputs, device)):
         wide = torch.randn(outputs, inputs, device=device) / inputs**0.5
         scale = (wide.abs().amax(1, keepdim=True) / LARGEST).contiguous()
@@ -44,12 +44,18 @@ def ways_of(
         blocks.append(partial(launch_fp8, x, Fp8Matrix(values, spread, min(BLOCK, inputs)), None))
         rows.append(partial(launch_fp8, x, Fp8Matrix(values, scale, inputs), None))
         eight.append(partial(scaled, x, values, scale))
+        if device.type == "cuda":
+            one = wide.abs().amax() / LARGEST
+            all_alike = one.expand(outputs // BLOCK, inputs // BLOCK).contiguous()
+            cut.append(partial(scaled_blocks, x, to_fp8(wide, one), all_alike))
     nbytes = outputs * inputs
+    by_blocks = {"scaled_mm, blocks, rows quantised first": (cut, nbytes)} if cut else {}
     return {
         "16 bits": (plain, 2 * nbytes),
         "triton, FP8 weights, scales of 128": (blocks, nbytes),
         "triton, FP8 weights, a scale a row": (rows, nbytes),
         "scaled_mm, rows quantised first": (eight, nbytes),
+        **by_blocks,
     }
 
 
@@ -60,6 +66,26 @@ def scaled(x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.
     return torch._scaled_mm(
         quantised, values.t(), scale_a=mine, scale_b=scale.t(), out_dtype=x.dtype
     )
+
+
+def scaled_blocks(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Both sides in 8 bits, scales of 128 inputs of a row and of 128 x 128 weights. As torch 2.11
+    describes `scaled_mm`; NOT YET RUN, and one of the shapes of scales may be refused.
+    """
+    groups = x.float().unflatten(1, (-1, BLOCK))
+    mine = groups.abs().amax(2).clamp_(min=1e-12) / LARGEST
+    quantised = to_fp8(groups, mine[..., None]).flatten(1)
+    kinds = F.ScalingType  # type: ignore[attr-defined]
+    out: torch.Tensor = F.scaled_mm(  # type: ignore[attr-defined]
+        quantised,
+        values.t(),
+        mine.t().contiguous().t(),
+        kinds.BlockWise1x128,
+        scales,
+        kinds.BlockWise128x128,
+        output_dtype=x.dtype,
+    )
+    return out
 
 
 def main() -> int:

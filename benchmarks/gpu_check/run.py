@@ -83,7 +83,7 @@ class StageRunner:
         seconds = min(self.left - REPORT_SECONDS, stage.limit)
         figures = self.out / f"{stage.name}.figures.jsonl"
         command = self._command(stage, figures, max(1.0, seconds - SPARE_SECONDS))
-        outcome = Outcome(stage.name, shlex.join(command))
+        outcome = Outcome(stage.name, self._shown(shlex.join(command)))
         self.outcomes.append(outcome)
         if absent := self.lacks(stage):
             outcome.why = f"not installed: {', '.join(absent)}"
@@ -128,7 +128,13 @@ class StageRunner:
             finally:
                 end(process)
         outcome.seconds = round(time.monotonic() - began, 1)
-        outcome.tail = path.read_text(errors="replace")[-LONGEST_TAIL:]
+        outcome.tail = self._shown(path.read_text(errors="replace"))[-LONGEST_TAIL:]
+
+    def _shown(self, text: str) -> str:
+        """Without this machine's folders: results are made to be shown."""
+        for folder, name in ((self.out, "OUT"), (ROOT, "."), (sys.prefix, "PYTHON")):
+            text = text.replace(str(folder), name)
+        return text
 
 
 def describe_status(code: int) -> str:

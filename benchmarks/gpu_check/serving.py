@@ -28,6 +28,8 @@ from benchmarks.gpu_check.machine import ROOT
 from benchmarks.gpu_check.run import end
 from lab.checkpoint import make_checkpoint
 
+REPLAYS = ("saccade_graph_replays_total", "saccade_mixed_graph_replays_total")
+STEPS = "saccade_steps_total"
 SMALL_SERVER = (
     *("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192"),
     *("--context-length", "4096"),
@@ -76,6 +78,7 @@ class ServingStage:
                 for client in (self._chat, self._streams, self._probe):
                     title = client.__name__.strip("_")
                     self._file.attempt(title, partial(client, url))
+                self._file.attempt("steps by graphs", partial(self._replays, url))
 
     # ---- clients
 
@@ -89,7 +92,7 @@ class ServingStage:
         requests = [each for each in lines_of(output) if each["kind"] == "request"]
         for number, ms in enumerate(ttft_by_round(requests), 1):
             metric = f"chat at {sizes.name}, TTFT of round {number}"
-            note = "the quicker of two chats: the first one also meets what is new to the server"
+            note = "the quicker of two chats"
             self._file.add(Figure(metric, ms, "ms", note=note))
 
     def _streams(self, url: str) -> None:
@@ -119,6 +122,14 @@ class ServingStage:
             last = good[-1]
             metric = f"probe at {sizes.name}, TTFT of {last['images']} new images"
             self._file.add(Figure(metric, last["ttft"], "ms"))
+
+    def _replays(self, url: str) -> Figure:
+        """Of the language model's steps, those that a graph did."""
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            replays, steps = count_steps(answer.read().decode())
+        share = 100.0 * replays / max(1.0, steps)
+        note = f"{replays:.0f} of {steps:.0f} steps"
+        return Figure("steps by graphs", share, "%", more=True, note=note)
 
     def _client(self, *command: str, url: str, output: Path) -> None:
         left = max(1.0, self._until - time.monotonic())
@@ -186,6 +197,16 @@ def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
         Figure("ITL P99 beside images", images["p99"], "ms", note=note),
         Figure("ITL P99 beside images, in decode steps", images["p99"] / step, "steps"),
     ]
+
+
+def count_steps(metrics: str) -> tuple[float, float]:
+    """(replays of whole steps, steps) of a server's metrics."""
+    totals = dict.fromkeys((*REPLAYS, STEPS), 0.0)
+    for line in metrics.splitlines():
+        name = line.split("{")[0].split(" ")[0]
+        if name in totals:
+            totals[name] += float(line.rsplit(" ", 1)[1])
+    return sum(totals[name] for name in REPLAYS), totals[STEPS]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

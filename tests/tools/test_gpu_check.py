@@ -25,7 +25,7 @@ from benchmarks.gpu_check.figures import Figure, FigureFile, read_figures
 from benchmarks.gpu_check.profile_step import Span, busy_us, gaps_of
 from benchmarks.gpu_check.report import judge, write_report
 from benchmarks.gpu_check.run import Outcome, StageRunner
-from benchmarks.gpu_check.serving import QUICK, beside_figures, ttft_by_round
+from benchmarks.gpu_check.serving import QUICK, beside_figures, count_steps, ttft_by_round
 from benchmarks.gpu_check.stages import STAGES, Stage
 from benchmarks.gpu_check.targets import RULES, TARGETS
 
@@ -242,6 +242,16 @@ def test_gaps_beside_images_are_counted_in_steps() -> None:
     assert [figure.value for figure in figures] == [5.0, 12.5, 2.5]
     with pytest.raises(RuntimeError, match="no token came"):
         beside_figures({"alone": alone, "images": {"n": 0}}, QUICK)
+
+
+def test_replays_of_every_size_are_counted() -> None:
+    lines = ("# TYPE saccade_steps_total counter", "saccade_steps_total 20.0")
+    lines += (
+        'saccade_graph_replays_total{rows="8"} 9.0',
+        'saccade_graph_replays_total{rows="1"} 3',
+    )
+    lines += ('saccade_mixed_graph_replays_total{tokens="64"} 2.0', "saccade_steps_totally 7")
+    assert count_steps("\n".join(lines)) == (14.0, 20.0)
 
 
 def test_failed_tests_are_named(tmp_path: Path) -> None:
