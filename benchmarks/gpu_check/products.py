@@ -75,8 +75,8 @@ def scaled_blocks(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -
     groups = x.float().unflatten(1, (-1, BLOCK))
     mine = groups.abs().amax(2).clamp_(min=1e-12) / LARGEST
     quantised = to_fp8(groups, mine[..., None]).flatten(1)
-    kinds = F.ScalingType  # type: ignore[attr-defined]
-    out: torch.Tensor = F.scaled_mm(  # type: ignore[attr-defined]
+    kinds = F.ScalingType
+    out: torch.Tensor = F.scaled_mm(
         quantised,
         values.t(),
         mine.t().contiguous().t(),

@@ -245,12 +245,14 @@ def test_gaps_beside_images_are_counted_in_steps() -> None:
 
 
 def test_replays_of_every_size_are_counted() -> None:
-    lines = ("# TYPE saccade_steps_total counter", "saccade_steps_total 20.0")
-    lines += (
+    lines = [
+        "# TYPE saccade_steps_total counter",
+        "saccade_steps_total 20.0",
         'saccade_graph_replays_total{rows="8"} 9.0',
         'saccade_graph_replays_total{rows="1"} 3',
-    )
-    lines += ('saccade_mixed_graph_replays_total{tokens="64"} 2.0', "saccade_steps_totally 7")
+        'saccade_mixed_graph_replays_total{tokens="64"} 2.0',
+        "saccade_steps_totally 7",
+    ]
     assert count_steps("\n".join(lines)) == (14.0, 20.0)
 
 
