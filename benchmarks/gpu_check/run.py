@@ -60,9 +60,8 @@ class StageRunner:
         self._environment = os.environ | {
             "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT),
             "COLUMNS": "160",
+            "TRITON_INTERPRET": "1" if device == "cpu" else "0",
         }
-        if device == "cpu":
-            self._environment |= {"TRITON_INTERPRET": "1"}
 
     @property
     def left(self) -> float:
