@@ -37,7 +37,7 @@ bench: .venv/.installed  ## Saccade beside transformers' generate on the same ch
 	$(BIN)/python -m benchmarks.generate $(ARGS)
 
 gpu-check:  ## GPU tests and benchmarks on a CUDA machine, with what PYTHON has installed (ARGS="--out DIR")
-	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu_check.py $(ARGS)
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

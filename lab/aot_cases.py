@@ -31,6 +31,8 @@ TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
 FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+FIRST_FP8 = 89
+"""Architecture from which on there are conversions from and to FP8."""
 DELTA_HEADS = ((16, 32), (16, 48))
 """Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
 DELTA_DIM = 128
@@ -62,16 +64,17 @@ def _text_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"paged attention, {name}", paged_gpu, partial(_paged, *shape), promises)
         turned = {"_turn_and_cache": Promise()}
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
-    eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
-    yield KernelCase("paged attention, 32/8 heads of 128, 8 bits", paged_gpu, eight, promises)
+    eight, name = partial(_paged, 32, 8, 128, torch.float8_e4m3fn), "32/8 heads of 128, 8 bits"
+    yield KernelCase(f"paged attention, {name}", paged_gpu, eight, promises, FIRST_FP8)
     turned = {"_turn_and_cache": Promise()}
     eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
-    yield KernelCase("turn and cache, 32/8 heads of 128, 8 bits", layer_gpu, eight, turned)
+    yield KernelCase(f"turn and cache, {name}", layer_gpu, eight, turned, FIRST_FP8)
     for outputs, inputs in FP8_SHAPES:
         for group in (128, inputs):
             name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
             each = {"_product": Promise(hgmma=True)}
-            yield KernelCase(name, fp8_gpu, partial(_product, outputs, inputs, group), each)
+            run = partial(_product, outputs, inputs, group)
+            yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)

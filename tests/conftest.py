@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Read when Triton is first imported, which any test may cause: without a GPU, kernels are
 # interpreted.
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONG = (
     *("e2e/test_processes.py", "e2e/test_serve.py", "parallel/test_workers.py"),

@@ -14,6 +14,20 @@ import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+COARSER = {torch.float32: 8.0, torch.float16: 2.0}
+"""On a GPU exponentials are approximate, and sums have another order."""
+
+
+def bounds(single: float, half: float) -> dict[torch.dtype, float]:
+    """By number format, how far a kernel may be from its reference in the interpreter, as told, and
+    on a GPU, where bfloat16 is right too.
+    """
+    told = {torch.float32: single, torch.float16: half}
+    if not HAS_GPU:
+        return told
+    return {dtype: bound * COARSER[dtype] for dtype, bound in told.items()} | {
+        torch.bfloat16: 24 * half  # three bits fewer, and rounded more often
+    }
 
 
 @pytest.fixture(scope="session")

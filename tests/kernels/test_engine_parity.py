@@ -1,5 +1,6 @@
-"""The engine with Triton's kernels in the place of PyTorch's operations, in Triton's interpreter:
-the same greedy tokens, whatever is cached, cut into chunks, preempted or in flight.
+"""The engine with Triton's kernels, on a GPU or in Triton's interpreter: the greedy tokens of
+PyTorch's operations on a CPU, whatever is cached, cut into chunks, preempted, in flight or in
+graphs.
 """
 
 from __future__ import annotations
@@ -25,31 +26,49 @@ from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Step, Worker
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, Outcome
-from tests.families.forwarding import CPU
 from tests.kernels.conftest import HAS_GPU
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(HAS_GPU, reason="the interpreter stands in for a GPU"),
-]
+pytestmark = pytest.mark.gpu if HAS_GPU else pytest.mark.slow
 
+THERE = "cuda" if HAS_GPU else "cpu"
+"""Where kernels run; the reference is always on the CPU."""
+ON_DEVICE = pytest.mark.skipif(not HAS_GPU, reason="the other cases say as much, and take long")
 FEW = ("text", "more", "image", "short")
 PAGE = 4
 
 
+def load(folder: Path, device: str) -> FamilyNet:
+    place = torch.device(device)
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, progress=False)
+
+
 @pytest.fixture(scope="module")
 def net(family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
+    """The reference's."""
     torch.set_num_threads(1)
-    folder = checkpoint(family)
-    return load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False
-    )
+    return load(checkpoint(family), "cpu")
+
+
+@pytest.fixture(scope="module")
+def there(net: FamilyNet, family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
+    """The same, where kernels run."""
+    return load(checkpoint(family), THERE) if HAS_GPU else net
+
+
+def put_kernels(patch: pytest.MonkeyPatch, on: bool) -> None:
+    """In the interpreter they run where they are put; on a GPU they always do."""
+    if not HAS_GPU:
+        patch.setattr(placement, "runs_triton", lambda _: on)
 
 
 def harness(net: FamilyNet, **changes: Any) -> Harness:
     return Harness(net, **{"context_length": 128, "page_size": PAGE, "kv_pages": 257, **changes})
+
+
+def with_kernels(net: FamilyNet, **changes: Any) -> Harness:
+    return harness(net, device=THERE, **changes)
 
 
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
@@ -100,32 +119,41 @@ def expected(net: FamilyNet) -> dict[str, list[int]]:
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "runs_triton", lambda _: True)
+    put_kernels(monkeypatch, True)
+
+
+GRAPHS = StepGraphSizes((2, 8), (0, 2, 8), (8, 16))
 
 
 @pytest.mark.parametrize(
     ("changes", "depth"),
-    [({}, 1), ({"chunk_tokens": 7, "graphs": StepGraphSizes((2, 8), (0, 2, 8), (8, 16))}, 2)],
-    ids=["whole", "chunks, graphs, two in flight"],
+    [
+        ({}, 1),
+        ({"chunk_tokens": 7, "graphs": GRAPHS}, 2),
+        pytest.param({"graphs": GRAPHS}, 1, marks=ON_DEVICE),
+        pytest.param({"chunk_tokens": 7}, 2, marks=ON_DEVICE),
+    ],
+    ids=["whole", "chunks, graphs, two in flight", "graphs", "chunks, two in flight"],
 )
 def test_kernels_answer_as_pytorch_does(
-    net: FamilyNet,
+    there: FamilyNet,
     expected: dict[str, list[int]],
     triton: None,
     changes: dict[str, Any],
     depth: int,
 ) -> None:
-    over = harness(net, **changes)
+    over = with_kernels(there, **changes)
     assert run(over, requests(over), depth) == expected
 
 
 def test_preempted_sequences_answer_as_pytorch_does(
-    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+    net: FamilyNet, there: FamilyNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for by_kernels in (False, True):
-        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
-        over = harness(net, chunk_tokens=16, page_size=2, kv_pages=25, prefix_cache=False)
+        put_kernels(monkeypatch, by_kernels)
+        few = {"chunk_tokens": 16, "page_size": 2, "kv_pages": 25, "prefix_cache": False}
+        over = with_kernels(there, **few) if by_kernels else harness(net, **few)
         asked = requests(over, max_tokens=16)
         found.append(run(over, [each for each in asked if each.id in FEW], 2))
         assert over.scheduler.counts.preemptions
@@ -133,9 +161,9 @@ def test_preempted_sequences_answer_as_pytorch_does(
 
 
 def test_a_prefix_that_is_cached_is_read_where_it_lies(
-    net: FamilyNet, expected: dict[str, list[int]], triton: None
+    there: FamilyNet, expected: dict[str, list[int]], triton: None
 ) -> None:
-    over = harness(net)
+    over = with_kernels(there)
     for _ in range(2):
         outcomes = over.run(requests(over))
         assert tokens(outcomes) == expected
@@ -144,13 +172,14 @@ def test_a_prefix_that_is_cached_is_read_where_it_lies(
 
 
 def test_keys_and_values_of_eight_bits_are_near_pytorchs(
-    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+    net: FamilyNet, there: FamilyNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a sum differs in its last bit, a key may be rounded the other way."""
     found = []
+    kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers)
     for by_kernels in (False, True):
-        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
-        over = harness(net, kv=KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers))
+        put_kernels(monkeypatch, by_kernels)
+        over = with_kernels(there, kv=kv) if by_kernels else harness(net, kv=kv)
         asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
         outcomes = over.run(asked)
         found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
@@ -165,16 +194,38 @@ def test_weights_of_eight_bits_answer_as_their_twin(
     found = []
     folders = quantise(checkpoint("qwen3_vl"), FORMATS[name], tmp_path)
     for folder, by_kernels in zip(folders, (True, False)):
-        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
-        monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
-        net = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
-        over = harness(net, chunk_tokens=32)
+        put_kernels(monkeypatch, by_kernels)
+        if not HAS_GPU:
+            monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
+        net = load(folder, THERE if by_kernels else "cpu")
+        few = {"chunk_tokens": 32}
+        over = with_kernels(net, **few) if by_kernels else harness(net, **few)
         found.append(run(over, requests(over), 1))
     assert found[0] == found[1]
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(
-    net: FamilyNet, expected: dict[str, list[int]], triton: None
+    there: FamilyNet, expected: dict[str, list[int]], triton: None
 ) -> None:
-    over = harness(net, encoder=EncoderConfig("triton", (64,)))
+    over = with_kernels(there, encoder=EncoderConfig("triton", (64,)))
     assert run(over, requests(over), 1) == expected
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="bfloat16 products are wrong in Triton's interpreter")
+def test_graphs_draw_what_plain_steps_do_in_sixteen_bits(
+    family: FamilyName, checkpoint: Callable[..., Path]
+) -> None:
+    """Padding changes which products are taken, so that the last bits may differ: scores are
+    compared, not tokens.
+    """
+    folder = checkpoint(family)
+    place = torch.device("cuda")
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=place, progress=False)
+    found = []
+    for graphs in (StepGraphSizes(), GRAPHS):
+        over = with_kernels(net, dtype="bfloat16", graphs=graphs)
+        asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
+        outcomes = over.run(asked)
+        found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
+    off = np.abs(np.array(found[0]) - np.array(found[1]))
+    assert np.median(off) < 2e-2 and off.max() < 0.5

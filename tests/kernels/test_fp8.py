@@ -11,8 +11,9 @@ from saccade.kernels.fp8 import FP8, Fp8Matrix, dense, fp8_linear, put_rows, to_
 
 pytest.importorskip("triton")
 from saccade.kernels.fp8_gpu import launch_fp8
+from tests.kernels.conftest import bounds
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2}
+TOLERANCE = bounds(2e-5, 2e-2)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -17,8 +17,9 @@ from saccade.kernels.layer_gpu import (
     launch_silu_gate,
     launch_turn_and_cache,
 )
+from tests.kernels.conftest import bounds
 
-TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3}
+TOLERANCE = bounds(4e-6, 4e-3)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -10,8 +10,9 @@ import torch
 pytest.importorskip("triton")
 from saccade.kernels.attention_gpu import HeadCut, Tile
 from saccade.kernels.segments_gpu import launch_segments
+from tests.kernels.conftest import bounds
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
+TOLERANCE = bounds(2e-6, 2e-3)
 SMALL = Tile(rows=16, keys=16, warps=4, stages=1)
 
 
@@ -47,16 +48,17 @@ def test_a_cut_of_rows_sees_all_keys_of_its_segment(device: str) -> None:
     q_bounds, k_bounds = bounds_of([20]).to(device), bounds_of([70]).to(device)
     ours = launch_segments(q, k, v, q_bounds, k_bounds, 20, 0.2)
     wanted = attended(q.cpu(), k.cpu(), v.cpu(), 0.2)
-    torch.testing.assert_close(ours.cpu().double(), wanted, atol=2e-6, rtol=0.0)
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[torch.float32], rtol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [each for each in TOLERANCE if each.itemsize == 2])
 @pytest.mark.parametrize("longest", [64, 130])
-def test_the_tiles_of_the_device(device: str, longest: int) -> None:
-    q, k, v = noise(longest, 3, 72).half().to(device).chunk(3, dim=1)
+def test_the_tiles_of_the_device(device: str, longest: int, dtype: torch.dtype) -> None:
+    q, k, v = noise(longest, 3, 72).to(dtype).to(device).chunk(3, dim=1)
     bounds = bounds_of([longest]).to(device)
     ours = launch_segments(q, k, v, bounds, bounds, longest, 0.1)
     wanted = attended(q.cpu(), k.cpu(), v.cpu(), 0.1)
-    torch.testing.assert_close(ours.cpu().double(), wanted, atol=2e-3, rtol=0.0)
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[dtype], rtol=0.0)
 
 
 def test_heads_are_cut_so_that_few_columns_are_padding() -> None:

@@ -1,0 +1,89 @@
+"""How long work takes on the device, launches left out: many calls in one CUDA graph, where they
+can be captured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.gpu_check.targets import COPY_BYTES_PER_S
+
+Work = Callable[[], object]
+MEASURE_MS = 150.0
+"""One measurement is about so long."""
+GRAPH_MS = 4.0
+"""Calls that are captured together take about so long."""
+MOST_CALLS = 64
+FEWEST_RUNS = 3
+MOST_RUNS = 50
+COLD_BYTES = 1 << 28
+"""What is read in turns is so large together that no cache keeps it (an H200's has 50 MiB)."""
+
+
+def copies_for(nbytes: int, device: torch.device) -> int:
+    """How many sets of `nbytes` to take in turns, so that each is read from memory."""
+    return 1 if device.type == "cpu" else max(1, min(32, -(-COLD_BYTES // nbytes)))
+
+
+@torch.inference_mode()
+def device_ms(works: Sequence[Work], device: torch.device) -> float:
+    """Median milliseconds of one call; `works` take turns."""
+    if device.type == "cpu":
+        return _clocked(lambda: [work() for work in works], 1) / len(works)
+    for work in works:  # compiles, plans, fills workspaces
+        work()
+    once = _clocked(lambda: [work() for work in works], 2, torch.cuda.synchronize) / len(works)
+    rounds = max(1, min(int(GRAPH_MS / max(once, 1e-3)), MOST_CALLS) // len(works))
+    calls = [work for _ in range(rounds) for work in works]
+    run = _captured(calls) or (lambda: [work() for work in calls])
+    run()
+    runs = max(FEWEST_RUNS, min(MOST_RUNS, int(MEASURE_MS / max(once * len(calls), 1e-3))))
+    times = []
+    for _ in range(runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / len(calls))
+    return statistics.median(times)
+
+
+def _captured(calls: Sequence[Work]) -> Work | None:
+    """A replay of all of them; None where they cannot be captured."""
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for work in calls:
+                work()
+    except RuntimeError as error:
+        print(f"not captured, so launches are timed too: {str(error).splitlines()[0]}")
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def _clocked(work: Work, runs: int, settle: Work = lambda: None) -> float:
+    times = []
+    for _ in range(runs):
+        settle()
+        began = time.perf_counter()
+        work()
+        settle()
+        times.append(1e3 * (time.perf_counter() - began))
+    return min(times)
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes together; on a CPU, an H200's, so that shares
+    have the right form.
+    """
+    if device.type == "cpu":
+        return COPY_BYTES_PER_S
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / device_ms([lambda: target.copy_(source)], device) * 1e3
