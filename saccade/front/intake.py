@@ -298,7 +298,7 @@ class Intake:
             )
         images = [each.image for each in opened]
         expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
-        found = [(_widened(at, spans), mark) for at, mark in encoded.landmarks]
+        found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,
@@ -472,15 +472,6 @@ class Intake:
                     name,
                 )
         return sampling
-
-
-def _widened(at: int, spans: Sequence[Span]) -> int:
-    """Where token `at` of a prompt stands once each placeholder before it is a span."""
-    for span in spans:
-        if span.start >= at:
-            break
-        at += span.length - 1
-    return at
 
 
 def _breakpoints(
