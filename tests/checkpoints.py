@@ -292,14 +292,16 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """transformers on a checkpoint, float32.
+    """transformers on a Qwen-VL checkpoint, float32. `placeholder`: what its template writes for an
+    image.
 
     `pixels` are resized uint8 [H, W, 3]; tokens hold one placeholder per image token.
     """
 
     folder: Path
     model: Any
-    processor: Qwen2VLImageProcessorPil
+    processor: Any
+    placeholder: str = "<|vision_start|><|image_pad|><|vision_end|>"
 
     def resize(self, picture: np.ndarray) -> np.ndarray:
         """A uint8 [H, W, 3] picture as the model's own processor resizes it."""

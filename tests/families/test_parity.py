@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
@@ -25,15 +26,10 @@ SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, par
 
 def prompt(reference: Reference, pictures: int) -> list[int]:
     """Text before, between and after `pictures` placeholders."""
-    config = reference.model.config
+    tokenizer = Tokenizer.from_file(str(reference.folder / "tokenizer.json"))
     tokens = [11, 12, 13]
     for number in range(pictures):
-        tokens += [
-            config.vision_start_token_id,
-            config.image_token_id,
-            config.vision_end_token_id,
-            20 + number,
-        ]
+        tokens += [*tokenizer.encode(reference.placeholder).ids, 20 + number]
     return [*tokens, 30, 31, 32, 33]
 
 
