@@ -65,7 +65,8 @@ def theirs(folder: Path, rows: int, context: int, dtype: torch.dtype) -> Step:
 @torch.inference_mode()
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    dtype, figures = DTYPES[args.dtype], {"load before": os.getloadavg()}
+    dtype = DTYPES[args.dtype]
+    figures: dict[str, Any] = {"load before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(args.preset, Path(name) / "model", dtype=dtype)
         for rows in args.rows:

@@ -18,11 +18,15 @@ PresetName = Literal[
     "qwen3-vl-2b",
     "qwen3-vl-4b",
     "qwen3-vl-8b",
+    "qwen3-vl-30b-a3b",
+    "qwen3-vl-235b-a22b",
     "small-qwen2.5-vl",
     "small-qwen3-vl",
+    "small-qwen3-vl-moe",
     "tiny-qwen2-vl",
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",
+    "tiny-qwen3-vl-moe",
 ]
 
 
