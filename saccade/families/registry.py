@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
+from saccade.families.internvl.spec import internvl_spec
 from saccade.families.quantization import read_quantization
 from saccade.families.qwen_vl.spec import qwen_vl_spec
 
@@ -34,14 +35,17 @@ class Family:
 
 
 QWEN_VL = Family(qwen_vl_spec, "saccade.families.qwen_vl.net")
+INTERNVL = Family(internvl_spec, "saccade.families.internvl.net")
 
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
     "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLForConditionalGeneration": QWEN_VL,
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
+    "InternVLForConditionalGeneration": INTERNVL,
 }
 MODEL_TYPES = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL)
+MODEL_TYPES |= {"internvl": INTERNVL}
 
 
 def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
