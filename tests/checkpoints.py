@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import transformers
@@ -339,6 +340,19 @@ class Reference:
         )
         return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
+    def expand(self, prompt: str, pixels: Sequence[np.ndarray]) -> str:
+        """What the model's processor makes of a prompt that has a placeholder for each image."""
+        mark = self.placeholder.removeprefix("<|vision_start|>").removesuffix("<|vision_end|>")
+        first, *others = prompt.split(mark)
+        return first + "".join(
+            self.widened(mark, image) + other for image, other in zip(pixels, others, strict=True)
+        )
+
+    def widened(self, mark: str, image: np.ndarray) -> str:
+        """What stands for one image."""
+        factor = self.processor.patch_size * self.processor.merge_size
+        return mark * (image.shape[0] * image.shape[1] // factor**2)
+
     def patches(self, pixels: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         """(pixel_values, image_grid_thw), with the arithmetic of the torchvision processor and the
         layout of the Pillow one.
@@ -426,7 +440,7 @@ class TileReference(Reference):
     def resize(self, picture: np.ndarray) -> np.ndarray:
         """The canvas of a uint8 [H, W, 3] picture, as the model's own processor cuts it up."""
         tiles = self.processor(
-            picture,
+            PIL.Image.fromarray(picture),
             crop_to_patches=True,
             do_rescale=False,
             do_normalize=False,
@@ -434,6 +448,10 @@ class TileReference(Reference):
         ).pixel_values
         assert tiles.dtype == np.uint8
         return np.ascontiguousarray(tiles.transpose(0, 2, 3, 1).reshape(-1, internvl.SIDE, 3))
+
+    def widened(self, mark: str, image: np.ndarray) -> str:
+        count = len(image) // internvl.SIDE * self.model.config.image_seq_length
+        return "<img>" + mark * count + "</img>"
 
     def values(self, pixels: Sequence[np.ndarray]) -> torch.Tensor:
         """pixel_values of all tiles, with the arithmetic of the torchvision processor."""
