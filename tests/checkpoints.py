@@ -30,10 +30,8 @@ from tests import internvl
 FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 THIRD = ("qwen3_vl", "qwen3_vl_moe")
-EVERY = (
-    *FAMILIES,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_vl_moe", "internvl")),
-)
+QWEN = (*FAMILIES, pytest.param("qwen3_vl_moe", marks=pytest.mark.slow))
+EVERY = (*QWEN, pytest.param("internvl", marks=pytest.mark.slow))
 """For parametrised tests: what differs in the slow ones has quick tests of its own
 (`families/test_moe.py`, `families/test_internvl.py`).
 """

@@ -1,4 +1,4 @@
-"""The three Qwen-VL networks compute what transformers computes on the same checkpoint, however the
+"""The networks compute what transformers computes on the same checkpoint, however the
 work is cut up.
 """
 
@@ -17,11 +17,18 @@ from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FamilyName, Reference, picture
+from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
 from tests.families.forwarding import CPU, Session, encode, load
 
 LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}
 SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def family(request: pytest.FixtureRequest) -> FamilyName:
+    """Each in turn, tiles too."""
+    name: FamilyName = request.param
+    return name
 
 
 def prompt(reference: Reference, pictures: int) -> list[int]:
@@ -106,6 +113,7 @@ def test_every_layout_loads(
     torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
 
 
+@pytest.mark.parametrize("family", QWEN)
 def test_a_picture_is_encoded_alike_alone_and_in_company(
     family: FamilyName, checkpoint: Callable[..., Path]
 ) -> None:
@@ -123,6 +131,7 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(
         )
 
 
+@pytest.mark.parametrize("family", QWEN)
 def test_a_folded_patch_embedding_is_as_exact(
     family: FamilyName, reference: Callable[..., Reference]
 ) -> None:
