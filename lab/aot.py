@@ -121,7 +121,7 @@ class Recorder:
                 signature[name], constants[name] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[name] = "*" + TYPES[value.dtype]
-                if value.data_ptr() % 16 == 0:
+                if value.data_ptr() % 16 == 0 and not param.do_not_specialize_on_alignment:
                     attributes[(at,)] = [["tt.divisibility", 16]]
             elif isinstance(value, float):
                 signature[name] = "fp32"

@@ -8,7 +8,17 @@ from functools import partial
 import torch
 
 from lab.aot import KernelCase, Promise
-from saccade.kernels import layer_gpu, paged_gpu, rotary_gpu, sample_gpu, segments_gpu
+from saccade.kernels import (
+    delta_gpu,
+    fp8_gpu,
+    layer_gpu,
+    paged_gpu,
+    rotary_gpu,
+    sample_gpu,
+    segments_gpu,
+)
+from saccade.kernels.delta import StateRows
+from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
 from saccade.kernels.rotary import rotary_tables
@@ -19,6 +29,11 @@ TOKENS = 64
 VOCAB = 151936
 TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
+FP8_SHAPES = ((6144, 2560),)
+"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+DELTA_HEADS = ((16, 32), (16, 48))
+"""Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
+DELTA_DIM = 128
 TOWER_HEADS = 16
 TOWER_HEAD_SIZES = (64, 72, 80)
 """Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
@@ -27,6 +42,7 @@ TOWER_HEAD_SIZES = (64, 72, 80)
 def cases() -> Iterator[KernelCase]:
     """All launches."""
     yield from _text_cases()
+    yield from _delta_cases()
     yield from _tower_cases()
     one = {"_sample": Promise(access=4)}  # the result is one token
     for masked in (False, True):
@@ -48,12 +64,32 @@ def _text_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     eight = partial(_paged, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase("paged attention, 32/8 heads of 128, 8 bits", paged_gpu, eight, promises)
+    turned = {"_turn_and_cache": Promise()}
+    eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase("turn and cache, 32/8 heads of 128, 8 bits", layer_gpu, eight, turned)
+    for outputs, inputs in FP8_SHAPES:
+        for group in (128, inputs):
+            name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
+            each = {"_product": Promise(hgmma=True)}
+            yield KernelCase(name, fp8_gpu, partial(_product, outputs, inputs, group), each)
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
     for size in (6144, 12288):
         gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
         yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _delta_cases() -> Iterator[KernelCase]:
+    products = Promise(hgmma=True)
+    promises = {"_delta": Promise(), "_solve": products, "_scan": products}
+    convolved = {"_conv": Promise(access=4), "_remember": Promise()}
+    for key_heads, heads in DELTA_HEADS:
+        name = f"{heads}/{key_heads} heads of {DELTA_DIM}"
+        run = partial(_delta, key_heads, heads)
+        yield KernelCase(f"gated delta rule, {name}", delta_gpu, run, promises)
+        run = partial(_conv, (2 * key_heads + heads) * DELTA_DIM)
+        yield KernelCase(f"causal convolution, {name}", delta_gpu, run, convolved)
 
 
 def _tower_cases() -> Iterator[KernelCase]:
@@ -87,15 +123,48 @@ def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> Non
         paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
 
 
-def _turn(heads: int, kv_heads: int, dim: int) -> None:
+def _states(lengths: Sequence[int], singles: int) -> StateRows:
+    rows = _rows(lengths, singles)
+    return StateRows(rows.q_starts, rows.kv_lengths, rows.lines, singles)
+
+
+def _delta(key_heads: int, heads: int) -> None:
+    """Decode, and prefill of two rows."""
+    keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
+    mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
+    places = (slice(0, keys), slice(keys, 2 * keys), slice(2 * keys, None))
+    q, k, v = (mixed[:, place].view(TOKENS, -1, DELTA_DIM) for place in places)
+    thin = torch.empty((TOKENS, heads))
+    states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_delta(q, k, v, thin, thin, states, rows)
+
+
+def _conv(channels: int) -> None:
+    x, weight = torch.empty((TOKENS, channels), dtype=HALF), torch.empty((4, channels), dtype=HALF)
+    states = torch.empty((64, 3, channels), dtype=HALF)
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_conv(x, weight, states, rows)
+
+
+def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
     qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
-    cache = torch.empty((1024, kv_heads, dim), dtype=HALF)
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    cache = PagedCache(keys, keys)
     weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
     table = torch.empty((TOKENS, dim))
     slots = torch.zeros(TOKENS, dtype=torch.int64)
     layer_gpu.launch_turn_and_cache(
-        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), (cache, cache), slots, halves=True
+        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), cache, slots, halves=True
     )
+
+
+def _product(outputs: int, inputs: int, group: int) -> None:
+    """Of few rows, and of many."""
+    values = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn)
+    matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
+    for rows in (1, 512):
+        fp8_gpu.launch_fp8(torch.empty((rows, inputs), dtype=HALF), matrix, None)
 
 
 def _norm(size: int, centred: bool) -> None:

@@ -22,8 +22,6 @@ from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 
-REAL_VOCABULARY = 151643
-"""Tokens before the special ones in Qwen's tokenizers."""
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -61,19 +59,8 @@ def make_checkpoint(
     preset = PRESETS.get(name)
     if preset is None:
         raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        occupied = any(folder.iterdir())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {folder}: no such folder can be made ({error.strerror}): name another one"
-        ) from None
-    if occupied:
-        raise ConfigError(
-            f"--out {folder}: there is something in it, which is not overwritten: name another "
-            "folder, or empty this one"
-        )
-    ids = _write_tokenizer(folder, REAL_VOCABULARY if preset.real_tokens else 256 + 512)
+    make_folder(folder)
+    ids = _write_tokenizer(folder, preset.words)
     _write(folder / "config.json", _config(preset, ids, dtype))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     _write(
@@ -86,13 +73,31 @@ def make_checkpoint(
     return folder
 
 
+def make_folder(folder: Path) -> None:
+    """Make it, where it is new. Raises ConfigError for one that is not empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder}: no such folder can be made ({error.strerror}): name another one"
+        ) from None
+    if occupied:
+        raise ConfigError(
+            f"--out {folder}: there is something in it, which is not overwritten: name another "
+            "folder, or empty this one"
+        )
+
+
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
     third = preset.family in THIRD
-    rope = {
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
         "mrope_section": [24, 20, 20] if third else [16, 24, 24],
     }
+    if preset.family.startswith("qwen3_5"):
+        rope |= {"rope_theta": 1e7, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
     text: dict[str, Any] = {
         "model_type": f"{preset.family}_text",
         "max_position_embeddings": 262144 if third else 128000,

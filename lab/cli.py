@@ -9,7 +9,7 @@ Owns nothing but names; what needs torch is imported when called, so that `--hel
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from lab.options import (
     EncoderBenchOptions,
@@ -82,8 +82,16 @@ def simulate(
     return run(result, trace, machine, output)
 
 
-def make_checkpoint(*, preset: PresetName, out: Path, seed: int = 0) -> None:
-    """Write a folder with the configuration of a real architecture and a synthetic tokenizer.
+def make_checkpoint(
+    *,
+    preset: PresetName | None = None,
+    model: str | None = None,
+    quantize: Literal["fp8"] | None = None,
+    out: Path,
+    seed: int = 0,
+) -> None:
+    """Write a folder with the configuration of a real architecture and a synthetic tokenizer; or a
+    model's weights, quantised.
 
     Large presets come without weights: serve them with --load-format dummy. Small and tiny ones
     come with random weights.
@@ -92,11 +100,26 @@ def make_checkpoint(*, preset: PresetName, out: Path, seed: int = 0) -> None:
     ----------
     preset
         The architecture and its size.
+    model
+        In place of a preset: a folder, a hub id, or "demo"; together with --quantize.
+    quantize
+        fp8: matrices of the language model by blocks of 128 x 128, as in Qwen3-VL-*-FP8.
     out
         The folder to write: a new or an empty one.
     seed
         Decides the weights.
     """
     from lab.checkpoint import make_checkpoint as write
+    from lab.checkpoint import make_folder
+    from saccade.core.errors import ConfigError
 
-    print(write(preset, out, seed=seed))
+    if preset is not None and model is None and quantize is None:
+        print(write(preset, out, seed=seed))
+    elif preset is None and model is not None and quantize is not None:
+        from lab.quantise import quantise_checkpoint
+        from saccade.families.checkpoint import resolve_model
+
+        make_folder(out)
+        print(quantise_checkpoint(resolve_model(model), out))
+    else:
+        raise ConfigError("name either --preset, or --model and --quantize")

@@ -43,10 +43,10 @@ from saccade.core.types import Grid
 from saccade.engine.sizing import VIT_GRAPH_SIZES
 from saccade.families.registry import load_spec, net_module
 from saccade.parallel import WHOLE
+from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 

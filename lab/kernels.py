@@ -42,8 +42,8 @@ from saccade.core.types import Image, ImageKey, Span
 from saccade.families.registry import load_spec, net_module
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.parallel import WHOLE
+from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.weights import DummyWeights
 from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 

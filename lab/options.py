@@ -20,12 +20,18 @@ PresetName = Literal[
     "qwen3-vl-8b",
     "qwen3-vl-30b-a3b",
     "qwen3-vl-235b-a22b",
+    "qwen3.5-9b",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
     "small-qwen2.5-vl",
     "small-qwen3-vl",
+    "small-qwen3.5",
     "small-qwen3-vl-moe",
     "tiny-qwen2-vl",
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",
+    "tiny-qwen3.5",
+    "tiny-qwen3.5-moe",
     "tiny-qwen3-vl-moe",
 ]
 

@@ -1,4 +1,4 @@
-"""Configurations of real Qwen-VL models, and of small ones of the same architectures.
+"""Configurations of real Qwen models, and of small ones of the same architectures.
 
 Facts only; `checkpoint.py` writes them.
 """
@@ -8,29 +8,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 
 ARCHITECTURES: dict[Family, str] = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
-THIRD = ("qwen3_vl", "qwen3_vl_moe")
-"""Families with the third tower and text model."""
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Families with the third tower."""
+REAL_WORDS = 151643
+"""Tokens before the special ones in the tokenizers of Qwen2 and Qwen3."""
+NEWER_WORDS = 248044
+"""In Qwen3.5's."""
+FEW_WORDS = 256 + 512
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """`text` and `vision` are fields of config.json beside those that all models of the family
-    share.
+    share. words: tokens before the special ones.
     """
 
     family: Family
     text: dict[str, Any]
     vision: dict[str, Any]
     tied: bool
-    real_tokens: bool = True
+    words: int = REAL_WORDS
     weights: bool = False
 
 
@@ -67,13 +74,20 @@ def _tower(
     return sizes | other
 
 
-def _rope(sections: tuple[int, int, int]) -> dict[str, Any]:
+def _rope(sections: tuple[int, int, int], **other: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(sections)}
+    return {"rope_parameters": rope | other}
+
+
+def _delta(key_heads: int, value_heads: int, dim: int) -> dict[str, Any]:
+    """Every fourth layer has full attention."""
     return {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": list(sections),
-        }
+        "full_attention_interval": 4,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": dim,
+        "linear_value_head_dim": dim,
+        "linear_conv_kernel_dim": 4,
     }
 
 
@@ -133,12 +147,44 @@ PRESETS: dict[str, Preset] = {
         _tower(27, 1152, 16, 4304, 4096, deepstack_visual_indexes=[8, 16, 24]),
         tied=False,
     ),
+    "qwen3.5-9b": Preset(
+        "qwen3_5",
+        _text(4096, 32, 16, 4, 12288, vocab=248320, head_dim=256, **_delta(16, 32, 128)),
+        _tower(27, 1152, 16, 4304, 4096),
+        tied=False,
+        words=NEWER_WORDS,
+    ),
+    "qwen3.5-27b": Preset(
+        "qwen3_5",
+        _text(5120, 64, 24, 4, 17408, vocab=248320, head_dim=256, **_delta(16, 48, 128)),
+        _tower(27, 1152, 16, 4304, 5120),
+        tied=False,
+        words=NEWER_WORDS,
+    ),
+    "qwen3.5-35b-a3b": Preset(
+        "qwen3_5_moe",
+        _text(
+            2048,
+            40,
+            16,
+            2,
+            512,
+            vocab=248320,
+            head_dim=256,
+            shared_expert_intermediate_size=512,
+            **_delta(16, 32, 128),
+            **_experts(256, 8, 512),
+        ),
+        _tower(27, 1152, 16, 4304, 2048),
+        tied=False,
+        words=NEWER_WORDS,
+    ),
     "small-qwen2.5-vl": Preset(
         "qwen2_5_vl",
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, **_rope((8, 12, 12))),
         _tower(6, 256, 4, 704, 512, fullatt_block_indexes=[2, 5], window_size=112),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "small-qwen3-vl": Preset(
@@ -146,7 +192,25 @@ PRESETS: dict[str, Preset] = {
         _text(512, 8, 8, 2, 1536, SMALL_VOCAB, head_dim=64, **_rope((12, 10, 10))),
         _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "small-qwen3.5": Preset(
+        "qwen3_5",
+        _text(
+            512,
+            8,
+            8,
+            2,
+            1536,
+            SMALL_VOCAB,
+            head_dim=64,
+            **_delta(4, 8, 64),
+            **_rope((3, 3, 2), partial_rotary_factor=0.25),
+        ),
+        _tower(6, 256, 4, 1024, 512),
+        tied=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "small-qwen3-vl-moe": Preset(
@@ -164,7 +228,7 @@ PRESETS: dict[str, Preset] = {
         ),
         _tower(6, 256, 4, 1024, 512, deepstack_visual_indexes=[1, 2, 4]),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "tiny-qwen2-vl": Preset(
@@ -172,7 +236,7 @@ PRESETS: dict[str, Preset] = {
         _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
         {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64},
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "tiny-qwen2.5-vl": Preset(
@@ -180,7 +244,7 @@ PRESETS: dict[str, Preset] = {
         _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),
         _tower(3, 64, 2, 96, 64, fullatt_block_indexes=[1], window_size=56),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "tiny-qwen3-vl": Preset(
@@ -188,7 +252,45 @@ PRESETS: dict[str, Preset] = {
         _text(64, 3, 4, 2, 96, SMALL_VOCAB, head_dim=16, **_rope((4, 2, 2))),
         _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "tiny-qwen3.5": Preset(
+        "qwen3_5",
+        _text(
+            64,
+            4,
+            4,
+            2,
+            96,
+            SMALL_VOCAB,
+            head_dim=16,
+            **_delta(2, 4, 16),
+            **_rope((2, 1, 1), partial_rotary_factor=0.5),
+        ),
+        _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "tiny-qwen3.5-moe": Preset(
+        "qwen3_5_moe",
+        _text(
+            64,
+            4,
+            4,
+            2,
+            48,
+            SMALL_VOCAB,
+            head_dim=16,
+            shared_expert_intermediate_size=48,
+            **_delta(2, 4, 16),
+            **_rope((2, 1, 1), partial_rotary_factor=0.5),
+            **_experts(8, 2, 40),
+        ),
+        _tower(3, 64, 2, 96, 64, num_position_embeddings=36),
+        tied=False,
+        words=FEW_WORDS,
         weights=True,
     ),
     "tiny-qwen3-vl-moe": Preset(
@@ -206,7 +308,7 @@ PRESETS: dict[str, Preset] = {
         ),
         _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
         tied=False,
-        real_tokens=False,
+        words=FEW_WORDS,
         weights=True,
     ),
 }

@@ -1,5 +1,5 @@
-"""The command line: `saccade serve`, `chat`, `demo`, `version`; the tools' `bench`, `probe`,
-`eval`; the lab's `make-checkpoint`, `simulate`.
+"""The command line: `saccade serve`, `route`, `chat`, `demo`, `version`; the tools' `bench`,
+`probe`, `eval`; the lab's `make-checkpoint`, `simulate`.
 
 Options come from the dataclasses of `core/options.py`, of the tools and of the lab.
 """
@@ -24,9 +24,11 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     PinOptions,
     ResponseOptions,
+    RouteOptions,
     ServerOptions,
 )
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
@@ -128,6 +130,7 @@ def serve(
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
+    watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -140,7 +143,26 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge, kept, pins)
+    return serve_model(
+        model, model_options, engine, parallel, media, server, edge, kept, pins, watch
+    )
+
+
+@app.command(default_parameter=PLAIN)
+def route(
+    *,
+    options: Annotated[RouteOptions, flat("Router", lists=True)],
+    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
+) -> int:
+    """Send requests to the server of several that has seen their images: a light proxy.
+
+    An image, a chat and a response that goes on stay with one server; a server that dies loses what
+    it was answering, and its chats go on elsewhere.
+    """
+    from saccade.route.run import route as route_requests
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    return route_requests(options, edge)
 
 
 @app.command

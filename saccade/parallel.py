@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from saccade.core.errors import ConfigError
 
@@ -240,7 +241,13 @@ class Distributed:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         gathered = torch.empty((self.group.size(), *x.shape), dtype=x.dtype, device=x.device)
-        self._finish(lambda: self.group.allgather([list(gathered.unbind(0))], [x]))
+        if not x.numel():  # gloo cuts what has none in one piece
+            return gathered
+        options = AllgatherOptions()
+        options.asyncOp = False
+        # Into one tensor: into a list of them, NCCL's pieces would be copied once more.
+        flat, mine = gathered.view(-1), x.view(-1)
+        self._finish(lambda: self.group._allgather_base(flat, mine, options))
         return gathered
 
     def _finish(self, start: Callable[[], dist.Work | None]) -> None:

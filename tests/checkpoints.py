@@ -27,14 +27,37 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 
 from tests import internvl
 
-FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
+FamilyName = Literal[
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "internvl",
+]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-THIRD = ("qwen3_vl", "qwen3_vl_moe")
-QWEN = (*FAMILIES, pytest.param("qwen3_vl_moe", marks=pytest.mark.slow))
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+QWEN = (
+    *FAMILIES,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
+)
 EVERY = (*QWEN, pytest.param("internvl", marks=pytest.mark.slow))
-"""For parametrised tests: what differs in the slow ones has quick tests of its own
-(`families/test_moe.py`, `families/test_internvl.py`).
+"""For parametrised tests: what differs in the last ones has quick tests of its own
+(`families/test_moe.py`, `engine/test_states.py`, `families/test_internvl.py`).
 """
+HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
 CLASSES = {
     "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
@@ -42,6 +65,11 @@ CLASSES = {
     "qwen3_vl_moe": (
         transformers.Qwen3VLMoeConfig,
         transformers.Qwen3VLMoeForConditionalGeneration,
+    ),
+    "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeConfig,
+        transformers.Qwen3_5MoeForConditionalGeneration,
     ),
     "internvl": (transformers.InternVLConfig, transformers.InternVLForConditionalGeneration),
 }
@@ -119,7 +147,7 @@ def _config(
     if family == "internvl":
         return internvl.config(tokenizer, tie, VOCAB, text, vision)
     third = family in THIRD
-    rope = {
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 5e6 if third else 1e6,
         "mrope_section": [4, 2, 2] if third else [2, 3, 3],
@@ -147,7 +175,19 @@ def _config(
         vision_config |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
     if third:
         text_config |= {"head_dim": 16}
-        vision_config |= {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}
+        vision_config |= {"num_position_embeddings": 36}
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
+        vision_config |= {"deepstack_visual_indexes": [0, 2]}
+    if family == "qwen3_5_moe":
+        text_config |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        }
+    if family.startswith("qwen3_5"):
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        text_config |= HYBRID | {"rope_parameters": rope | {"mrope_interleaved": True}}
     if family == "qwen3_vl_moe":
         text_config |= {
             "num_experts": 8,
@@ -171,10 +211,18 @@ def _randomise(model: torch.nn.Module) -> None:
     """Scales that keep activations near one and logits far apart; nothing is left at a value that
     would hide a mistake.
     """
+    around_zero = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module).__name__ in ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+    }
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() == 1:
-                weight.normal_(0.0, 0.2).add_(0.0 if name.endswith("bias") else 1.0)
+            if name.endswith("A_log"):
+                weight.normal_(-2.0, 1.0)  # some heads remember the last tokens, some hundreds
+            elif weight.dim() == 1:
+                centred = name.endswith("bias") or name in around_zero
+                weight.normal_(0.0, 0.2).add_(0.0 if centred else 1.0)
             elif weight.dim() == 3:  # experts [E, out, in]
                 weight.normal_(0.0, 1.2 / weight.shape[-1] ** 0.5)
             elif "embed_tokens" in name or "pos_embed" in name:
@@ -213,11 +261,14 @@ def _write_weights(
 ) -> None:
     tensors = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
     for name, value in tensors.items():
-        if ".mlp.experts." in name:  # as the hub has them: [E, in, out]
+        # As the hub has those of Qwen3-VL-MoE: [E, in, out].
+        if family == "qwen3_vl_moe" and ".mlp.experts." in name:
             tensors[name] = value.transpose(1, 2).contiguous()
     config: Any = model.config
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight")
+    if family.startswith("qwen3_5"):
+        tensors["mtp.layers.0.mlp.up_proj.weight"] = torch.ones(4, 4)  # which nobody asks for
     if layout == "old" and family == "internvl":
         tensors = {internvl.old_name(name): value for name, value in tensors.items()}
     elif layout == "old" and family not in THIRD:
@@ -403,12 +454,13 @@ class Reference:
         """Per picture [num_tokens, hidden * levels]."""
         values, grids = self.patches(pixels)
         features = self.model.model.get_image_features(values, grids)
-        if "deepstack_features" not in features:
-            return list(features.pooler_output)
-        return [
-            torch.cat(levels, dim=1)
-            for levels in zip(features.pooler_output, *features.deepstack_features)
-        ]
+        counts = (
+            grids.prod(dim=1) // self.model.config.vision_config.spatial_merge_size**2
+        ).tolist()
+        levels = [features.pooler_output, *features.get("deepstack_features", ())]
+        # One tensor for all pictures, or one for each: that depends on transformers' version.
+        apart = [x.split(counts) if isinstance(x, torch.Tensor) else x for x in levels]
+        return [torch.cat(parts, dim=1) for parts in zip(*apart, strict=True)]
 
 
 class TileProcessor(GotOcr2ImageProcessorPil):

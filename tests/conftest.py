@@ -46,7 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 EVERY = [
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
-    pytest.param("qwen3_vl_moe", marks=pytest.mark.slow),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
 ]
 
 

@@ -81,6 +81,17 @@ FORMATS = {
         "weight_scale_inv",
         torch.bfloat16,
     ),
+    "fp8 blocks of products": Format(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [16, 32],
+            "modules_to_not_convert": ["lm_head", "model.visual"],
+        },
+        F8,
+        (16, 32),
+        "weight_scale_inv",
+    ),
     "w8a8 int8": Format(
         compressed("int", "channel", token("int")), I8, (1, 0), "weight_scale", torch.bfloat16
     ),

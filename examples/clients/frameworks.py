@@ -323,11 +323,17 @@ def pydantic_ai_model(target: Target, api: str = "chat") -> Any:
     if api == "messages":
         import anthropic
         from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.profiles import ModelProfile
         from pydantic_ai.providers.anthropic import AnthropicProvider
 
-        # A client of ours: pydantic-ai 2.31's own is of another HTTP library than this SDK's.
+        # pydantic-ai 2.31 is written for anthropic 0.x. With 1.x it passes sampling that `create`
+        # no longer takes; with 2.x it calls a type that has become a Union. Both raise before
+        # anything is sent.
         claude = anthropic.AsyncAnthropic(base_url=target.base, api_key="none")
-        return AnthropicModel(target.model, provider=AnthropicProvider(anthropic_client=claude))
+        provider = AnthropicProvider(anthropic_client=claude)
+        # Of models that it does not know it thinks that no schema can be asked of them.
+        profile = ModelProfile(supports_json_schema_output=True)
+        return AnthropicModel(target.model, provider=provider, profile=profile)
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 

@@ -25,7 +25,7 @@ from saccade.cache.seen import Seen
 from saccade.cache.shelf import Shelf
 from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move, Place
-from saccade.core.types import ImageKey, Missed, Tier
+from saccade.core.types import Image, ImageKey, Missed, Tier
 
 QUADRATIC_TOKENS = 2048
 """A picture of so many tokens costs the vision tower as much for attention as for everything else
@@ -87,7 +87,7 @@ class EmbeddingCache:
         self._kept: dict[ImageKey, set[str]] = {}  # by which clients
         self.device = Shelf(budgets.device_bytes, self._kept)
         self.host = Shelf(budgets.host_bytes, self._kept)
-        self.disk = Shelf(budgets.disk_bytes, self._kept)
+        self.disk = Shelf(budgets.disk_bytes, self._kept, budgets.shared)
         self.hits: Counter[Tier] = Counter()
         self.misses: Counter[Tier] = Counter()
         self._seen = Seen()
@@ -217,6 +217,9 @@ class EmbeddingCache:
         """
         if key in self.disk or self._bytes_on(self.disk, key) > self.disk.budget_bytes:
             return [], False
+        if self.disk.shared:
+            self._shelve_known(key)
+            return [], True
         evicted = self._shelve(self.disk, key)
         return [
             Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
@@ -309,6 +312,25 @@ class EmbeddingCache:
         """Writing has failed. If it is just being read, that will fail too."""
         if key in self.disk and key not in self.disk.held:
             self._lose(key)
+
+    # ---- a disk that other servers write, too
+
+    def seen_in_store(self, image: Image, there: bool) -> None:
+        """Whether a look has found the embedding on a disk that other servers write, too. `disk` is
+        then what this server knows to be there: what it forgets is not removed.
+        """
+        key = image.key
+        if not there:
+            if key in self.disk and key not in self.disk.held:
+                self._lose(key)
+        elif key not in self.disk:
+            self._seen.add(key)
+            self._known.setdefault(key, _Known(image.num_tokens))
+            self._shelve_known(key)
+
+    def _shelve_known(self, key: ImageKey) -> None:
+        for victim in self._shelve(self.disk, key):
+            self._forget(victim)
 
     def _lose(self, key: ImageKey) -> None:
         self.disk.take(key)

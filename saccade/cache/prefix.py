@@ -12,6 +12,9 @@ leaf, least recently used first.
 A pin (`pins.py`) is set on the last page of a path; those before it stay because they have
 children. It costs the pages up to there that its client has not pinned yet. Pinned pages are
 evicted when nothing else is left that could be: a pin keeps no sequence from going on.
+
+Where the model keeps a state per sequence (`snapshots.py`), a path is of use only up to its last
+page that a snapshot was taken after. Snapshots go with their pages, or before them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from itertools import count
 from saccade.cache.content import Content, PageKey
 from saccade.cache.pages import DUMMY_PAGE, PagePool
 from saccade.cache.pins import PinBook
+from saccade.cache.snapshots import Snapshots
 
 NO_PINS: dict[str, int] = {}
 """Of nodes that nobody has pinned: shared, never changed."""
@@ -31,10 +35,22 @@ NO_PINS: dict[str, int] = {}
 class Node:
     """One cached page, or a root (depth 0, no page). `depth` counts pages from the root.
 
-    pinned: by client, its pin that ends here, and the children that it has pinned.
+    pinned: by client, its pin that ends here, and the children that it has pinned. snapshot: the
+    line of the state after this page; None without.
     """
 
-    __slots__ = ("children", "depth", "holders", "key", "page", "parent", "pinned", "salt", "used")
+    __slots__ = (
+        "children",
+        "depth",
+        "holders",
+        "key",
+        "page",
+        "parent",
+        "pinned",
+        "salt",
+        "snapshot",
+        "used",
+    )
 
     def __init__(self, parent: Node | None, key: PageKey, page: int, salt: str) -> None:
         self.parent = parent
@@ -45,6 +61,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.used = 0
         self.pinned = NO_PINS
+        self.snapshot: int | None = None
         self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
 
 
@@ -54,8 +71,16 @@ class PrefixCache:
     `evictable`: pages that `evict` could free right now. `pinned`: pages that somebody has pinned.
     """
 
-    def __init__(self, pool: PagePool, pins: PinBook[Node] | None = None) -> None:
-        """`pins`: an empty book, whose share is in pages; None: nothing can be pinned."""
+    def __init__(
+        self,
+        pool: PagePool,
+        pins: PinBook[Node] | None = None,
+        snapshots: Snapshots[Node] | None = None,
+    ) -> None:
+        """`pins`: an empty book, whose share is in pages; None: nothing can be pinned.
+        `snapshots`: for a model that keeps a state per sequence.
+        """
+        self.snapshots = snapshots
         self.pins = PinBook() if pins is None else pins
         self.pinned = 0
         self._pool = pool
@@ -69,7 +94,9 @@ class PrefixCache:
         self.evictions = 0
 
     def find(self, content: Content) -> list[Node]:
-        """The longest cached path that leaves at least one token to compute. Changes nothing."""
+        """The longest cached path that a sequence can go on from and that leaves at least one token
+        to compute. Changes nothing.
+        """
         path: list[Node] = []
         node = self._roots.get(content.salt)
         size = self._pool.page_size
@@ -77,6 +104,13 @@ class PrefixCache:
             node = node.children.get(content.page(len(path), size))
             if node is not None:
                 path.append(node)
+        return self.resumable(path)
+
+    def resumable(self, path: list[Node]) -> list[Node]:
+        """As much of a path as a sequence can go on from."""
+        if self.snapshots is not None:
+            while path and path[-1].snapshot is None:
+                path.pop()
         return path
 
     def hold(self, content: Content, path: Sequence[Node]) -> Node:
@@ -89,6 +123,8 @@ class PrefixCache:
         self._pool.retain(node.page for node in path)
         root = self._roots.setdefault(content.salt, Node(None, ((), ()), DUMMY_PAGE, content.salt))
         root.holders += 1
+        if self.snapshots is not None and path:
+            self.snapshots.touch(path[-1])
         return path[-1] if path else root
 
     def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
@@ -107,9 +143,9 @@ class PrefixCache:
             node = self._add(node, key, page)
         return node
 
-    def leave(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> None:
+    def leave(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
         """End a hold and all of the holder's `pages`: the first `whole` stay cached (duplicates do
-        not), the rest are free.
+        not), the rest are free. Returns the last node of the content's whole pages.
         """
         held = node
         duplicates: list[int] = []
@@ -126,6 +162,37 @@ class PrefixCache:
         self._offer(node)
         self._pool.release(duplicates)
         self._pool.release(pages[whole:])
+        return node
+
+    def attach(self, node: Node, content: Content, depth: int, line: int) -> bool:
+        """Keep the snapshot in `line`, of the state after `depth` pages; `node` lies on the
+        content's path. False where a duplicate hides that page; else the line is the cache's.
+        """
+        assert self.snapshots is not None and depth > 0
+        while node.parent is not None and node.depth > depth:
+            node = node.parent
+        while node.depth < depth:
+            child = node.children.get(content.page(node.depth, self._pool.page_size))
+            if child is None:
+                return False
+            node = child
+        if node.snapshot is None:
+            node.snapshot = line
+            self.snapshots.attach(node, line)
+        else:
+            self.snapshots.touch(node)
+            self.snapshots.release(line)
+        return True
+
+    def take_line(self) -> int | None:
+        """A line for a snapshot: a free one, or that of the snapshot least recently of use, pinned
+        pages' last. None where all are being written.
+        """
+        assert self.snapshots is not None
+        line, node = self.snapshots.take(lambda node: not node.pinned)
+        if node is not None:
+            node.snapshot = None
+        return line
 
     def evict(self, n: int) -> int:
         """Free up to `n` pages that nobody holds, pinned ones last. Returns how many."""
@@ -139,6 +206,8 @@ class PrefixCache:
             assert node.parent is not None
             del node.parent.children[node.key]
             node.used = -1
+            if self.snapshots is not None and node.snapshot is not None:
+                self.snapshots.detach(node)
             freed.append(node.page)
             self._offer(node.parent)
         self._pool.release(freed)

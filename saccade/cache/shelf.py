@@ -30,8 +30,12 @@ class Shelf:
     what is in `pinned`, whose owner tells (`unpinned`) when something leaves it.
     """
 
-    def __init__(self, budget_bytes: int, pinned: Container[ImageKey] = ()) -> None:
+    def __init__(
+        self, budget_bytes: int, pinned: Container[ImageKey] = (), shared: bool = False
+    ) -> None:
+        """`shared`: others put and take there, too; what is evicted is only not known any more."""
         self._pinned = pinned
+        self.shared = shared
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.held_bytes = 0

@@ -15,8 +15,9 @@ SCORE_BLOCK_BYTES = 32 * MIB
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "sdpa"]
+EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
+KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 
@@ -33,6 +34,13 @@ class Hardware:
     free_bytes: int
     host_free_bytes: int = 0
     """Memory beside the device's own; 0 where they are one."""
+    arch: int = 0
+    """Compute capability of a GPU, 90 for 9.0."""
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether our kernels for the device can read and write FP8."""
+        return self.device == "cpu" or self.arch >= 89
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,40 @@ class EncoderConfig:
     graph_sizes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """How keys and values are kept.
+
+    dtype: auto is the network's own. scales: of an 8-bit cache, what keys and values of each layer
+    are divided by; none are ones.
+    """
+
+    dtype: KVDtype = "auto"
+    scales: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphSizes:
+    """Where CUDA graphs of the language model's steps are captured; nothing without graphs.
+
+    rows: numbers of rows, for steps that only decode. mixed_tokens: numbers of tokens of other
+    rows, each beside each of `mixed_rows` rows that decode. All ascending.
+    """
+
+    rows: tuple[int, ...] = ()
+    mixed_rows: tuple[int, ...] = ()
+    mixed_tokens: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) + len(self.mixed_rows) * len(self.mixed_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a step with other rows than those that decode; 0 where no graph is for such."""
+        return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
+
+
 def embedding_file_bytes(nbytes: int) -> int:
     """What an embedding of `nbytes` takes of a disk as a file: its header, and whole blocks."""
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
@@ -64,22 +106,22 @@ def embedding_file_bytes(nbytes: int) -> int:
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
     """Bytes for picture embeddings in each tier: per rank, but for the disk, which is in
-    `folder`.
+    `folder`. `shared`: other servers write there, too, and `disk_bytes` are all servers'.
     """
 
     device_bytes: int
     host_bytes: int = 0
     disk_bytes: int = 0
     folder: str | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound. `decode_graph_sizes`: numbers of rows
-    to capture CUDA graphs of the language model at, ascending; none without graphs. `states`: rows
-    of what the model keeps per sequence (`family.KVSpec`), the dummy row 0 included; 0 where that
-    is nothing.
+    patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
+    per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
+    prompts, one in so many tokens. 0 where the model keeps nothing.
     """
 
     device: Literal["cpu", "cuda"]
@@ -92,10 +134,12 @@ class EngineConfig:
     prefix_cache: bool
     embeddings: EmbeddingBudgets
     encode_patches: int
+    kv: KVConfig = KVConfig()
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
-    decode_graph_sizes: tuple[int, ...] = ()
-    states: int = 0
+    graphs: StepGraphSizes = StepGraphSizes()
+    snapshots: int = 0
+    snapshot_tokens: int = 0
 
     @property
     def kv_tokens(self) -> int:

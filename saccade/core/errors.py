@@ -14,6 +14,7 @@ SaccadeError
 │   ├── HeadTooLarge      431  request line and headers over a limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
 │   ├── InternalError     500  our bug; the log says more
+│   ├── ReplicaLost       502  a router's worker died under the request
 │   ├── EngineUnavailable 503  the engine is starting, stopping or dead
 │   ├── StorageBusy       503  the folder of uploaded files does not answer
 │   └── StorageFull       507  no disk to keep an upload on
@@ -130,6 +131,14 @@ class InternalError(RequestError):
 
     def __init__(self, message: str = "internal error") -> None:
         super().__init__(message)
+
+
+class ReplicaLost(RequestError):
+    """502: the worker that a router had sent the request to has died, or speaks no HTTP."""
+
+    status = 502
+    type = "server_error"
+    code = "worker_lost"
 
 
 class EngineUnavailable(RequestError):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.config import Dtype
+from saccade.core.config import Dtype, KVDtype
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 
@@ -82,6 +82,25 @@ class KVSpec:
     def state_bytes(self, dtype: Dtype) -> int:
         """Bytes of one sequence's state, over all layers; 0: the model has none."""
         return self._bytes("sequence", dtype)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return sum(any(cache.name == "k" for cache in layer) for layer in self.layers)
+
+    def keeping(self, dtype: KVDtype) -> KVSpec:
+        """The same with keys and values in `dtype`; auto: in the model's."""
+        if dtype == "auto":
+            return self
+        return KVSpec(
+            tuple(
+                tuple(
+                    replace(cache, format="float8_e4m3") if cache.name in ("k", "v") else cache
+                    for cache in layer
+                )
+                for layer in self.layers
+            )
+        )
 
     def _bytes(self, per: str, dtype: Dtype) -> int:
         caches = (cache for layer in self.layers for cache in layer if cache.per == per)

@@ -13,6 +13,7 @@ from saccade.core.config import (
     Dtype,
     EngineConfig,
     Hardware,
+    KVDtype,
     ParallelConfig,
     QuantizationMode,
 )
@@ -198,6 +199,7 @@ class Load:
     parallel: ParallelConfig
     family_option: tuple[str, ...] = ()
     quantization: QuantizationMode = "auto"
+    kv_dtype: KVDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +226,23 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is."""
+    """Answers `Load`. `quantised`: what is in 8 bits, for people; nothing where nothing is.
+    `kv_scales`: of `KVConfig`, where they are asked for and the checkpoint has any.
+    """
 
     hardware: Hardware
     quantised: str = ""
+    kv_scales: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
     """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
-    the oldest first.
+    the oldest first. `store`: where embeddings lie that other servers write, too; "" for nowhere.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
+    store: str = ""
 
 
 ToEngine = TokenizerText | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop

@@ -8,7 +8,7 @@ for Prometheus is the server's (`server/metrics.py`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,6 +133,12 @@ DECLARED: tuple[Metric, ...] = (
         ("rows",),
     ),
     Metric(
+        "saccade_mixed_graph_replays_total",
+        "counter",
+        "Steps with tokens of prompts, by the tokens of the CUDA graph that was replayed",
+        ("tokens",),
+    ),
+    Metric(
         "saccade_preemptions_total",
         "counter",
         "Sequences sent back to waiting because pages ran out",
@@ -141,6 +147,8 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
     Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
+    Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
+    Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(
         "saccade_pinned",
         "gauge",
@@ -172,6 +180,11 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "Bytes of bodies and encoded pictures held for requests in flight",
     ),
+    Metric(
+        "saccade_traces_dropped_total",
+        "counter",
+        "Traces of requests that did not reach the collector of --otlp-traces-endpoint",
+    ),
     Metric("saccade_responses_kept", "gauge", "Responses kept for previous_response_id"),
     Metric("saccade_responses_bytes", "gauge", "Bytes of kept responses and conversations"),
     Metric("saccade_connections", "gauge", "HTTP connections that are open"),
@@ -186,6 +199,39 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),
     Metric("saccade_e2e_seconds", "histogram", "Time from arrival to the end of the answer"),
 )
+
+_OF_ANY_SERVER = (
+    "saccade_request_bytes_held",
+    "saccade_connections",
+    "saccade_connections_closed_total",
+)
+ROUTED: tuple[Metric, ...] = (
+    *(metric for metric in DECLARED if metric.name in _OF_ANY_SERVER),
+    Metric(
+        "saccade_route_requests_total",
+        "counter",
+        "Requests sent to a worker, retries included",
+        ("worker",),
+    ),
+    Metric(
+        "saccade_route_in_flight", "gauge", "Requests that a worker has of this router", ("worker",)
+    ),
+    Metric("saccade_route_ready", "gauge", "1 while a worker says that it is ready", ("worker",)),
+    Metric(
+        "saccade_route_retries_total",
+        "counter",
+        "Requests that went to another worker, for the first died before a byte of its answer",
+    ),
+    Metric(
+        "saccade_route_broken_total", "counter", "Answers that ended early, for their worker died"
+    ),
+    Metric(
+        "saccade_route_rank_seconds",
+        "histogram",
+        "Time from the whole body to the choice of a worker",
+    ),
+)
+"""What `saccade route` counts."""
 
 Key = tuple[str, tuple[str, ...]]
 """A metric's name and its label values in declared order."""
@@ -204,18 +250,18 @@ class Histogram:
 
 
 class Metrics:
-    """Values of the declared metrics.
+    """Values of the declared metrics: a server's, unless others are given.
 
     Using an undeclared name, a wrong kind or wrong labels is a bug and raises KeyError.
     """
 
-    def __init__(self) -> None:
-        self._declared = {metric.name: metric for metric in DECLARED}
+    def __init__(self, declared: Sequence[Metric] = DECLARED) -> None:
+        self._declared = {metric.name: metric for metric in declared}
         self._values: dict[Key, float] = {
-            (m.name, ()): 0.0 for m in DECLARED if m.kind != "histogram" and not m.labels
+            (m.name, ()): 0.0 for m in declared if m.kind != "histogram" and not m.labels
         }
         self._histograms: dict[str, Histogram] = {
-            m.name: Histogram() for m in DECLARED if m.kind == "histogram"
+            m.name: Histogram() for m in declared if m.kind == "histogram"
         }
         self._sent: dict[Key, float] = {}
 
@@ -255,7 +301,7 @@ class Metrics:
     def snapshot(self) -> dict[Metric, dict[tuple[str, ...], float]]:
         """Counter and gauge values by metric and label values."""
         by_metric: dict[Metric, dict[tuple[str, ...], float]] = {
-            m: {} for m in DECLARED if m.kind != "histogram"
+            m: {} for m in self._declared.values() if m.kind != "histogram"
         }
         for (name, labels), value in self._values.items():
             by_metric[self._declared[name]][labels] = value

@@ -1,9 +1,9 @@
 """What the user may set: the command line's options, and the environment.
 
 Each field of `ModelOptions`, `EngineOptions`, `PinOptions`, `ParallelOptions`, `MediaOptions`,
-`ServerOptions` and `ConnectionOptions` is one option; the string below it is its help; None means
-"derive it". This is the only module that reads the environment. It does not know how an open option
-is decided: that is `engine/sizing.py`.
+`ServerOptions`, `ObservabilityOptions`, `ResponseOptions` and `ConnectionOptions` is one option;
+the string below it is its help; None means "derive it". This is the only module that reads the
+environment. It does not know how an open option is decided: that is `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
 
-from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.bounds import above, at_least, at_most, filled, named
 from saccade.core.config import (
     MIB,
     AllReduce,
     Dtype,
     EncoderAttention,
     EncoderMode,
+    KVDtype,
     QuantizationMode,
 )
 from saccade.core.errors import ConfigError
@@ -33,14 +35,20 @@ class ModelOptions:
     """What to serve, and how it is computed."""
 
     dtype: Literal["auto", Dtype] = "auto"
-    """Number format of weights and KV cache. auto: the checkpoint's own."""
+    """Number format of weights and computation. auto: the checkpoint's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto: cuda if there is one."""
     quantization: QuantizationMode = "auto"
     """Matrices of the language model in 8 bits. auto: as the checkpoint has them, where the
-    processor can. int8 (on cpu): made so at load, and rows as they come; half the memory of 16 bits
-    and about half the time of a decode step, for a little accuracy. none: in the number format of
-    --dtype, whatever the checkpoint has.
+    processor can; others (of 4 bits, FP8) in the number format of --dtype. int8 (on cpu): made so
+    at load, head included, and rows as they come; half the memory of 16 bits and about 0.6 of the
+    time of a decode step, for a little accuracy. none: in the number format of --dtype, whatever
+    the checkpoint has.
+    """
+    kv_cache_dtype: KVDtype = "auto"
+    """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as
+    many tokens fit as with 16, for a little accuracy; divided by the checkpoint's k_scale and
+    v_scale where it has them. On cuda from compute capability 8.9 on; on a cpu it is slower.
     """
     load_format: Literal["auto", "dummy"] = "auto"
     """Where weights come from. auto: the checkpoint. dummy: random weights from config.json
@@ -76,9 +84,14 @@ class ModelOptions:
     """Most sequences that decode in a CUDA graph; steps of more run without. Derived (cuda): as
     many as run side by side.
     """
+    piecewise_graph_tokens: int | None = None
+    """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
+    larger steps run without. 0: none is. Derived (cuda): 1024, fewer where memory is short.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "context_length", "cuda_graph_max_bs")
+        at_least(0, self, "piecewise_graph_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +134,8 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). sdpa: one call per image size. auto: flash where it works.
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, flash without. fa4: the package
+    flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
@@ -161,7 +175,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class PinOptions:
-    """What is kept because clients ask for it."""
+    """What is kept because clients ask for it, and where other servers find it."""
 
     pinned_share: float = 0.5
     """Share of the KV cache, and of the device's embedding cache, that requests may keep from being
@@ -169,8 +183,25 @@ class PinOptions:
     has its part; beyond it, its oldest give way. Kept or not, nothing stops a request for lack of
     room. 0: nothing is kept.
     """
+    embedding_cache_shared: str | None = None
+    """Folder for image embeddings that several servers of one model write and read, instead of
+    --embedding-cache-dir: an image that one has encoded, none encodes again while it lasts there.
+    On one machine, or a network file system with locks. Derived: none.
+    """
+    embedding_cache_shared_mb: int | None = None
+    """MiB that all of these servers together keep there, of all models; give each server the same.
+    Derived: a quarter of what is free in --embedding-cache-shared or taken by saved embeddings
+    already.
+    """
 
     def __post_init__(self) -> None:
+        at_least(1, self, "embedding_cache_shared_mb")
+        if self.embedding_cache_shared is not None:
+            check_folder("--embedding-cache-shared", self.embedding_cache_shared)
+        elif self.embedding_cache_shared_mb is not None:
+            raise ConfigError(
+                "--embedding-cache-shared-mb: say where, with --embedding-cache-shared"
+            )
         at_least(0, self, "pinned_share")
         at_most(1, self, "pinned_share")
 
@@ -308,17 +339,11 @@ class ServerOptions:
     """Requests in flight, running and waiting; more are answered 429."""
     shutdown_grace: float = 30.0
     """Seconds that running requests get to finish when the server is told to stop."""
-    metrics_without_key: bool = False
-    """Answer /metrics also to those who do not send the key."""
     disable_page: bool = False
     """Serve no page at /."""
-    log_requests: bool = False
-    """Log a line for every request: tokens, images, times."""
-    log_slow_seconds: float | None = None
-    """Log what became of each image of requests that take longer than this."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "port", "shutdown_grace", "log_slow_seconds")
+        at_least(0, self, "port", "shutdown_grace")
         at_least(1, self, "max_body_mb", "max_inflight_mb", "max_queued_requests")
         at_most(65535, self, "port")
         if self.api_key == "":
@@ -344,9 +369,51 @@ class ServerOptions:
     @property
     def inflight_bytes(self) -> int:
         """Bytes that may be held for requests in flight."""
-        if self.max_inflight_mb is not None:
-            return self.max_inflight_mb * MIB
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        return share_of_memory(self.max_inflight_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityOptions:
+    """What operators see of requests."""
+
+    metrics_without_key: bool = False
+    """Answer /metrics also to those who do not send the key."""
+    log_requests: bool = False
+    """Log a line for every request: tokens, images, times."""
+    log_slow_seconds: float | None = None
+    """Log what became of each image of requests that take longer than this."""
+    otlp_traces_endpoint: str | None = None
+    """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector
+    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. No text and no image is in it.
+    OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. Needs the
+    extra otel.
+    """
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "log_slow_seconds")
+        if self.otlp_traces_endpoint is not None:
+            _ = self.traces_url
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where traces are sent: the endpoint, with the usual path if it has none.
+
+        Raises ConfigError for what is no http(s) URL.
+        """
+        given = self.otlp_traces_endpoint
+        if given is None:
+            return None
+        try:
+            url = urlsplit(given)
+            whole = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:  # a port that is no number
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"--otlp-traces-endpoint {given!r}: give a URL such as http://127.0.0.1:4318 (OTLP "
+                "over HTTP; 4317 is usually the port for gRPC)"
+            )
+        return given if url.path.strip("/") else urlunsplit(url._replace(path="/v1/traces"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +461,52 @@ class ConnectionOptions:
         at_least(16, self, "max_connections")
         at_least(1, self, "max_connections_per_address")
         above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    """How `saccade route` spreads requests over servers."""
+
+    workers: tuple[str, ...]
+    """The servers, as http://HOST:PORT; several in a row. Every router must name a server alike."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Keys are the workers' to check: give each of them the same --api-key.
+    """
+    port: int = 8100
+    """Port to listen on; 0 picks a free one."""
+    affinity: Literal["image", "none"] = "image"
+    """image: a request goes where its oldest image has been seen, or where its chat began. none: to
+    any worker, to measure what affinity is worth.
+    """
+    max_body_mb: int = 256
+    """Largest request body, in MiB."""
+    max_inflight_mb: int | None = None
+    """MiB of bodies held for requests in flight; a request that would exceed it is answered 429.
+    Derived: a quarter of memory.
+    """
+    max_requests: int = 4096
+    """Requests in flight; more are answered 429."""
+    shutdown_grace: float = 30.0
+    """Seconds that requests get to finish when the router is told to stop."""
+
+    def __post_init__(self) -> None:
+        filled(self, "workers")
+        named(self, "workers")
+        at_least(0, self, "port", "shutdown_grace")
+        at_least(1, self, "max_body_mb", "max_inflight_mb", "max_requests")
+        at_most(65535, self, "port")
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes of bodies that may be held."""
+        return share_of_memory(self.max_inflight_mb)
+
+
+def share_of_memory(limit_mb: int | None) -> int:
+    """Bytes: what the user says, else a quarter of memory."""
+    if limit_mb is not None:
+        return limit_mb * MIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 OPENMP_SPINS = "4000"

@@ -9,8 +9,12 @@ while step n is computed, and a `StepResult` answers each, in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from saccade.core.types import (
     Grid,
@@ -121,14 +125,28 @@ class Splice:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The state of a sequence, for models that keep one (`family.KVSpec`): line `source` of the
+    workers' state memory goes to line `target`. The first lines are the slots, the others
+    snapshots.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: close, open, moves, encode, one forward over `rows`, save.
+    """One step, executed in this order: close, open, moves, restore, encode, one forward over
+    `rows`, snapshot, save.
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
     chunks.
     tower: patch-blocks (patches x blocks of the vision tower) that the step may spend on encodings
     that have begun and not ended, in the order in which they began; 0: no bound.
     save: embeddings on the device to be written to disk, in the background, once they are encoded.
+    restore: snapshots that slots go on from. snapshot: states of slots to keep, as the step's rows
+    leave them.
     wait: there is nothing to do before a read from disk or an encoding ends: wait for one.
     adapt: no request is alive; fit the vision tower's graphs to the traffic. Such a plan has
     nothing else in it.
@@ -143,6 +161,8 @@ class Plan:
     save: tuple[ImageKey, ...] = ()
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
+    restore: tuple[StateCopy, ...] = ()
+    snapshot: tuple[StateCopy, ...] = ()
     wait: bool = False
     adapt: bool = False
 
@@ -162,17 +182,44 @@ class Plan:
         return not (work or self.tower or self.save or self.wait or self.adapt)
 
 
+MOST_COMPARED = 16
+"""Lines of masks that a row is compared with: about a microsecond for each that is alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class Masks:
     """What the masked rows of a plan may draw, once the tokens of the step before are known; only
     for the rank that draws.
 
-    words: int32 [M, ceil(V / 32)] as bytes, one line per row with `masked`, in row order; token t
-    is bit t % 32 of word t // 32.
+    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 of word t // 32. lines: of each
+    row with `masked`, in row order, its line: rows that are alike, as they are within texts, may
+    share one, for lines are long (19 KB where V is 152,064).
     """
 
     step: int
     words: bytes
+    lines: tuple[int, ...]
+
+    @classmethod
+    def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
+        """rows: words [ceil(V / 32)] of each row."""
+        kept: list[bytes] = []
+        late: list[int] = []  # lines of late, the last first: most rows are like one of these
+        lines = []
+        for row in rows:
+            line = next((line for line in late if kept[line] == row), len(kept))
+            if line == len(kept):
+                kept.append(row)
+            else:
+                late.remove(line)
+            late = [line, *late[: MOST_COMPARED - 1]]
+            lines.append(line)
+        return cls(step, b"".join(kept), tuple(lines))
+
+    def rows(self) -> npt.NDArray[np.int32]:
+        """[M, ceil(V / 32)], the caller's own."""
+        count = max(self.lines) + 1
+        return np.frombuffer(self.words, np.int32).reshape(count, -1)[list(self.lines)]
 
 
 DiskEvent = tuple[ImageKey, Literal["read", "not read", "not saved"]]

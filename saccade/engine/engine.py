@@ -32,6 +32,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.guides import Guides
+from saccade.engine.probe import StoreProbe
 from saccade.engine.workers import WorkersLost
 from saccade.sched.masks import Guide
 from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
@@ -109,6 +110,7 @@ class Engine:
         metrics: Metrics,
         guides: Guides,
         depth: int = PLANS_IN_FLIGHT,
+        probe: StoreProbe | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
@@ -117,6 +119,7 @@ class Engine:
         self._metrics = metrics
         self._guides = guides
         self._depth = depth
+        self._probe = probe
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
@@ -133,6 +136,10 @@ class Engine:
                 self._arrived.clear()
                 for message in self._front.take():
                     self._handle(message)
+                for request, sight in self._probe.take() if self._probe else ():
+                    for image, there in sight:
+                        self._scheduler.embeddings.seen_in_store(image, there)
+                    self._enter(request)
                 for request, guide in self._guides.take():
                     self._add(request, guide)
                 for plan, result in self._workers.take():
@@ -162,24 +169,24 @@ class Engine:
         if self._deadline is None:
             return False
         if time.monotonic() >= self._deadline:
-            for owner in (self._scheduler, self._guides):
-                self._deltas += owner.fail_all("the server is shutting down")
+            for owner in (self._scheduler, self._guides, self._probe):
+                self._deltas += owner.fail_all("the server is shutting down") if owner else []
             self._report()
             return True
-        return self._scheduler.idle and not (self._workers.in_flight or self._guides.waiting)
+        beside = self._guides.waiting or (self._probe is not None and self._probe.waiting)
+        return self._scheduler.idle and not (self._workers.in_flight or beside)
 
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
         match message:
-            case Submit(request) if self._deadline is None and request.grammar:
-                self._guides.begin(request)
             case Submit(request) if self._deadline is None:
-                self._deltas += scheduler.add(request)
+                if not self._begin_look(request):
+                    self._enter(request)
             case Submit(request):
                 self._deltas.append(
                     Delta(request.id, finish="error", error="the server is shutting down")
                 )
-            case Abort(id) if self._guides.drop(id):
+            case Abort(id) if self._guides.drop(id) or (self._probe and self._probe.drop(id)):
                 self._deltas.append(Delta(id, finish="abort"))
             case Abort(id):
                 self._deltas += scheduler.abort(id)
@@ -196,6 +203,21 @@ class Engine:
                 self._deadline = time.monotonic() + grace
             case TokenizerText():
                 raise AssertionError("the vocabulary comes before the loop")
+
+    def _begin_look(self, request: Request) -> bool:
+        """Whether the request waits for a look at what other servers have encoded."""
+        if self._probe is None:
+            return False
+        embeddings = self._scheduler.embeddings
+        absent = [image for image in request.images if not embeddings.ready(image.key)]
+        return bool(absent) and self._probe.begin(request, absent)
+
+    def _enter(self, request: Request) -> None:
+        """All is known that can be looked up."""
+        if request.grammar:
+            self._guides.begin(request)
+        else:
+            self._deltas += self._scheduler.add(request)
 
     def _add(self, request: Request, guide: Guide | InvalidRequest) -> None:
         """A request whose grammar is ready, or will never be."""
@@ -283,6 +305,9 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     if scheduler.prefix is not None:
         cached = scheduler.prefix.pages
         metrics.set("saccade_kv_evictions_total", scheduler.prefix.evictions)
+        if (snapshots := scheduler.prefix.snapshots) is not None:
+            metrics.set("saccade_snapshots", len(snapshots))
+            metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
     metrics.set("saccade_kv_pages", pool.free, owner="free")
     metrics.set("saccade_kv_pages", cached, owner="prefix")
     metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
+from saccade.cache.snapshots import Snapshots
 from saccade.core.child import AsyncChannel, ParentLink, enter
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
+from saccade.core.garbage import settle
 from saccade.core.messages import (
     ENGINE_END,
     EngineBoot,
@@ -38,6 +41,7 @@ from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
     LoadFacts,
     describe,
@@ -109,13 +113,16 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size)
-    saved = await workers.begin(config)
+    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins)
+    config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
+    begun = await workers.begin(config)
+    saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
     scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
-    engine = Engine(scheduler, workers, front, arrived, metrics, guides)
+    engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
+    settle()
     front.send(Ready(config.kv_tokens, config.context_length, decided))
     await engine.run()
     await workers.close()
@@ -136,6 +143,7 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         parallel=parallel,
         family_option=boot.model.family_option,
         quantization=boot.model.quantization,
+        kv_dtype=boot.model.kv_cache_dtype,
     )
 
 
@@ -159,6 +167,7 @@ def build_scheduler(
         arena_bytes=arena_bytes,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
+        snapshot_tokens=config.snapshot_tokens,
     )
     embeddings = EmbeddingCache(
         config.embeddings,
@@ -167,7 +176,11 @@ def build_scheduler(
         pins=PinBook(int(pinned_share * config.embeddings.device_bytes)),
     )
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
-    prefix = PrefixCache(pool, pins) if config.prefix_cache else None
+    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots)
+    prefix = None
+    if config.prefix_cache and (config.snapshots or not keeps_states):
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -21,18 +22,23 @@ from saccade.core.config import (
     SCORE_BLOCK_BYTES,
     Dtype,
     EmbeddingBudgets,
+    EncoderAttention,
     EncoderConfig,
     EngineConfig,
     Hardware,
+    KVConfig,
+    KVDtype,
     ParallelConfig,
+    StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
-from saccade.core.family import FamilySpec
+from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
     ParallelOptions,
+    PinOptions,
 )
 
 LARGEST_TP = 64
@@ -54,11 +60,34 @@ graph.
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
 """Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
+MIXED_GRAPH_ROWS = (0, 4, 16, 64)
+"""Rows that decode beside prompts in the language model's graphs; and as many as may run."""
+MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+MOST_MIXED_TOKENS = 1024
+"""Tokens of prompts in a graph, unless told: more of them keep a GPU busy for longer than the host
+takes to launch a step (estimated: 27 ms of products for 1,024 tokens of an 8B on an H200).
+"""
+MIXED_GRAPH_SHARE = 8
+"""Unless told, graphs with prompts are fewer where all would take more than this part of what
+memory is free.
+"""
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
-"""What all graphs of the language model take together, and each besides. Estimates: no graph was
-ever measured. The largest one's activations are at most about 30 MiB for 256 rows of an 8B.
+GRAPH_TOKEN_WIDTHS = 21
+"""What all graphs of the language model take together, what each does besides, and how many
+embeddings each token of the largest one takes: the widest gated MLPs (18,944 of 3,584) hold 20
+times the hidden size at a time, and embeddings may be several times that size. Estimates: no graph
+was ever measured.
 """
+
+
+TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
+"""By a GPU's major architecture; flash where none is named. Not measured: on Hopper torch's kernel
+for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
+and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` is to settle it.
+"""
+FLASH_LIKE = ("flash", "cudnn", "fa4")
+"""What needs a GPU and a dtype of 16 bits."""
 
 
 LARGE_IMAGE = 1440, 2560
@@ -68,6 +97,17 @@ LARGE_IMAGE_STEPS = 8
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
+
+
+STATES_PART = 4
+"""Unless told otherwise, states of running sequences take at most one part in so many of the memory
+for states and pages."""
+SNAPSHOTS_PART = 3
+"""Of what they leave, snapshots of states take one part in so many, pages the others."""
+LEAST_SNAPSHOT_TOKENS = 256
+SNAPSHOTS_RUNNING = 4
+FEWEST_SNAPSHOTS = 2
+"""With fewer the prefix cache of a model that keeps states is off."""
 
 
 NARROW_ENCODER = 256
@@ -160,6 +200,7 @@ def resolve(
     dtype: Dtype,
     hardware: Hardware,
     ranks: int = 1,
+    keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
@@ -168,7 +209,6 @@ def resolve(
     """
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
-    max_running = engine.max_running_requests or (256 if cuda else 32)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
     if context > spec.context_length:
@@ -176,25 +216,29 @@ def resolve(
             f"--context-length {context}: the model was made for {spec.context_length} tokens "
             "at most"
         )
-    page_bytes = kv_page_bytes(spec, engine.page_size, dtype, ranks)
-    used = hardware.total_bytes - hardware.free_bytes
-    # A GPU is the engine's alone; of a CPU's memory only what is free is ours to count on.
-    budget = (
-        int(fraction * hardware.total_bytes) - used if cuda else int(fraction * hardware.free_bytes)
-    )
-    graphs = resolve_decode_graphs(model, max_running, cuda=cuda)
-    free = max(0, hardware.free_bytes - scoring_bytes(spec, chunk) - decode_graph_bytes(graphs))
-    state_bytes = spec.kv_spec(ranks).state_bytes(dtype)
-    states = 1 + max_running if state_bytes else 0
-    kv_bytes = min(budget, int(0.9 * hardware.free_bytes), free) - states * state_bytes
+    kv = resolve_kv(model, hardware)
+    kept = spec.kv_spec(ranks).keeping(kv.dtype)
+    page_bytes = engine.page_size * kept.token_bytes(dtype)
+    budget = memory_budget(hardware, fraction)
+    max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
+    graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
+    if model.piecewise_graph_tokens is None:
+        graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
+    claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
+    free = max(0, hardware.free_bytes - claimed)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
+    snapshots, every = resolve_snapshots(
+        engine, kept, dtype, min(budget, free), max_running, enough
+    )
+    states = (max_running + snapshots) * kept.state_bytes(dtype)
+    kv_bytes = min(budget, free) - states
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
     # Below one context the pool itself is the limit.
     if kv_pages < 2:
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes - states * state_bytes)
+    left = max(0, free - kv_pages * page_bytes - states)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -203,14 +247,69 @@ def resolve(
         chunk_tokens=chunk,
         page_size=engine.page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes),
+        prefix_cache=not engine.disable_radix_cache and bool(snapshots or not states),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        kv=kv,
         tower_budget=0 if cuda else tower_budget(spec),
-        encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
-        decode_graph_sizes=graphs,
-        states=states,
+        encoder=resolve_encoder(
+            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+        ),
+        graphs=graphs,
+        snapshots=snapshots,
+        snapshot_tokens=every,
     )
+
+
+def memory_budget(hardware: Hardware, fraction: float) -> int:
+    """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
+    is ours to count on.
+    """
+    most = int(fraction * hardware.free_bytes)
+    if hardware.device == "cuda":
+        used = hardware.total_bytes - hardware.free_bytes
+        most = int(fraction * hardware.total_bytes) - used
+    return min(most, int(0.9 * hardware.free_bytes))
+
+
+def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
+    """Sequences that may run at a time, each of which takes `state_bytes` of the budget. Raises
+    ConfigError.
+    """
+    wanted = engine.max_running_requests
+    if wanted is not None and wanted * state_bytes > budget:
+        raise ConfigError(
+            f"--max-running-requests {wanted}: the state of a sequence takes "
+            f"{state_bytes / MIB:.1f} MiB, and there is room for {max(0, budget) // state_bytes}"
+        )
+    most = wanted or (256 if cuda else 32)
+    if wanted is None and state_bytes:
+        most = max(1, min(most, budget // STATES_PART // state_bytes))
+    return most
+
+
+def resolve_snapshots(
+    engine: EngineOptions,
+    kept: KVSpec,
+    dtype: Dtype,
+    budget: int,
+    max_running: int,
+    enough: int,
+) -> tuple[int, int]:
+    """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
+    prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
+    `enough`: tokens that pages are of use for.
+    """
+    state_bytes = kept.state_bytes(dtype)
+    if not state_bytes:
+        return 0, 0
+    every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
+    if engine.disable_radix_cache:
+        return 0, every
+    room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
+    # Each sequence that runs writes one beside the one that it keeps.
+    count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
+    return (count if count >= FEWEST_SNAPSHOTS else 0), every
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
@@ -222,22 +321,55 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigErro
     )
 
 
-def resolve_decode_graphs(model: ModelOptions, max_running: int, *, cuda: bool) -> tuple[int, ...]:
-    """Rows at which the language model's steps are captured. Raises ConfigError."""
-    most = model.cuda_graph_max_bs
+def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
+    """How keys and values are kept; their scales are known once a checkpoint was read. Raises
+    ConfigError.
+    """
+    if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8_e4m3: {hardware.name} has no FP8 (compute capability 8.9 or "
+            "later does); use --kv-cache-dtype auto"
+        )
+    return KVConfig(model.kv_cache_dtype)
+
+
+def resolve_step_graphs(
+    model: ModelOptions, max_running: int, chunk_tokens: int, *, cuda: bool
+) -> StepGraphSizes:
+    """Where the language model's steps are captured. Raises ConfigError."""
+    most, tokens = model.cuda_graph_max_bs, model.piecewise_graph_tokens
     if model.disable_cuda_graph or not cuda:
+        why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
         if most is not None:
-            why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
             raise ConfigError(f"--cuda-graph-max-bs {most}: {why}")
-        return ()
+        if tokens:
+            raise ConfigError(f"--piecewise-graph-tokens {tokens}: {why}")
+        return StepGraphSizes()
     most = min(most or max_running, max_running)
     steps = range(DECODE_GRAPH_STEP, most, DECODE_GRAPH_STEP)
-    return (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    rows = (*(few for few in DECODE_GRAPH_FEW if few < most), *steps, most)
+    # More cannot be in a step, and its buffers hold no more.
+    tokens = min(MOST_MIXED_TOKENS if tokens is None else tokens, chunk_tokens)
+    if not tokens:
+        return StepGraphSizes(rows)
+    beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
+    sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
+    return StepGraphSizes(rows, beside, sizes)
 
 
-def decode_graph_bytes(sizes: Sequence[int]) -> int:
+def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
+    """As many of the graphs with prompts as `most` bytes hold beside the others."""
+    while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
+        sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
+    return sizes
+
+
+def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
     """Device memory that the language model's graphs take."""
-    return GRAPH_POOL_BYTES + len(sizes) * GRAPH_BYTES if sizes else 0
+    if not sizes.count:
+        return 0
+    each = GRAPH_TOKEN_WIDTHS * embedding_bytes_per_token(spec, dtype)
+    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
 
 
 def tower_budget(spec: FamilySpec) -> int:
@@ -248,30 +380,54 @@ def tower_budget(spec: FamilySpec) -> int:
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
 
+def pick_tower_attention(
+    wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
+) -> EncoderAttention:
+    """What is asked for, or by `TOWER_ATTENTION`. Raises ConfigError for what cannot run."""
+    if wanted == "auto":
+        if not cuda:
+            return "sdpa"
+        ours = TOWER_ATTENTION.get(arch // 10)
+        return ours or ("flash" if half else "sdpa")
+    if wanted in FLASH_LIKE and not (cuda and half):
+        raise ConfigError(
+            f"--mm-attention-backend {wanted}: it needs --device cuda and a dtype of 16 bits"
+        )
+    if wanted == "triton" and not cuda:
+        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
+    if wanted == "fa4" and not has_fa4():
+        raise ConfigError(
+            "--mm-attention-backend fa4: the package flash-attn-4 is not installed here; use auto"
+        )
+    return wanted
+
+
+def has_fa4() -> bool:
+    """Whether FlashAttention-4 is there; it is not imported, which would import torch."""
+    found = find_spec("flash_attn")
+    places = (found and found.submodule_search_locations) or ()
+    return any((Path(place) / "cute").is_dir() for place in places)
+
+
 def resolve_encoder(
-    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool
+    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU. `half`: the dtype has 16 bits.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits.
 
     Raises ConfigError where a setting cannot work.
     """
-    attention = (
-        ("flash" if cuda and half else "sdpa")
-        if engine.mm_attention_backend == "auto"
-        else engine.mm_attention_backend
-    )
-    if attention == "flash" and not (cuda and half):
+    attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
+    if attention == "cudnn" and engine.disable_vit_graph:
         raise ConfigError(
-            "--mm-attention-backend flash: it needs --device cuda and a dtype of 16 bits"
+            "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
+            "only, and --disable-vit-graph is set"
         )
-    if attention == "triton" and not cuda:
-        raise ConfigError("--mm-attention-backend triton: it needs --device cuda")
     if attention == "sdpa" or engine.disable_vit_graph:
         if engine.vit_graph_buckets:
             why = (
                 "--disable-vit-graph is set"
                 if engine.disable_vit_graph
-                else "graphs need --device cuda, and triton or flash as --mm-attention-backend"
+                else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
             )
             raise ConfigError(f"--vit-graph-buckets {engine.vit_graph_buckets[0]}: {why}")
         return EncoderConfig(attention)
@@ -309,7 +465,12 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 
 
 def resolve_embeddings(
-    engine: EngineOptions, spec: FamilySpec, dtype: Dtype, left: int, host_left: int
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    left: int,
+    host_left: int,
+    keep: PinOptions,
 ) -> EmbeddingBudgets:
     """`left`, `host_left`: bytes of device and host that nothing else has claimed.
 
@@ -327,23 +488,39 @@ def resolve_embeddings(
         if engine.embedding_cache_host_mb is None
         else engine.embedding_cache_host_mb * MIB
     )
-    if engine.embedding_cache_dir is None or engine.embedding_cache_disk_mb == 0:
+    shared, name = keep.embedding_cache_shared, engine.embedding_cache_dir
+    if shared is not None:
+        check_one_disk(engine, keep)
+        limit_mb = keep.embedding_cache_shared_mb
+        disk = _disk_budget("--embedding-cache-shared", shared, limit_mb)
+        return EmbeddingBudgets(device, host, *disk, shared=True)
+    if name is None or engine.embedding_cache_disk_mb == 0:
         return EmbeddingBudgets(device, host)
-    folder = Path(engine.embedding_cache_dir).expanduser().absolute()
+    limit_mb = engine.embedding_cache_disk_mb
+    return EmbeddingBudgets(device, host, *_disk_budget("--embedding-cache-dir", name, limit_mb))
+
+
+def check_one_disk(engine: EngineOptions, keep: PinOptions) -> None:
+    """Raises ConfigError where embeddings are to lie in two folders."""
+    if keep.embedding_cache_shared is not None and engine.embedding_cache_dir is not None:
+        raise ConfigError(
+            "--embedding-cache-dir and --embedding-cache-shared exclude each other: the shared "
+            "folder survives restarts, too"
+        )
+
+
+def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str]:
+    """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
+    folder = Path(name).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
         room = shutil.disk_usage(folder).free + _bytes_below(folder)
     except FileExistsError:
-        raise ConfigError(f"--embedding-cache-dir {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise ConfigError(f"--embedding-cache-dir {folder}: {error.strerror}") from None
-    disk = (
-        room // 4
-        if engine.embedding_cache_disk_mb is None
-        else engine.embedding_cache_disk_mb * MIB
-    )
-    return EmbeddingBudgets(device, host, disk, str(folder))
+        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 
 def _bytes_below(folder: Path) -> int:
@@ -360,9 +537,13 @@ def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
     return spec.embedding_width * (4 if dtype == "float32" else 2)
 
 
-def kv_page_bytes(spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1) -> int:
-    """Bytes of one KV page over all layers, on each of `ranks` ranks."""
-    return page_size * spec.kv_spec(ranks).token_bytes(dtype)
+def kv_page_bytes(
+    spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
+) -> int:
+    """Bytes of one KV page over all layers, on each of `ranks` ranks. `dtype`: the network's;
+    `kept`: as `KVConfig.dtype`.
+    """
+    return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
@@ -393,12 +574,16 @@ def describe(
     facts: LoadFacts,
 ) -> tuple[tuple[str, str], ...]:
     """What the engine decided, for people: (name, value)."""
-    kv_bytes = config.kv_pages * kv_page_bytes(spec, config.page_size, config.dtype, parallel.size)
+    page_bytes = kv_page_bytes(
+        spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
+    )
     kv = (
         f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
-        f"{_count(config.kv_tokens, 'token')}, {kv_bytes / MIB:.0f} MiB"
+        f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
+        f"{_describe_kv(config.kv)}"
     )
-    bounds = spec.pixel_bounds
+    state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
+    bounds, graphs = spec.pixel_bounds, config.graphs
     each = " per rank" if parallel.size > 1 else ""
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
@@ -410,7 +595,12 @@ def describe(
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv + each),
-        ("prefix cache", "on" if config.prefix_cache else "off"),
+        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
+        *(
+            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
+            if state_bytes
+            else ()
+        ),
         (
             "batch",
             f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
@@ -427,8 +617,13 @@ def describe(
             else ()
         ),
         *(
-            (("decode graphs", f"up to {_count(max(config.decode_graph_sizes), 'sequence')}"),)
-            if config.decode_graph_sizes
+            (("decode graphs", f"up to {_count(max(graphs.rows), 'sequence')}"),)
+            if graphs.rows
+            else ()
+        ),
+        *(
+            (("prompt graphs", f"up to {_count(max(graphs.mixed_tokens), 'token')} in a step"),)
+            if graphs.mixed_tokens
             else ()
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
@@ -447,14 +642,33 @@ def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _describe_kv(kv: KVConfig) -> str:
+    if kv.dtype == "auto":
+        return ""
+    return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
+
+
+def _describe_prefix_cache(config: EngineConfig, state_bytes: int) -> str:
+    if not config.prefix_cache:
+        return "off"
+    if not state_bytes:
+        return "on"
+    taken = config.snapshots * state_bytes / MIB
+    return (
+        f"on, {_count(config.snapshots, 'snapshot')} of states = {taken:.0f} MiB, one in at most "
+        f"{_count(config.snapshot_tokens, 'token')}"
+    )
+
+
 def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
     parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
     if budgets.host_bytes:
         parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
     if budgets.disk_bytes:
+        found = _count(saved, "picture")
         parts.append(
             f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
-            f"({_count(saved, 'picture')} found there)"
+            + ("shared with other servers" if budgets.shared else f"({found} found there)")
         )
     return ", ".join(parts)
 

@@ -34,7 +34,6 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, StepResult
-from saccade.core.types import ImageKey
 
 MODULE = "saccade.runtime.process"
 SILENT_SECONDS = 5.0
@@ -163,13 +162,13 @@ class Workers:
         self._write(load)
         return await self._answers(Loaded)
 
-    async def begin(self, config: EngineConfig) -> tuple[tuple[ImageKey, int], ...]:
-        """Every rank makes its memory; (key, tokens) of embeddings found on disk.
+    async def begin(self, config: EngineConfig) -> Begun:
+        """Every rank makes its memory; what the first finds on disk.
 
         Raises WorkersLost.
         """
         self._write(Begin(config))
-        return (await self._answers(Begun))[0].saved
+        return (await self._answers(Begun))[0]
 
     async def close(self) -> None:
         """End the processes in order, and whichever does not follow."""

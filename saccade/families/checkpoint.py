@@ -20,6 +20,10 @@ DEMO = Path(__file__).parents[1] / "demo" / "model"
 
 LARGEST = 2**31 - 1
 """No integer of a configuration is larger."""
+INSTEAD_OF_GGUF = (
+    "GGUF is llama.cpp's format, which is not read: take the *.safetensors checkpoint that it was "
+    "made from (on the hub usually the same name without -GGUF), on a CPU with --quantization int8"
+)
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 
 
@@ -32,11 +36,15 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     folder = DEMO if model == "demo" else Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            if any(folder.glob("*.gguf")):
+                raise CheckpointError(f"{folder} holds *.gguf: {INSTEAD_OF_GGUF}")
             raise CheckpointError(
                 f"{folder} has no config.json: give the folder that holds the model's "
                 "config.json and *.safetensors"
             )
         return folder
+    if folder.suffix.lower() == ".gguf":
+        raise CheckpointError(f"{model}: {INSTEAD_OF_GGUF}")
     if folder.exists():
         raise CheckpointError(f"{folder} is a file: give the folder that holds it")
     parts = model.split("/")
@@ -72,6 +80,7 @@ def _download(repo: str, revision: str | None) -> Path:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{repo} on the hub has no config.json: it is not a transformers checkpoint"
+            + (f"; {INSTEAD_OF_GGUF}" if "gguf" in repo.lower() else "")
         )
     return folder
 

@@ -1,5 +1,5 @@
-"""How config.json says that a checkpoint's matrices are quantised: block-wise FP8, and
-compressed-tensors in int8 or FP8.
+"""How config.json says that a checkpoint's matrices are quantised: block-wise FP8,
+compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ.
 
 Owns the reading of `quantization_config` and the wording of what is refused. Knows nothing of
 tensors: `runtime/quantized.py` reads those.
@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
-from saccade.families.checkpoint import Section
+from saccade.families.checkpoint import INSTEAD_OF_GGUF, Section
+from saccade.families.packed import Packed
 
 NAMES = ("quantization_config", "compression_config")
 """Where config.json says it; the second is the older name."""
 SUPPORTED = (
-    'supported are fp8 (in blocks, "weight_block_size") and compressed-tensors (8-bit int or '
-    "float weights, symmetric; per tensor, channel, group or block)"
+    'supported are fp8 (in blocks, "weight_block_size"), compressed-tensors (8-bit int or float '
+    "weights, symmetric, per tensor, channel, group or block; ints of 4 or 8 bits, pack-quantized, "
+    "per channel or group), awq (4 bits, version gemm) and gptq (2, 4 or 8 bits)"
 )
 REMEDY = f"{SUPPORTED}: use such a checkpoint, or the model's unquantised one"
 
+GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
+"""By checkpoint_format: what stored zero points are less than those that are meant."""
 Stored = Literal["F8_E4M3", "I8"]
 """Formats of quantised weights, as safetensors calls them."""
 
@@ -48,16 +52,16 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Which matrices are quantised, and how. `groups`: (names or patterns, scheme); the first that
+    """Which matrices are quantised, and how. groups: (names or patterns, scheme); the first that
     names a module holds, else the one that means every linear layer. `ignored`: modules that are
     not.
     """
 
     method: str
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    groups: tuple[tuple[tuple[str, ...], Scheme | Packed], ...]
     ignored: tuple[str, ...]
 
-    def scheme(self, *names: str) -> Scheme | None:
+    def scheme(self, *names: str) -> Scheme | Packed | None:
         """How the module of these names is stored; None where it is not quantised."""
         if any(_means(target, name) for target in self.ignored for name in names):
             return None
@@ -89,10 +93,13 @@ def read_quantization(config: Section) -> Quantization | None:
             return _read_fp8(settings)
         case "compressed-tensors":
             return _read_compressed(settings)
+        case "awq":
+            return _read_awq(settings)
+        case "gptq":
+            return _read_gptq(settings)
         case "gguf":
             raise CheckpointError(
-                f"{settings.where}: the model is quantised (gguf), which is llama.cpp's format; "
-                f"{REMEDY}"
+                f"{settings.where}: the model is quantised (gguf): {INSTEAD_OF_GGUF}; {SUPPORTED}"
             )
         case method:
             raise CheckpointError(
@@ -129,15 +136,64 @@ def _read_fp8(settings: Section) -> Quantization:
     return Quantization("fp8", ((("Linear",), scheme),), ignored)
 
 
+def _read_awq(settings: Section) -> Quantization:
+    bits = settings.integer("bits", "w_bit")
+    version = settings.text("version", default="gemm").lower()
+    if bits != 4 or version != "gemm":
+        raise CheckpointError(
+            f"{settings.where}: awq of {bits} bits, version {version!r}, is not supported; {REMEDY}"
+        )
+    if not settings.flag("zero_point", default=True):
+        raise CheckpointError(
+            f"{settings.where}: awq without zero points (zero_point false) is not supported; "
+            f"{REMEDY}"
+        )
+    packed = Packed("awq", bits, _packed_group(settings, "group_size", "q_group_size"), zeros=True)
+    ignored = _names(settings, "modules_to_not_convert")
+    return Quantization("awq", ((("Linear",), packed),), ignored)
+
+
+def _read_gptq(settings: Section) -> Quantization:
+    bits = settings.integer("bits")
+    form = settings.text("checkpoint_format", default="gptq")
+    if bits not in (2, 4, 8) or form not in GPTQ_SHIFTS:
+        raise CheckpointError(
+            f"{settings.where}: gptq of {bits} bits, checkpoint_format {form!r}, is not supported; "
+            f"{REMEDY}"
+        )
+    for name in ("dynamic", "is_marlin_format"):
+        if settings.data.get(name):
+            raise CheckpointError(f"{settings.where}: gptq with {name} is not supported; {REMEDY}")
+    packed = Packed(
+        "gptq",
+        bits,
+        _packed_group(settings, "group_size"),
+        zeros=True,
+        zero_shift=GPTQ_SHIFTS[form],
+        order=settings.flag("desc_act"),
+    )
+    return Quantization("gptq", ((("Linear",), packed),), ())
+
+
+def _packed_group(settings: Section, *names: str) -> int:
+    """Inputs that share a scale, 0: all."""
+    size = settings.integer(*names)
+    if size == 0 or size < -1:
+        raise CheckpointError(f"{settings.where}: {names[0]} must be at least 1, or -1, not {size}")
+    return max(0, size)
+
+
 def _read_compressed(settings: Section) -> Quantization:
     for name in ("sparsity_config", "transform_config"):
         inner = settings.section(name)
         if inner.data and inner.data.get("format") != "dense":
             raise CheckpointError(f"{inner.where}: it is not supported; {REMEDY}")
-    groups = []
+    groups: list[tuple[tuple[str, ...], Scheme | Packed]] = []
     for name in settings.section("config_groups").data:
         group = settings.section("config_groups").section(name)
-        groups.append((_names(group, "targets"), _read_group(group)))
+        form = group.text("format", default=settings.text("format", default="dense"))
+        read = _read_packed if form == "pack-quantized" else _read_group
+        groups.append((_names(group, "targets"), read(group)))
     if not groups:
         raise CheckpointError(f"{settings.where}: config_groups is missing")
     return Quantization("compressed-tensors", tuple(groups), _names(settings, "ignore"))
@@ -154,10 +210,6 @@ def _read_group(group: Section) -> Scheme:
     else:
         raise CheckpointError(
             f"{weights.where}: weights of {bits} bits ({kind}) are not supported; {REMEDY}"
-        )
-    if group.text("format", default="") == "pack-quantized":
-        raise CheckpointError(
-            f"{group.where}: format pack-quantized is not supported for 8 bits; {REMEDY}"
         )
     if not weights.flag("symmetric", default=True):
         raise CheckpointError(f"{weights.where}: zero points are not supported; {REMEDY}")
@@ -176,6 +228,30 @@ def _read_group(group: Section) -> Scheme:
         and rows.flag("symmetric", default=True)
     )
     return Scheme(stored, _block(weights, strategy), "weight_scale", int8_rows)
+
+
+def _read_packed(group: Section) -> Packed:
+    weights = group.section("weights")
+    kind, bits = weights.text("type", default="int"), weights.integer("num_bits")
+    if kind != "int" or bits not in (4, 8):
+        raise CheckpointError(
+            f"{weights.where}: packed weights of {bits} bits ({kind}) are not supported; {REMEDY}"
+        )
+    strategy = weights.text("strategy", default="tensor")
+    if strategy not in ("channel", "group"):
+        raise CheckpointError(
+            f"{weights.where}: strategy {strategy!r} of packed weights is not supported; {REMEDY}"
+        )
+    order = weights.text("actorder", default="none").lower()
+    if order not in ("none", "weight", "static", "group", "dynamic"):
+        raise CheckpointError(f"{weights.where}: actorder {order!r} is not supported; {REMEDY}")
+    return Packed(
+        "compressed-tensors",
+        bits,
+        _block(weights, strategy)[1],
+        zeros=not weights.flag("symmetric", default=True),
+        order=order in ("group", "dynamic"),
+    )
 
 
 def _block(weights: Section, strategy: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from saccade.core.options import (
     PinOptions,
 )
 from saccade.engine.link import EngineProcess
-from saccade.engine.sizing import arena_bytes, resolve_encoder
+from saccade.engine.sizing import arena_bytes, check_one_disk, resolve_encoder
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
@@ -44,6 +44,7 @@ def build_front(
     spec = load_spec(folder, options.family_option)
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
+    check_one_disk(engine, pins)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
     tokenizer = Tokenizer.load(folder)

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
 from saccade.front.fields import Reader
 
-Lifetime = Annotated[str, Meta(pattern="^[0-9]{1,5}[smh]$")]
-"""So many seconds, minutes or hours: "30s", "5m", "12h"."""
+Lifetime = str
+"""So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
+_LONGEST_NUMBER = 5
 _UNIT = {"s": 1, "m": 60, "h": 3600}
 _EPHEMERAL, _EXPLICIT = 300, 1800
 """Seconds of marks that say nothing, in Anthropic's and in OpenAI's words."""
@@ -48,7 +49,7 @@ class PromptCacheBreakpoint(Struct):
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """mode: implicit keeps the whole prompt; explicit what stands before breakpoints. ttl: of
     breakpoints that have none. comparison_response_id: asks for diagnostics, which compare with the
-    likest of this client's prompts, whichever it names.
+    likest of this client's prompts, whichever response it names.
     """
 
     mode: Literal["implicit", "explicit"] = "implicit"
@@ -101,7 +102,8 @@ NO_WISH = CacheWish()
 def seconds_of(ttl: str, place: str) -> int:
     """Raises InvalidRequest for what is no time, or too long."""
     number, unit = ttl[:-1], ttl[-1:]
-    seconds = int(number) * _UNIT[unit] if number.isdecimal() and unit in _UNIT else 0
+    is_time = len(number) <= _LONGEST_NUMBER and number.isdecimal() and unit in _UNIT
+    seconds = int(number) * _UNIT[unit] if is_time else 0
     if not 1 <= seconds <= LONGEST_TTL:
         raise InvalidRequest(
             f'{place}.ttl: expected a time from "1s" to "24h", such as "5m" or "1h", got '
@@ -116,11 +118,11 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | Non
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
         where = f"{place}.cache_control"
-        seconds = seconds_of(control.ttl, where) if control.ttl else _EPHEMERAL
+        seconds = seconds_of(control.ttl, where) if control.ttl is not None else _EPHEMERAL
         return Mark(where, seconds, True, None, part)
     if point is not None:
         where = f"{place}.prompt_cache_breakpoint"
-        own = seconds_of(point.ttl, where) if point.ttl else None
+        own = seconds_of(point.ttl, where) if point.ttl is not None else None
         return Mark(where, own, False, None, part)
     return None
 
@@ -150,12 +152,12 @@ def read_cache_wish(
         place = "prompt_cache_retention"
     if options is not None:
         place = "prompt_cache_options"
-        default = seconds_of(options.ttl, place) if options.ttl else _EXPLICIT
+        default = seconds_of(options.ttl, place) if options.ttl is not None else _EXPLICIT
         seconds = default if options.mode == "implicit" else 0
         diagnose = diagnose or options.comparison_response_id is not None
     if control is not None:
         place = "cache_control"
-        seconds = seconds_of(control.ttl, place) if control.ttl else _EPHEMERAL
+        seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return CacheWish(seconds, default, place, control is not None, diagnose, family)
 
 

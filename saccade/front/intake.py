@@ -1,7 +1,8 @@
 """From what a client asks to what the engine runs: `Intake.prepare`.
 
-Owns the order of the steps: pictures named (not decoded), template, tokens, placeholders widened to
-spans, limits, sampling with every default filled in. Knows nothing of HTTP and nothing of the
+Owns the order of the steps, in which what is refused for less comes first: template, tokens,
+limits, grammar, pictures named (not decoded), placeholders widened to spans, sampling with every
+default filled in. Knows nothing of HTTP and nothing of the
 engine but its context length.
 """
 
@@ -29,7 +30,7 @@ from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
-from saccade.media.media import Media, OpenedImage
+from saccade.media.media import ImageSource, Media, OpenedImage
 from saccade.media.turns import BOUNDLESS, Asker, Room
 from saccade.text import landmarks, reasoning, tool_calls
 from saccade.text.answer import PLAIN, ReadAs
@@ -205,11 +206,13 @@ class Intake:
         arrival = time.monotonic()
         wish, offer = self._wish(ask), _offer(ask)
         share = client.share(ask.cache_salt)
-        # Before anything is fetched: a schema that will not do is refused for less.
-        grammar = None if wish is None else await self._compiler.compile(wish, client=share)
-        prompt = await self.read(ask, context_length, client, room)
-        if wish is not None and prompt.reasoning == "open":
-            grammar = await self._compiler.compile(wish, reasoning.CLOSE, share)
+        choose(_marks(ask), ask.cache)
+        self.media.check_count(_sources(ask))
+        encoded = await self._encoded(ask, context_length)
+        self._check_room(ask, len(encoded.tokens), context_length)
+        until = reasoning.CLOSE if encoded.reasoning == "open" else None
+        grammar = None if wish is None else await self._compiler.compile(wish, until, share)
+        prompt = self._prompt(ask, encoded, await self._open(ask, client, room))
         sampling = self._sampling(ask, len(prompt.tokens), context_length)
         images = tuple(each.image for each in prompt.opened)
         request = Request(
@@ -277,25 +280,38 @@ class Intake:
         """The prompt of `ask`, which may be too long for the context, unless that shows before it
         is tokenised.
         """
-        sources = ask.prompt.sources if isinstance(ask.prompt, Chat) else ()
-        marks = choose(ask.prompt.marks if isinstance(ask.prompt, Chat) else (), ask.cache)
+        choose(_marks(ask), ask.cache)
+        opened = await self._open(ask, client, room)
+        # Only now: tokens of a prompt that may be too long are many, and images take their time.
+        return self._prompt(ask, await self._encoded(ask, context_length), opened)
+
+    async def _open(self, ask: Ask, client: Client, room: Room) -> tuple[OpenedImage, ...]:
         asker = Asker(client.share(ask.cache_salt), client.name, room)
-        opened = await self.media.open_all(sources, client.salt(ask.cache_salt), asker)
+        return await self.media.open_all(_sources(ask), client.salt(ask.cache_salt), asker)
+
+    async def _encoded(self, ask: Ask, context_length: int) -> _Encoded:
         if isinstance(prompt := ask.prompt, tuple):
-            encoded = _Encoded(self._check_tokens(prompt))
-        elif isinstance(prompt, Chat):
+            return _Encoded(self._check_tokens(prompt))
+        if isinstance(prompt, Chat):
             locate = bool(prompt.marks) or ask.cache.diagnose
             render = partial(
                 self._encode_chat, prompt, context_length, ask.add_special_tokens, locate
             )
             many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
-            encoded = await self.in_thread(render) if many else render()
-        else:
-            special = ask.add_special_tokens is not False
-            encode = partial(self._encode, prompt, "prompt", context_length, special)
-            encoded = _Encoded(
-                await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode()
-            )
+            return await self.in_thread(render) if many else render()
+        special = ask.add_special_tokens is not False
+        encode = partial(self._encode, prompt, "prompt", context_length, special)
+        return _Encoded(await self.in_thread(encode) if len(prompt) > _LONG_TEXT else encode())
+
+    def _check_room(self, ask: Ask, least: int, context_length: int) -> None:
+        """Raises InvalidRequest for what can be refused before a grammar is compiled or an image is
+        fetched. `least`: tokens of the prompt, each image one.
+        """
+        if least >= context_length and _sources(ask):
+            raise too_long("messages", f"at least {least} tokens", context_length)
+        self._sampling(ask, least, context_length)
+
+    def _prompt(self, ask: Ask, encoded: _Encoded, opened: tuple[OpenedImage, ...]) -> Prompt:
         images = [each.image for each in opened]
         expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
         found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
@@ -303,9 +319,9 @@ class Intake:
             expanded,
             spans,
             opened,
-            tuple(source.param for source in sources),
+            tuple(source.param for source in _sources(ask)),
             encoded.reasoning,
-            _breakpoints(marks, ask, found, len(expanded)),
+            _breakpoints(choose(_marks(ask), ask.cache), ask, found, len(expanded)),
             tuple(
                 (at, mark.place)
                 for at, mark in found
@@ -465,13 +481,16 @@ class Intake:
             ("logit_bias", [token for token, _ in sampling.logit_bias]),
             ("stop_token_ids", sampling.stop_token_ids),
         ):
-            if outside := [token for token in ids if not 0 <= token < self.spec.vocab_size]:
-                raise InvalidRequest(
-                    f"{name}: token {outside[0]} is not within the vocabulary of "
-                    f"{self.spec.vocab_size}",
-                    name,
-                )
+            self.check_tokens(name, ids)
         return sampling
+
+    def check_tokens(self, name: str, ids: Sequence[int]) -> None:
+        """Raises InvalidRequest, of the field `name`, for a token that the model does not have."""
+        size = self.spec.vocab_size
+        if outside := [token for token in ids if not 0 <= token < size]:
+            raise InvalidRequest(
+                f"{name}: token {outside[0]} is not within the vocabulary of {size}", name
+            )
 
 
 def _breakpoints(
@@ -491,6 +510,14 @@ def _breakpoints(
         if at:
             points[at] = max(points.get(at, 0), mark.seconds or ask.cache.default)
     return tuple(sorted(points.items()))
+
+
+def _sources(ask: Ask) -> Sequence[ImageSource]:
+    return ask.prompt.sources if isinstance(ask.prompt, Chat) else ()
+
+
+def _marks(ask: Ask) -> Sequence[Mark]:
+    return ask.prompt.marks if isinstance(ask.prompt, Chat) else ()
 
 
 def _offer(ask: Ask) -> Offer:

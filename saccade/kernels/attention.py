@@ -15,17 +15,24 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-Backend = Literal["triton", "flash", "sdpa"]
+Backend = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 """Of attention within segments.
 
 triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
-captured too. sdpa: everywhere.
+captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa4:
+FlashAttention-4's (the same), where that package is. sdpa: everywhere. cudnn and fa4 are NOT YET
+RUN.
 """
 
 MASK_VALUES = 1 << 20
 """Query rows times keys of one masked block: bounds the memory of a prefill that has a cached
 prefix.
 """
+WIDE_GROUP = 3
+"""Up to so many queries of a key head, a token that decodes costs a CPU less in float32, in blocks
+of `WIDE_KEYS` keys, than PyTorch's products of 16 bits do (measured without AMX: LOG.md).
+"""
+WIDE_KEYS = 512
 MERGING = ("cpu",)
 """Devices on which a cached prefix is attended to apart from the rest, without any mask."""
 
@@ -39,6 +46,8 @@ def causal_attention(
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
+    if length == 1 and _widens(q, group):
+        return _wide_attention(q.view(kv_heads, group, dim), k[0], v[0], scale).view(q.shape)
     if length == 1:
         # One query sees every key: the queries that share a key head become rows of one unmasked
         # problem.
@@ -58,6 +67,31 @@ def causal_attention(
             [_masked_block(queries, k, v, block, scale) for block in _blocks(length, keys)], dim=2
         )
     return out.permute(2, 1, 0, 3).reshape(length, heads, dim)
+
+
+def _widens(q: torch.Tensor, group: int) -> bool:
+    return (
+        q.device.type == "cpu"
+        and q.itemsize == 2
+        and group <= WIDE_GROUP
+        and not torch.cpu._is_amx_tile_supported()
+    )
+
+
+def _wide_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:  # [Hkv, G, D]
+    """Attention of q [Hkv, G, D], queries of one token, to all of k, v [Hkv, K, D], in float32."""
+    wide = q.float() * scale
+    if k.shape[1] <= WIDE_KEYS:
+        weights = torch.bmm(wide, k.float().transpose(1, 2)).softmax(-1)
+        return torch.bmm(weights, v.float()).to(q.dtype)
+    scores = [torch.bmm(wide, keys.float().transpose(1, 2)) for keys in k.split(WIDE_KEYS, 1)]
+    weights = torch.cat(scores, 2).softmax(-1)
+    out = torch.zeros_like(wide)
+    for some, values in zip(weights.split(WIDE_KEYS, 2), v.split(WIDE_KEYS, 1)):
+        out.baddbmm_(some, values.float())
+    return out.to(q.dtype)
 
 
 def decode_attention(
@@ -166,6 +200,46 @@ def _flash_segments(
     return out[..., :dim]
 
 
+def _cudnn_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by cuDNN."""
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    bounds, longest = segments.bounds, segments.longest
+    assert len(k) == len(q)
+    out, *_ = torch.ops.aten._cudnn_attention_forward(
+        q, k, v, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
+    )
+    return out[..., :dim]
+
+
+def _fa4_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+) -> torch.Tensor:
+    """As `_flash_segments`, by the package flash-attn-4."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    bounds, longest = segments.bounds, segments.longest
+    assert len(k) == len(q)
+    out, *_ = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+    )
+    attended: torch.Tensor = out[..., :dim]
+    return attended
+
+
 def _sdpa_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
@@ -194,5 +268,7 @@ def _sdpa_segments(
 BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
     "triton": _triton_segments,
     "flash": _flash_segments,
+    "cudnn": _cudnn_segments,
+    "fa4": _fa4_segments,
     "sdpa": _sdpa_segments,
 }

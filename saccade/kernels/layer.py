@@ -13,8 +13,10 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device
+from saccade.kernels.fp8 import put_rows
 from saccade.kernels.linear import Activation, activate
 from saccade.kernels.norm import rms_norm
+from saccade.kernels.paged import PagedCache
 from saccade.kernels.rotary import Rotation, rotate_
 
 
@@ -30,11 +32,11 @@ def turn_and_cache(
     kv_heads: int,
     rotation: Rotation,
     qk_norm: QKNorm | None,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: PagedCache,
     out_slots: torch.Tensor,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Queries, ready for attention; keys and values go to kv slots `out_slots` [T] of the cache
-    [slots, Hkv, D].
+    """Queries, ready for attention; keys and values go to kv slots `out_slots` [T] of the cache,
+    in its dtype.
 
     qkv [T, Hq + 2 Hkv, D]: heads of queries, of keys, of values; it may be changed. Queries and
     keys are normalised before they are turned.
@@ -54,9 +56,8 @@ def turn_and_cache(
     if qk_norm is not None:
         qk = rms_norm(qk, *qk_norm)
     rotate_(rotation, qk)
-    keys, values = cache
-    keys.index_copy_(0, out_slots, qk[:, heads:])
-    values.index_copy_(0, out_slots, qkv[:, rotated:])
+    put_rows(cache.keys, out_slots, qk[:, heads:], cache.key_scale)
+    put_rows(cache.values, out_slots, qkv[:, rotated:], cache.value_scale)
     return qk[:, :heads]
 
 

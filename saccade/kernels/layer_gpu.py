@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from saccade.kernels.fp8 import FP8, LARGEST
 from saccade.kernels.layer import QKNorm
+from saccade.kernels.paged import PagedCache
 
 HEAD_VALUES = 1024
 """Values of the heads that one program of `_turn_and_cache` holds."""
@@ -19,6 +21,16 @@ GATE_VALUES = 1024
 WARP_VALUES = 512
 """Values of a row for which a normalisation gets one warp more."""
 MOST_WARPS = 16
+
+
+@triton.jit
+def _keep(x, to, mine, factor, largest: tl.constexpr):
+    """Those of x that are `mine` go to the places `to`; as 8 bits, whose largest value that is,
+    after multiplication with `factor`; as they are where `largest` is 0.
+    """
+    if largest > 0:
+        x = tl.minimum(tl.maximum(x * factor, -largest), largest)
+    tl.store(to, x.to(to.dtype.element_ty), mask=mine)
 
 
 @triton.jit
@@ -32,6 +44,8 @@ def _turn_and_cache(
     sin_table,
     out_slots,
     eps,
+    key_factor,
+    value_factor,
     token_stride,
     slot_stride,
     heads: tl.constexpr,
@@ -40,6 +54,7 @@ def _turn_and_cache(
     turned: tl.constexpr,
     halves: tl.constexpr,
     has_norm: tl.constexpr,
+    largest: tl.constexpr,
     block_heads: tl.constexpr,
     columns: tl.constexpr,
 ):
@@ -66,22 +81,19 @@ def _turn_and_cache(
         root = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None]
         weight = tl.load(rows + c[None, :], mask=weighed, other=0.0).to(tl.float32)
         other = tl.load(rows + partner[None, :], mask=weighed, other=0.0).to(tl.float32)
-        # Rounded where the reference rounds: what is turned has the dtype of the heads.
-        kind = qkv.dtype.element_ty
+        kind = qkv.dtype.element_ty  # rounded where the reference rounds: before they are turned
         x = tl.where(is_value[:, None], x, (x * root * weight).to(kind).to(tl.float32))
         y = tl.where(is_value[:, None], y, (y * root * other).to(kind).to(tl.float32))
-    place = token * turned + c
-    cos = tl.load(cos_table + place, mask=c < turned, other=1.0)[None, :]
-    sin = tl.load(sin_table + place, mask=c < turned, other=0.0)[None, :]
+    cos = tl.load(cos_table + token * turned + c, mask=c < turned, other=1.0)[None, :]
+    sin = tl.load(sin_table + token * turned + c, mask=c < turned, other=0.0)[None, :]
     x = tl.where(is_value[:, None], x, x * cos + y * sin)
-
     to = q_out + (token * heads + head)[:, None] * dim + c[None, :]
     tl.store(to, x.to(q_out.dtype.element_ty), mask=known & (head < heads)[:, None])
     slot = tl.load(out_slots + token) * slot_stride
-    to = k_cache + slot + (head - heads)[:, None] * dim + c[None, :]
-    tl.store(to, x.to(k_cache.dtype.element_ty), mask=known & is_key[:, None])
-    to = v_cache + slot + (head - heads - kv_heads)[:, None] * dim + c[None, :]
-    tl.store(to, x.to(v_cache.dtype.element_ty), mask=known & is_value[:, None])
+    key = k_cache + slot + (head - heads)[:, None] * dim + c[None, :]
+    _keep(x, key, known & is_key[:, None], key_factor, largest)
+    value = v_cache + slot + (head - heads - kv_heads)[:, None] * dim + c[None, :]
+    _keep(x, value, known & is_value[:, None], value_factor, largest)
 
 
 def launch_turn_and_cache(
@@ -90,7 +102,7 @@ def launch_turn_and_cache(
     cos: torch.Tensor,
     sin: torch.Tensor,
     qk_norm: QKNorm | None,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: PagedCache,
     out_slots: torch.Tensor,
     *,
     halves: bool,
@@ -98,7 +110,7 @@ def launch_turn_and_cache(
     """`layer.turn_and_cache`; cos, sin: tables [T, R] of a rotation that is ready."""
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
-    keys, values = cache
+    keys, values = cache.keys, cache.values
     assert qkv.stride(2) == 1 and qkv.stride(1) == dim, "a token's heads lie back to back"
     assert keys.stride() == values.stride() and keys.stride(1) == dim
     assert cos.is_contiguous() and sin.is_contiguous()
@@ -119,6 +131,8 @@ def launch_turn_and_cache(
         sin,
         out_slots,
         eps,
+        1.0 / cache.key_scale,
+        1.0 / cache.value_scale,
         qkv.stride(0),
         keys.stride(0),
         heads=heads,
@@ -127,6 +141,7 @@ def launch_turn_and_cache(
         turned=cos.shape[1],
         halves=halves,
         has_norm=weight is not None,
+        largest=LARGEST if keys.dtype == FP8 else 0.0,
         block_heads=block_heads,
         columns=columns,
         num_warps=4,

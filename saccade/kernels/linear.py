@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
+from saccade.kernels.fp8 import Fp8Matrix, fp8_linear
 from saccade.kernels.int8 import Int8Matrix, int8_linear
 
-Matrix = torch.Tensor | Int8Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -26,6 +27,11 @@ LEAST_VALUES = 160_000
 """A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
 than the product (measured: LOG.md).
 """
+PADDED = ("cuda",)
+UNIT = 64
+"""Devices whose products want slices of whole units, in values: cuBLAS leaves its Hopper kernels
+for rows that are no multiple of 16 bytes, and its tiles are of 64 and more.
+"""
 FUSED: dict[Activation, tuple[str, str]] = {
     "none": ("none", ""),
     "gelu": ("gelu", "none"),
@@ -33,6 +39,11 @@ FUSED: dict[Activation, tuple[str, str]] = {
     "silu": ("swish", ""),
 }
 """What oneDNN calls them: (operation, algorithm)."""
+
+
+def missing(values: int, device: torch.device) -> int:
+    """How many values of nothing, behind a slice of so many, products want on that device."""
+    return -values % UNIT if device.type in PADDED else 0
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -47,7 +58,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def ready(weight: Matrix) -> Matrix:
     """`weight` as `linear` takes it: one in 8 bits already is."""
-    return weight if isinstance(weight, Int8Matrix) else pack(weight)
+    return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
 def _packs(weight: torch.Tensor) -> bool:
@@ -71,6 +82,8 @@ def linear(
     """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`."""
     if isinstance(weight, Int8Matrix):
         return activate(int8_linear(x, weight, bias), activation)
+    if isinstance(weight, Fp8Matrix):
+        return activate(fp8_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

@@ -16,13 +16,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     of `x`.
 
     weight: [D], or [H, D] where the last two dimensions of `x` are heads that have weights of their
-    own.
+    own; of the dtype of `x`, or float32, with which the product is rounded once.
     """
+    if weight.dtype != x.dtype:
+        return rms_norm(x.float(), weight, eps).to(x.dtype)
     if x.device.type == "cpu" and x.numel() <= FEW_VALUES:
         return _by_layer_norm(x, eps) * weight
     if weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """rms_norm(x) * silu(gate) over the last dimension, in the dtype of `x`; the gate in
+    float32.
+    """
+    return (rms_norm(x, weight, eps) * F.silu(gate.float())).to(x.dtype)
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -46,7 +46,8 @@ def key_places(table, at, here, slot_stride, head, page: tl.constexpr, dim: tl.c
     return (pages * page + at % page) * slot_stride + head * dim
 
 
-@triton.jit(do_not_specialize=["splits"])
+# Where a step's numbers lie depends on how many there are: nothing is compiled for how they do.
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["lines", "kv_lengths"])
 def _decode(
     q,
     k_cache,
@@ -141,7 +142,10 @@ def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
     return low, (block - begins) * block_q
 
 
-@triton.jit(do_not_specialize=["first", "rows"])
+@triton.jit(
+    do_not_specialize=["first", "rows"],
+    do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths"],
+)
 def _prefill(
     q,
     k_cache,

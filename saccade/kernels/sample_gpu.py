@@ -213,13 +213,14 @@ def pick_equal(
     return tl.where(found < FAR, found, last)
 
 
-@triton.jit
+# A step's numbers lie where its size has it: nothing is compiled for how they do.
+@triton.jit(do_not_specialize_on_alignment=["lines", "slots", "uniforms"])
 def _sample(
     logits,
     masks,
     lines,
     slots,
-    params,
+    ways,
     top_ks,
     uniforms,
     tokens,
@@ -229,7 +230,7 @@ def _sample(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """Program (row). params [slots, 3]: temperature, top-p, min-p. lines: whose mask is whose."""
+    """Program (row). ways [slots, 3]: temperature, top-p, min-p. lines: whose mask is whose."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     free = 0
@@ -238,9 +239,9 @@ def _sample(
         free = tl.where(line >= 0, 0, -1)
         masks += tl.maximum(line, 0) * mask_stride
     slot = tl.load(slots + row)
-    temperature = tl.load(params + slot * 3)
-    top_p = tl.load(params + slot * 3 + 1)
-    min_p = tl.load(params + slot * 3 + 2)
+    temperature = tl.load(ways + slot * 3)
+    top_p = tl.load(ways + slot * 3 + 1)
+    min_p = tl.load(ways + slot * 3 + 2)
     top_k = tl.load(top_ks + slot)
     best, winner = best_of(logits, masks, free, vocab, block, has_mask)
     if temperature <= 0.0:

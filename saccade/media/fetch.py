@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import hishel
 import httpcore
 import httpx
-import pybase64
 
 from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
@@ -31,6 +31,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.address import PinnedNetwork, Resolve, resolve
 from saccade.media.flights import ByteFlight, Flights
 from saccade.media.http_cache import HttpAnswer, HTTPCache
+from saccade.media.inline import decode_base64
 from saccade.media.network import GIVEN_UP
 from saccade.media.turns import Asker, Turns
 
@@ -342,17 +343,30 @@ class Fetcher:
             )
 
 
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
+
+
 def _decode_base64(url: str, start: int) -> bytes:
-    data = url[start:]
-    if any(
-        space in data for space in " \n\r\t\f"
-    ):  # `base64 FILE` prints lines, and browsers read them
-        data = "".join(data.split())
-    data += "=" * (-len(data) % 4)  # some clients leave the padding out
-    url_safe = b"-_" if "-" in data or "_" in data else None
     try:
-        return pybase64.b64decode(data, altchars=url_safe, validate=True)
+        return decode_base64(url, start)
     except ValueError as error:
+        data = "".join(url[start:].split())
         raise ImageError(
-            f"the data: URL is not valid base64: {error}", code="invalid_image_url"
+            f"the data: URL is not valid base64: {_why_not_base64(data)}",
+            code="invalid_image_url",
         ) from error
+
+
+def _why_not_base64(data: str) -> str:
+    text = data.rstrip("=")
+    if odd := _NOT_BASE64.search(text):
+        return (
+            f"character {odd.start() + 1} of {len(text)} is {odd.group()!r}; allowed are A-Z, a-z, "
+            "0-9, + and / (or - and _), and = at the end"
+        )
+    if len(text) % 4 == 1:
+        return (
+            f"{len(text)} characters, one more than whole bytes have, or up to three too few: was "
+            "it cut short?"
+        )
+    return f"{len(data) - len(text)} characters = at the end; at most two may stand there"

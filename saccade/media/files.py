@@ -32,7 +32,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from saccade.core.config import MIB
-from saccade.core.errors import NotFound, StorageBusy, StorageFull, TooLarge
+from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
 
 log = logging.getLogger("saccade")
 
@@ -145,16 +145,18 @@ class FileStore:
         lifetime: int | None,
         owner: str = "",
         share: float = 1.0,
+        suffix: str | None = None,
     ) -> Stored:
         """Keep `data`, for `lifetime` seconds if that is given. `share`: what `owner` may have of
-        the budget.
+        the budget. `suffix`: the end of the id, 8 hexadecimal digits, for an upload that several
+        servers keep; who shares a folder with one that has kept it finds it.
 
         Raises TooLarge when there is no room for it within the budget, or the share, StorageFull
         when the disk does not take it.
         """
         digest, now = blake3(data).hexdigest(), time.time_ns()
         stored = Stored(
-            f"file-{digest}-{secrets.token_hex(4)}",
+            f"file-{digest}-{suffix or secrets.token_hex(4)}",
             name,
             purpose,
             len(data),
@@ -165,6 +167,9 @@ class FileStore:
         note, home = json.dumps(asdict(stored)).encode(), self._folder / digest
         with self._locked() as lock:
             ledger = self._read_ledger(lock)
+            before = suffix and self._read_note(self._note(stored.id))
+            if before:
+                return self._same(before, owner)
             needed = _on_disk(len(note))
             if not home.exists():
                 needed += BLOCK + _on_disk(len(data))
@@ -181,6 +186,14 @@ class FileStore:
             beside = needed - _on_disk(len(note))
             self._write_ledger(lock, ledger.with_upload(stored, len(note)).plus(beside))
         return stored
+
+    def _same(self, before: Stored, owner: str) -> Stored:
+        """An upload that is there under the id of a new one. Raises InvalidRequest where it is
+        another owner's.
+        """
+        if before.owner != owner:
+            raise InvalidRequest("the id of this upload is taken: send it again", "file")
+        return before
 
     def entries(self, owner: str = "") -> list[Stored]:
         """All files of `owner`, oldest first."""

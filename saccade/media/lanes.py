@@ -1,14 +1,15 @@
 """Image workers as processes: a lane for each, which takes one order at a time and hears of its
 end, whatever becomes of the process behind it.
 
-Owns the process of one nursery (`media/worker.py`) and starts another when it has ended. Knows
-nothing of what orders are for.
+Owns a stock (`media/worker.py`), has it fork a nursery for the one that was killed, and starts
+another stock when it has ended. Knows nothing of what orders are for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from signal import SIGKILL
@@ -20,13 +21,13 @@ from saccade.media import worker
 from saccade.media.worker import FRONT, Answer, Decoded, Header, Kill, Lost, Order, WorkersReady
 
 START_SECONDS = 120.0
-"""How long the nursery may take to import torch, on a machine where everything else starts at the
+"""How long the stock may take to import torch, on a machine where everything else starts at the
 same time.
 """
 FAILED_STARTS = 2
 """Starts in a row that end by themselves before those who wait are told."""
 RESTART_SECONDS = 1.0
-"""Between starts that end by themselves. What was killed from outside is started at once."""
+"""Between stocks that end by themselves. What was killed from outside is started at once."""
 END_SECONDS = 5.0
 """How long the nursery may take to end its workers."""
 
@@ -175,7 +176,6 @@ class Lanes:
             status = await self._live()
             if self._life != begun:
                 failures = 0
-                self._metrics.inc("saccade_image_worker_restarts_total")
             elif status >= 0:
                 failures += 1
                 if failures >= FAILED_STARTS:
@@ -186,39 +186,60 @@ class Lanes:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """One nursery's life, from its start to the end of its last worker: its exit status."""
+        """One stock's life, and that of its nurseries: its exit status."""
+        child, begun = self._spawn(), self._life
+        in_time = True
+        try:
+            while in_time and child.status is None:
+                in_time = await self._raise_nursery(child)
+        finally:
+            child.socket.close()
+            patience = END_SECONDS if self._life != begun else 0.0  # there are workers to end
+            await asyncio.shield(child.end(patience))
+        assert child.status is not None
+        return child.status if in_time else 1
+
+    def _spawn(self) -> Child:
+        inboxes = tuple(lane.inbox for lane in self._lanes)
+        boot = worker.Boot(self._decode, self._arena.fd, self._arena.size, inboxes)
+        # One thread each: they are many, and more would not live through a fork.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        inherit = (self._arena.fd, *inboxes)
+        return Child.spawn(worker.__name__, boot, inherit, {**os.environ, **single})
+
+    async def _raise_nursery(self, child: Child) -> bool:
+        """One nursery's life, from its start to the end of its last worker; whether it was ready in
+        time.
+        """
+        ours, theirs = socket.socketpair()
         ended, lifeline = os.pipe()
         try:
             try:
-                child = self._spawn(lifeline)
+                socket.send_fds(child.socket, [b"n"], [theirs.fileno(), lifeline])
+            except OSError:  # the stock has just ended
+                ours.close()
+                await child.wait()
+                return True
             finally:
+                theirs.close()
                 os.close(lifeline)
-            try:
-                in_time = await self._talk(child)
-            finally:
-                patience = END_SECONDS if self._channel is not None else 0.0
-                self._channel = None
-                await asyncio.shield(child.end(patience))
+            begun = self._life
+            in_time = await self._talk(ours)
+            if not in_time:
+                child.kill()
             await _end_of(ended)
+            if self._life != begun:
+                self._metrics.inc("saccade_image_worker_restarts_total")
             for lane in self._lanes:
                 if lane.busy:
                     lane.lose(SIGKILL)
-            assert child.status is not None
-            return child.status if in_time else 1
+            return in_time
         finally:
             os.close(ended)
 
-    def _spawn(self, lifeline: int) -> Child:
-        inboxes = tuple(lane.inbox for lane in self._lanes)
-        boot = worker.Boot(self._decode, self._arena.fd, self._arena.size, inboxes, lifeline)
-        # One thread each: they are many, and more would not live through a fork.
-        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        inherit = (self._arena.fd, *inboxes, lifeline)
-        return Child.spawn(worker.__name__, boot, inherit, {**os.environ, **single})
-
-    async def _talk(self, child: Child) -> bool:
+    async def _talk(self, connection: socket.socket) -> bool:
         """Until the nursery has gone; whether it was ready in time."""
-        channel = await AsyncChannel.open(child.socket, FRONT)
+        channel = await AsyncChannel.open(connection, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await channel.receive()
@@ -232,6 +253,7 @@ class Lanes:
         except TimeoutError:
             return False
         finally:
+            self._channel = None
             channel.close()
 
     def _hear(self, answer: Answer) -> None:

@@ -195,15 +195,7 @@ class Media:
         The first that fails ends the others. `client` is who takes turns with others; by default
         the salt. Raises as `open` does.
         """
-        limit = self._options.max_images_per_request
-        if len(sources) > limit:
-            raise InvalidRequest(
-                f"the request has {len(sources)} pictures; the limit is {limit}: send fewer, "
-                "or start the server with a larger "
-                "--max-images-per-request",
-                param=sources[limit].param,
-                code="too_many_images",
-            )
+        self.check_count(sources)
         asker, reads = asker or Asker(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             if (name := _name(source.url)) not in reads:
@@ -219,6 +211,18 @@ class Media:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def check_count(self, sources: Sequence[ImageSource]) -> None:
+        """Raises InvalidRequest for more images than one request may have."""
+        limit = self._options.max_images_per_request
+        if len(sources) > limit:
+            raise InvalidRequest(
+                f"the request has {len(sources)} pictures; the limit is {limit}: send fewer, "
+                "or start the server with a larger "
+                "--max-images-per-request",
+                param=sources[limit].param,
+                code="too_many_images",
+            )
 
     async def open(self, source: ImageSource, salt: str, asker: Asker | None = None) -> OpenedImage:
         """Name a picture and say what it costs, without decoding it.

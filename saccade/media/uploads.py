@@ -41,8 +41,9 @@ class Uploads:
         lifetime: int | None,
         owner: str = "",
         share: float = 1.0,
+        suffix: str | None = None,
     ) -> Stored:
-        save = partial(self._store.save, data, name, purpose, lifetime, owner, share)
+        save = partial(self._store.save, data, name, purpose, lifetime, owner, share, suffix)
         return await self._run(self._writer, save)
 
     async def delete(self, id: str, owner: str = "") -> None:

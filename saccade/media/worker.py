@@ -1,13 +1,14 @@
 """Image workers: processes that read headers and decode images, one image at a time each, and may
 die of them.
 
-Started by `media/lanes.py` as `python -m saccade.media.worker`. That process, a nursery, loads what
-its workers need and forks them. There are two: one for workers that read headers, which has no
-torch and starts in a moment, and one for those that decode into the arena. A nursery passes orders
-and answers on, ends a worker when told, and forks another in the place of one that has ended, in
-milliseconds. It never looks at an image. Encoded bytes lie in memory files, one per worker, that
-the front fills. A worker keeps nothing between orders; whatever hostile bytes do to it (crash,
-hang, blow up) ends with that process.
+Started by `media/lanes.py` as `python -m saccade.media.worker`. That process, a stock, loads what
+workers need and forks a nursery, which forks the workers. There are two: one for workers that read
+headers, which has no torch and starts in a moment, and one for those that decode into the arena. A
+nursery passes orders and answers on, ends a worker when told, and forks another in the place of one
+that has ended, in milliseconds. It never looks at an image. A stock does nothing but fork the next
+nursery when one was killed, so that nothing is loaded again. Encoded bytes lie in memory files, one
+per worker, that the front fills. A worker keeps nothing between orders; whatever hostile bytes do
+to it (crash, hang, blow up) ends with that process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import resource
 import selectors
 import signal
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +37,7 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.child import Channel, Codec, Disconnected, ParentLink, enter
 from saccade.core.errors import ImageError
+from saccade.core.garbage import settle
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import ImageRecipe
 from saccade.media.content import Probe
@@ -48,23 +52,20 @@ KEPT_BYTES = 64 << 20
 decoding.
 """
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a nursery is told at its start: whether its workers decode or read headers, the arena,
-    and a memory file for each worker.
-
-    `lifeline` is the write end of a pipe. It is closed when the last of these processes has gone.
+    """What a stock is told at its start: whether its workers decode or read headers, the arena, and
+    a memory file for each worker.
     """
 
     decode: bool
     arena: int
     arena_bytes: int
     inboxes: tuple[int, ...]
-    lifeline: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +163,13 @@ class ImageWorker:
 class Nursery:
     """Forks workers, and passes messages between them and the front."""
 
-    def __init__(self, boot: Boot, link: ParentLink, arena: Arena) -> None:
+    def __init__(self, boot: Boot, front: socket.socket, arena: Arena) -> None:
         self._boot = boot
-        self._link = link
+        self._socket = front
         self._arena = arena
-        self._front = Channel(link.socket, NURSERY)
+        self._front = Channel(front, NURSERY)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(link.socket, selectors.EVENT_READ, None)
+        self._selector.register(front, selectors.EVENT_READ, None)
         self._workers: dict[int, ImageWorker] = {}
 
     def fork(self, number: int) -> None:
@@ -224,13 +225,9 @@ class Nursery:
         """Work as a worker in this process, which was forked, to its end."""
         status = 1
         try:
-            name = b"saccade-decode" if self._boot.decode else b"saccade-header"
-            libc = ctypes.CDLL(None)
-            libc.prctl(PR_SET_NAME, name)
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == nursery:
+            if follows(nursery, b"saccade-decode" if self._boot.decode else b"saccade-header"):
                 self._selector.close()
-                self._link.socket.close()
+                self._socket.close()
                 for other in self._workers.values():
                     other.socket.close()
                 for place, inbox in enumerate(self._boot.inboxes):
@@ -240,6 +237,58 @@ class Nursery:
             status = 0
         finally:
             os._exit(status)
+
+
+def follows(parent: int, name: bytes) -> bool:
+    """Name this process, which was forked, and have it end with `parent`; whether that still is."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NAME, name)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def stock(boot: Boot, link: ParentLink, arena: Arena) -> int:
+    """Fork a nursery for each socket that the front sends, one after the other; exit status 0 once
+    the front has gone. A nursery that was killed says nothing against the next; one that failed by
+    itself ends this process too, with its status.
+
+    Beside the socket comes the write end of a pipe, which the nursery and its workers hold: it is
+    closed when the last of them has gone.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    while True:
+        _, received, _, _ = socket.recv_fds(link.socket, 1, 2)
+        if not received:
+            return 0
+        front, lifeline = received
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            link.socket.close()
+            be_nursery(boot, socket.socket(fileno=front), arena, parent)
+        os.close(front)
+        os.close(lifeline)
+        ended = 0
+        while ended != pid:  # also workers of a nursery that was killed
+            ended, status = os.wait()
+        if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
+            return code
+
+
+def be_nursery(boot: Boot, front: socket.socket, arena: Arena, parent: int) -> NoReturn:
+    """Be a nursery in this process, which was forked, to its end."""
+    status = 1
+    try:
+        if follows(parent, b"saccade-nursery"):
+            nursery = Nursery(boot, front, arena)
+            for number in range(len(boot.inboxes)):
+                nursery.fork(number)
+            nursery.run()
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def serve(channel: Channel[Answer, Order], inbox: int, arena: Arena) -> None:
@@ -340,18 +389,17 @@ def limited_time(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def main() -> None:
+def main() -> int:
     boot, link = enter(Boot)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, b"saccade-images")
     libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)  # the most it takes
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
-    nursery = Nursery(boot, link, Arena.attach(boot.arena, boot.arena_bytes))
+    arena = Arena.attach(boot.arena, boot.arena_bytes)
     warm_up(boot.decode)
-    for number in range(len(boot.inboxes)):
-        nursery.fork(number)
-    nursery.run()
+    settle()
+    return stock(boot, link, arena)
 
 
 def warm_up(decode: bool) -> None:
@@ -368,4 +416,4 @@ def warm_up(decode: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

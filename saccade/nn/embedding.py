@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.linear import linear, pack
+from saccade.kernels.int8 import Int8Matrix, int8_linear
+from saccade.kernels.linear import linear, ready
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -19,15 +20,15 @@ class TokenEmbedding:
     divide.
     """
 
-    __slots__ = ("first", "shard", "share", "table", "vocab_size")
+    __slots__ = ("first", "part", "shard", "share", "table", "vocab_size")
 
     def __init__(self, weights: Weights, name: str, shape: tuple[int, int], shard: Shard) -> None:
         self.vocab_size = shape[0]
         self.share = -(-shape[0] // shard.size)
         self.first = min(shard.rank * self.share, shape[0])
-        self.table = weights.load(
-            Part(name, shape, (slice(self.first, min(self.first + self.share, shape[0])),))
-        )
+        mine = slice(self.first, min(self.first + self.share, shape[0]))
+        self.part = Part(name, shape, (mine,))
+        self.table = weights.load(self.part)
         self.shard = shard
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -44,21 +45,26 @@ class TokenHead:
     """Logits: products with every row of an embedding's table, which may also be the token
     embedding's own.
 
-    Where weights are packed, the head has a packed copy, for the embedding reads single rows. That
-    is memory for time: the products take half of it (LOG.md).
+    Where weights are packed or in 8 bits, the head has a copy that is, for the embedding reads
+    single rows. That is memory for time: the products take half of it (LOG.md).
     """
 
     __slots__ = ("shard", "share", "vocab_size", "weight")
 
-    def __init__(self, rows: TokenEmbedding) -> None:
+    def __init__(self, weights: Weights, rows: TokenEmbedding) -> None:
         self.vocab_size = rows.vocab_size
         self.share = rows.share
         self.shard = rows.shard
-        self.weight = pack(rows.table)  # this rank's rows [share, hidden]
+        # this rank's rows [share, hidden]
+        self.weight = ready(weights.matrix(rows.table, rows.part.name))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] on every rank."""
-        logits = linear(x, self.weight)
+        """[R, hidden] -> [R, vocab_size] on every rank; from 8 bits in float32."""
+        logits = (
+            int8_linear(x, self.weight, dtype=torch.float32)
+            if isinstance(self.weight, Int8Matrix)
+            else linear(x, self.weight)
+        )
         if self.shard.size == 1:
             return logits
         padded = F.pad(logits, (0, self.share - logits.shape[1]))

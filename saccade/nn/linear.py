@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
-from saccade.kernels.linear import Activation, Matrix, linear, ready
+from saccade.kernels.linear import Activation, Matrix, linear, missing, ready
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -64,16 +65,22 @@ class Linear:
         *,
         bias: bool,
         activation: Activation = "none",
+        inner: bool = False,
     ) -> Linear:
         """Several projections of one input in one multiplication; a rank holds its slice of each
-        one's outputs.
+        one's outputs. inner: each slice is padded with zeros where the device's products want that;
+        a RowLinear that is `inner` takes them.
         """
-        matrix = weights.load_matrix(*(column.part("weight", inputs) for column in columns))
-        return cls(
-            matrix,
-            weights.load(*(column.part("bias") for column in columns)) if bias else None,
-            activation,
-        )
+        parts = [column.part("weight", inputs) for column in columns]
+        matrix = weights.load_matrix(*parts)
+        added = weights.load(*(column.part("bias") for column in columns)) if bias else None
+        sizes = [part.wanted[0] for part in parts]
+        if inner and (more := missing(sizes[0], weights.device)):
+            assert isinstance(matrix, torch.Tensor) and len({*sizes}) == 1
+            matrix = torch.cat([F.pad(piece, (0, 0, 0, more)) for piece in matrix.split(sizes)])
+            if added is not None:
+                added = torch.cat([F.pad(piece, (0, more)) for piece in added.split(sizes)])
+        return cls(matrix, added, activation)
 
     @classmethod
     def fused_columns(
@@ -104,12 +111,24 @@ class RowLinear:
     __slots__ = ("bias", "shard", "weight")
 
     def __init__(
-        self, weights: Weights, name: str, inputs: int, outputs: int, shard: Shard, *, bias: bool
+        self,
+        weights: Weights,
+        name: str,
+        inputs: int,
+        outputs: int,
+        shard: Shard,
+        *,
+        bias: bool,
+        inner: bool = False,
     ) -> None:
+        """inner: the inputs come from a Linear that is."""
         mine = share(shard, 0, inputs, f"inputs of {name}")
-        self.weight = ready(
-            weights.load_matrix(Part(f"{name}.weight", (outputs, inputs), (slice(None), mine)))
-        )
+        part = Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))
+        matrix = weights.load_matrix(part)
+        if inner and (more := missing(part.wanted[1], weights.device)):
+            assert isinstance(matrix, torch.Tensor)
+            matrix = F.pad(matrix, (0, more))
+        self.weight = ready(matrix)
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard
 

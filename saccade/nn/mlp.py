@@ -1,4 +1,7 @@
-"""The two-layer networks between attentions, and the activations that checkpoints name."""
+"""The two-layer networks between attentions, and the activations that checkpoints name.
+
+All of these activations make zero of zero, so that inner values that only pad add nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,9 @@ class MLP:
             hidden,
             bias=True,
             activation=activation(act),
+            inner=True,
         )
-        self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True)
+        self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True, inner=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.up(x))
@@ -78,8 +82,10 @@ class GatedMLP:
         columns = [
             Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")
         ]
-        self.gate_up = Linear.columns(weights, columns, hidden, bias=bias)
-        self.down = RowLinear(weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias)
+        self.gate_up = Linear.columns(weights, columns, hidden, bias=bias, inner=True)
+        self.down = RowLinear(
+            weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias, inner=True
+        )
         self.act = activation(act)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

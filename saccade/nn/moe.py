@@ -20,13 +20,16 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class MoEShape:
-    """`experts` gated MLPs of `width` values each, over all ranks; a row goes to `top` of them."""
+    """`experts` gated MLPs of `width` values each, over all ranks; a row goes to `top` of them.
+    outputs_first: matrices of all experts that are stored as one tensor are [out, in] each.
+    """
 
     hidden: int
     width: int
     experts: int
     top: int
     act: str
+    outputs_first: bool = False
 
 
 class SparseMLP:
@@ -63,12 +66,24 @@ def _keep(up: list[Matrix], down: list[Matrix]) -> Experts:
 def _load_fused(
     weights: Weights, name: str, shape: MoEShape, mine: slice
 ) -> tuple[list[Matrix], list[Matrix]]:
-    """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each."""
+    """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
+    about.
+    """
     every, width = slice(None), shape.width
+    cuts = mine, slice(width + mine.start, width + mine.stop)  # of the gates, and of up
+    if shape.outputs_first:
+        gates = (shape.experts, 2 * width, shape.hidden)
+        ups = [weights.load(Part(f"{name}.gate_up_proj", gates, (every, cut))) for cut in cuts]
+        downs = (shape.experts, shape.hidden, width)
+        inner = weights.load(Part(f"{name}.down_proj", downs, (every, every, mine)))
+        return (
+            [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*ups)],
+            [weights.matrix(each.contiguous(), f"{name}.down_proj") for each in inner],
+        )
     gates = (shape.experts, shape.hidden, 2 * width)
     halves = [
         weights.load(Part(f"{name}.gate_up_proj", gates, (every, every, columns)))
-        for columns in (mine, slice(width + mine.start, width + mine.stop))
+        for columns in cuts
     ]  # [E, H, I] each
     downs = (shape.experts, width, shape.hidden)
     inner = weights.load(Part(f"{name}.down_proj", downs, (every, mine)))

@@ -15,8 +15,14 @@ class RMSNorm:
 
     __slots__ = ("eps", "weight")
 
-    def __init__(self, weights: Weights, name: str, size: int, eps: float) -> None:
-        self.weight = weights.load(Part(f"{name}.weight", (size,)))
+    def __init__(
+        self, weights: Weights, name: str, size: int, eps: float, *, around_one: bool = False
+    ) -> None:
+        """around_one: the checkpoint holds what weights are more than 1, which is kept in float32:
+        in 16 bits the sum would lose most of what the checkpoint says.
+        """
+        weight = weights.load(Part(f"{name}.weight", (size,)))
+        self.weight = weight.float() + 1.0 if around_one else weight
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,37 @@ class Batch:
     sample_rows: torch.Tensor  # [D] int64
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """Of a layer with the gated delta rule, for T tokens.
+
+    mixed: queries, keys and values, before the convolution, whose weights are `taps`, the newest
+    input's last. decay: logarithms, at most 0. beta: how much of a correction is made.
+    """
+
+    mixed: torch.Tensor  # [T, 2 Hk Dk + Hv Dv]
+    taps: torch.Tensor  # [K, 2 Hk Dk + Hv Dv]
+    decay: torch.Tensor  # [T, Hv] float32
+    beta: torch.Tensor  # [T, Hv] float32
+
+
+class Recurrence(Protocol):
+    """Linear attention by the gated delta rule (`kernels/delta.py`), whose memory of each sequence
+    is a state, which it brings up to date.
+    """
+
+    def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
+        """What each token reads from its sequence's state [T, Hv, Dv], itself included."""
+        ...
+
+
 class Attention(Protocol):
-    """Causal self-attention over the paged KV cache, whose keys and values it writes."""
+    """Causal self-attention over the paged KV cache, whose keys and values it writes; and what
+    stands in its place in layers that keep states.
+    """
+
+    @property
+    def recurrence(self) -> Recurrence: ...
 
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step, before the first layer."""

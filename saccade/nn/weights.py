@@ -59,7 +59,7 @@ class Weights(Protocol):
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
-        """A matrix [out, in] that was cut from the loaded tensor `name`, as `load_matrix` would
-        have it: in 8 bits where it is to be.
+        """A matrix [out, in] that was cut from the loaded tensor `name`, or is that tensor, as
+        `load_matrix` would have it: in 8 bits where it is to be.
         """
         ...

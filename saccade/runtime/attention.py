@@ -19,6 +19,7 @@ from saccade.kernels.layer import QKNorm, turn_and_cache
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
+from saccade.runtime.states import StateLayers, StateRecurrence
 
 KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 """By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
@@ -27,8 +28,13 @@ A kv slot is page * page_size + offset in page.
 """
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention of some of a batch's queries, given a layer's keys and values (its whole cache)."""
+KVScales = Sequence[tuple[float, float]]
+"""Per layer, what keys and values were divided by when they were put into a cache of 8 bits."""
+
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""A sequence's keys or values, of a layer's whole cache."""
+Attend = Callable[[torch.Tensor, PagedCache], torch.Tensor]
+"""Attention of some of a batch's queries, given a layer's whole cache."""
 
 ABREAST_VALUES = 1 << 15
 """Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
@@ -38,13 +44,33 @@ FEWEST_ABREAST = 4
 """Sequences that a shared call is worth while for."""
 
 
-def attention_for(kv: KVCache, page_size: int, *, graphs: bool = False) -> Attention:
+NO_STATES: StateLayers = {}
+
+
+def attention_for(
+    kv: KVCache,
+    page_size: int,
+    states: StateLayers = NO_STATES,
+    *,
+    dtype: torch.dtype | None = None,
+    scales: KVScales = (),
+    graphs: bool = False,
+) -> Attention:
     """The one for the device that the cache lies on; with `graphs`, one that reads lengths and
     pages from there alone.
+
+    states: of the layers that keep them in place of keys and values. dtype: of queries, where the
+    cache has another. scales: none are ones.
     """
-    keys, _ = next(iter(kv.values()))
-    kind = PagedAttention if graphs or device.runs_triton(keys) else SequenceAttention
-    return kind(kv, page_size)
+    each = scales or [(1.0, 1.0)] * len(kv)
+    caches = {
+        layer: PagedCache(*kept, *scale)
+        for (layer, kept), scale in zip(kv.items(), each, strict=True)
+    }
+    any_keys = next(iter(caches.values())).keys
+    if graphs or device.runs_triton(any_keys):
+        return PagedAttention(caches, page_size, states)
+    return SequenceAttention(caches, page_size, dtype or any_keys.dtype, states)
 
 
 class SequenceAttention:
@@ -52,24 +78,35 @@ class SequenceAttention:
     its own. There, consecutive pages are read in place, others are gathered.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._kv = kv
+    def __init__(
+        self,
+        caches: Mapping[int, PagedCache],
+        page_size: int,
+        dtype: torch.dtype,
+        states: StateLayers = NO_STATES,
+    ) -> None:
+        """dtype: of queries."""
+        self.recurrence = StateRecurrence(states)
+        self._caches = caches
         self._page_size = page_size
-        any_keys, _ = next(iter(kv.values()))  # of whichever layer: all are alike
-        _, self._kv_heads, self._dim = any_keys.shape
+        keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
+        self._dtype = dtype
+        self._converts = keys.dtype != dtype
+        _, self._kv_heads, self._dim = keys.shape
         self._scale = self._dim**-0.5
-        slot, head, value = any_keys.stride()
+        slot, head, value = keys.stride()
         self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
         self._rows: list[tuple[slice, Attend]] = []
         # A window of it that begins `length` before the middle masks all but `length` keys.
-        self._abreast_keys = keys = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
-        self._strip = torch.zeros(2 * keys, dtype=any_keys.dtype)
-        self._strip[keys:] = -torch.inf
-        self._places = np.arange(keys)
+        self._abreast_keys = most = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
+        self._strip = torch.zeros(2 * most, dtype=dtype)
+        self._strip[most:] = -torch.inf
+        self._places = np.arange(most)
         self._page, self._offset = np.divmod(self._places, page_size)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         table = batch.page_table.numpy()
         starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
@@ -87,12 +124,14 @@ class SequenceAttention:
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        k_cache, v_cache = self._kv[layer]
-        cache = k_cache, v_cache
+        cache = self._caches[layer]
         q = turn_and_cache(qkv, self._kv_heads, rotation, qk_norm, cache, self._out_slots)
         if len(self._rows) == 1:
-            return self._rows[0][1](q, k_cache, v_cache)
-        return torch.cat([attend(q[rows], k_cache, v_cache) for rows, attend in self._rows])
+            attended = self._rows[0][1](q, cache)
+        else:
+            attended = torch.cat([attend(q[rows], cache) for rows, attend in self._rows])
+        # Each is a mean of values: their scale may come last.
+        return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
         """Where the rows from `row` on end that decode after few tokens."""
@@ -117,8 +156,10 @@ class SequenceAttention:
         windows = torch.from_numpy(len(self._places) - counts)
         mask = self._strip.unfold(0, longest, 1).index_select(0, windows)
         shape = (len(lengths), longest, self._kv_heads, self._dim)
-        read = partial(self._gather, torch.from_numpy(index.reshape(-1)), shape)
-        return lambda q, k, v: decode_attention(q, read(k), read(v), mask, self._scale)
+        read = self._reads(partial(self._gather, torch.from_numpy(index.reshape(-1)), shape))
+        return lambda q, kv: decode_attention(
+            q, read(kv.keys), read(kv.values), mask, self._scale * kv.key_scale
+        )
 
     def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
         """For the last tokens of one sequence, whose pages begin `line`."""
@@ -127,10 +168,18 @@ class SequenceAttention:
         first = int(pages[0])
         if pages.tolist() == list(range(first, first + len(pages))):
             shape = (1, self._kv_heads, length, self._dim)
-            read = partial(self._slice, shape, first * size)
+            read = self._reads(partial(self._slice, shape, first * size))
         else:
-            read = partial(self._gather_pages, torch.from_numpy(pages), length)
-        return lambda q, k, v: causal_attention(q, read(k), read(v), self._scale)
+            read = self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
+        return lambda q, kv: causal_attention(
+            q, read(kv.keys), read(kv.values), self._scale * kv.key_scale
+        )
+
+    def _reads(self, read: Read) -> Read:
+        """`read`, as queries need it."""
+        if not self._converts:
+            return read
+        return lambda kept: read(kept).to(self._dtype)
 
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
@@ -159,15 +208,19 @@ class PagedAttention:
     NOT YET RUN on a GPU.
     """
 
-    def __init__(self, kv: KVCache, page_size: int) -> None:
-        self._caches = {layer: PagedCache(keys, values) for layer, (keys, values) in kv.items()}
+    def __init__(
+        self, caches: Mapping[int, PagedCache], page_size: int, states: StateLayers = NO_STATES
+    ) -> None:
+        self.recurrence = StateRecurrence(states)
+        self._caches = caches
         self._page_size = page_size
-        _, self._kv_heads, dim = next(iter(self._caches.values())).keys.shape
+        _, self._kv_heads, dim = next(iter(caches.values())).keys.shape
         self._scale = dim**-0.5
         self._rows: PagedRows | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
         self._rows = PagedRows(
             batch.q_starts,
@@ -183,6 +236,5 @@ class PagedAttention:
     ) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"
         cache, kv_heads = self._caches[layer], self._kv_heads
-        written = cache.keys, cache.values
-        q = turn_and_cache(qkv, kv_heads, rotation, qk_norm, written, self._out_slots)
+        q = turn_and_cache(qkv, kv_heads, rotation, qk_norm, cache, self._out_slots)
         return paged_attention(q, cache, self._rows, self._scale)

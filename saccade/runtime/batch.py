@@ -29,6 +29,34 @@ IN_FLIGHT = 2
 """Plans that may be begun before the first one's result is read."""
 UPDATES = 4096
 """New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
+ROW_TOKENS = 8
+"""A frame has room for one row of several tokens for each so many of its tokens."""
+
+
+class Frame(NamedTuple):
+    """What a step is padded to, so that a graph of that shape can compute it.
+
+    singles: rows of one token that was drawn and not told, which come first. rows, tokens: in all.
+    splices: image rows. Padding rows write to the dummy page and see nothing; what pads the splices
+    goes to tokens that pad.
+    """
+
+    singles: int
+    rows: int
+    tokens: int
+    splices: int
+
+    @classmethod
+    def decode(cls, rows: int) -> Frame:
+        """For steps that only decode, up to so many rows."""
+        return cls(rows, rows, rows, 0)
+
+    @classmethod
+    def mixed(cls, singles: int, tokens: int) -> Frame:
+        """For up to `tokens` - 1 tokens of other rows beside up to `singles` rows that decode: the
+        last row is always padding.
+        """
+        return cls(singles, singles + 1 + tokens // ROW_TOKENS, singles + tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +140,24 @@ class Fields(NamedTuple):
     owners: torch.Tensor  # [R] int64: the slot of each row
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
+    splice_rows: torch.Tensor  # [S] int64
     sample_rows: torch.Tensor  # [D] int64
     drawing: torch.Tensor  # [D] int64: the slots that draw
     places: torch.Tensor  # [U] int64: of the page table
     uniforms: torch.Tensor  # [D] float64
-    splice_rows: torch.Tensor  # [S] int64
     pages: torch.Tensor  # [U] int32: what the places hold
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
         """In the order in which `Batcher.build` writes them. What a network's layers read comes
-        first: where it lies depends on the numbers of tokens and rows alone, as a graph needs it.
+        first: where it lies depends on a step's frame alone, as a graph needs it.
         """
         axes, total, rows, draws, updates, splices = layout
-        sizes = (total, axes * total, total, rows, rows + 1, draws, draws, updates, draws, splices)
-        tokens, positions, out_slots, *longs, shown, rest = buffer.split(
+        sizes = (total, axes * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
+        tokens, positions, out_slots, *longs, rest = buffer.split(
             [*sizes, len(buffer) - sum(sizes)]
         )
-        owners, bounds, sample_rows, drawing, places, chances = longs
+        owners, bounds, shown, sample_rows, drawing, places, chances = longs
         q_starts, kv_lengths, _ = bounds.view(torch.int32).split([rows + 1, rows, 1])
         pages = rest.view(torch.int32)[:updates]
         return cls(
@@ -139,11 +167,11 @@ class Fields(NamedTuple):
             owners,
             q_starts,
             kv_lengths,
+            shown,
             sample_rows,
             drawing,
             places,
             chances.view(torch.float64),
-            shown,
             pages,
         )
 
@@ -205,6 +233,8 @@ class Batcher:
         each.
         """
         device = table.on_device.device
+        self.slots = slots
+        self.chunk_tokens = chunk_tokens
         self._known = known
         self._axes = known.axes
         self._page_size = page_size
@@ -213,11 +243,11 @@ class Batcher:
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
         # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
         # splice. Of each row: its slot, three of its draw, and two halves. Of an update: a place
-        # and half a page.
-        self._staging = Staging(
-            (3 + self._axes) * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4, device
-        )
-        self._nothing = torch.empty(0, dtype=torch.int64, device=device)  # no row is an image's
+        # and half a page. Of each row that only a frame has: a slot and two halves.
+        words = (3 + self._axes) * (chunk_tokens + slots) + 6 * slots + 2 * UPDATES + 4
+        words += 2 * (1 + chunk_tokens // ROW_TOKENS)
+        self._staging = Staging(words, device)
+        self._no_rows = torch.empty((0, 0), device=device)
 
     def open(self, opened: Open) -> None:
         """A sequence enters a slot that is empty."""
@@ -245,68 +275,77 @@ class Batcher:
         """These were drawn; the next step's rows of these slots begin with them."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
-    def only_decodes(self, plan: Plan) -> bool:
-        """Whether each row of the plan is one token that was drawn and not told."""
-        return bool(plan.rows) and all(
-            row.length == 1
-            and not row.tokens
-            and (slot := self._slots[row.slot]) is not None
-            and row.start >= len(slot.tokens)
-            for row in plan.rows
-        )
+    def count_decoding(self, rows: Sequence[Row]) -> int:
+        """How many rows, the first ones, are one token each that was drawn and not told."""
+        for index, row in enumerate(rows):
+            slot = self._slots[row.slot]
+            assert slot is not None, "a plan names an empty slot"
+            if row.tokens or row.start < len(slot.tokens):
+                return index
+        return len(rows)
 
-    def idle(self, rows: int, tokens: int) -> Batch:
-        """A step of which all is padding: `rows` rows, of one token each but for the last. They
-        write to the dummy page and see nothing.
-        """
-        host, singles = self._staging.next(), rows - (tokens > rows)
-        width = 2 + self._axes
-        host[: width * tokens] = 0
-        words = append(host, width * tokens, [0] * rows, [*range(rows), tokens, *[0] * rows])
-        self._staging.send(words)
-        there = Fields.of(self._staging.on_device, Layout(self._axes, tokens, rows, 0, 0, 0))
-        return self._batch(there, singles, self._nothing)
+    def idle(self, frame: Frame) -> Batch:
+        """A step of which all is padding. Its embeddings are nobody's: [0, 0]."""
+        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
+        host[: width * total] = 0
+        q_starts = lay_out([], frame)
+        owners = [0] * frame.rows
+        words = append(host, width * total, owners, [*q_starts, *owners])
+        shown = pad_splices(np.empty(0, np.int64), frame, frame.singles)
+        host[words : words + len(shown)] = shown
+        self._staging.send(words + len(shown))
+        layout = Layout(self._axes, total, frame.rows, 0, 0, frame.splices)
+        there = Fields.of(self._staging.on_device, layout)
+        return self._batch(there, frame.singles, self._no_rows)
 
     def build(
-        self, plan: Plan, embeddings: EmbeddingMemory, padded: int = 0
+        self, plan: Plan, embeddings: EmbeddingMemory, frame: Frame | None = None
     ) -> tuple[Batch, Draws]:
         """The tensors of one step, valid until the next is built. Appends each row's new pages
         first.
 
-        padded: for a plan that only decodes, rows in all; what is beyond its own writes to the
-        dummy page and sees nothing.
+        frame: what the step, which must fit, is padded to. Its embeddings are not padded.
         """
         rows, table = plan.rows, self._table
-        more = max(0, padded - len(rows))
-        q_starts = list(accumulate([row.length for row in rows] + [1] * more, initial=0))
-        ends = [row.start + row.length for row in rows]
+        decoding = self.count_decoding(rows)
+        others = [row.length for row in rows[decoding:]]
+        frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
+        q_starts = lay_out(others, frame)
+        before = [0] * (frame.singles - decoding)  # padding, between rows that decode and others
+        behind = [0] * (frame.rows - frame.singles - len(others))
         self._grow(rows)
-        host = self._staging.next()
-        total, width = q_starts[-1], 2 + self._axes
-        if more:
+        host, total, width = self._staging.next(), frame.tokens, 2 + self._axes
+        if before or behind:
             host[: width * total] = 0
-        decoding = self._write_tokens(rows, q_starts, host[: width * total].reshape(width, total))
+        firsts = [*range(decoding), *q_starts[frame.singles :]]
+        self._write_tokens(rows, decoding, firsts, host[: width * total].reshape(width, total))
+        ends = [row.start + row.length for row in rows]
+        slots = [row.slot for row in rows]
+        owners = [*slots[:decoding], *before, *slots[decoding:], *behind]
+        lengths = [*ends[:decoding], *before, *ends[decoding:], *behind]
+        words = append(host, width * total, owners, [*q_starts, *lengths])
+        shown = splice_rows(plan.splices) + len(before)  # none is of a row that decodes
+        shown = pad_splices(shown, frame, q_starts[frame.singles + len(others)])
+        host[words : words + len(shown)] = shown
+        words += len(shown)
         drawn = [index for index, row in enumerate(rows) if row.sample]
-        slots = [rows[index].slot for index in drawn]
-        counts, points = self._count(slots, [ends[index] for index in drawn])
-        splices = splice_rows(plan.splices)
+        drawing = [slots[index] for index in drawn]
+        counts, points = self._count(drawing, [ends[index] for index in drawn])
         places, pages = table.take_updates()
-        owners = [*[row.slot for row in rows], *[0] * more]
-        words = append(host, width * total, owners, [*q_starts, *ends, *[0] * more])
-        longs = [*[q_starts[index + 1] - 1 for index in drawn], *slots, *places]
-        words = append(host, words, longs, pages, points, splices)
+        last = [firsts[index] + rows[index].length - 1 for index in drawn]
+        words = append(host, words, [*last, *drawing, *places], pages, points)
         self._staging.send(words)
         there = self._staging.cut(
-            Layout(self._axes, total, len(rows) + more, len(drawn), len(places), len(splices))
+            Layout(self._axes, total, frame.rows, len(drawn), len(places), len(shown))
         )
         if places:
             table.on_device.view(-1).index_copy_(0, there.places, there.pages)
         if decoding:
             mine, tokens = there.owners[:decoding], there.tokens[:decoding]
             torch.index_select(self._drawn, 0, mine, out=tokens)
-        shown = embeddings.gather([(each.key, each.offset, each.length) for each in plan.splices])
-        batch = self._batch(there, decoding + more, shown)
-        return batch, Draws(slots, counts, there.drawing, there.uniforms)
+        parts = [(each.key, each.offset, each.length) for each in plan.splices]
+        batch = self._batch(there, frame.singles, embeddings.gather(parts))
+        return batch, Draws(drawing, counts, there.drawing, there.uniforms)
 
     def _batch(self, there: Fields, singles: int, shown: torch.Tensor) -> Batch:
         return Batch(
@@ -323,10 +362,13 @@ class Batcher:
             sample_rows=there.sample_rows,
         )
 
-    def scored(self, rows: Sequence[Row]) -> list[Wanted]:
-        """The batch rows of a step that are scored."""
-        found, first = [], 0
-        for row in rows:
+    def scored(self, rows: Sequence[Row], frame: Frame | None = None) -> list[Wanted]:
+        """The batch rows of a step, padded to `frame`, that are scored."""
+        if not any(row.scored for row in rows):
+            return []
+        decoding = self.count_decoding(rows)
+        found, first = [], frame.singles if frame else decoding
+        for row in rows[decoding:]:
             if row.scored:
                 start, end = row.scored
                 slot = self._slots[row.slot]
@@ -343,35 +385,36 @@ class Batcher:
             held = len(self._table.lists[row.slot]) * self._page_size
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
-    def _write_tokens(self, rows: Sequence[Row], q_starts: Sequence[int], into: Integers) -> int:
-        """Tokens, rotary positions and kv slots, [1 + A + 1, T]. How many rows decode: they come
-        first, and their tokens are put in on the device.
+    def _write_tokens(
+        self, rows: Sequence[Row], decoding: int, firsts: Sequence[int], into: Integers
+    ) -> None:
+        """Tokens, rotary positions and kv slots, [1 + A + 1, T], row by row from `firsts` on. The
+        tokens of rows that decode are put in on the device.
         """
-        size, lists, decoding = self._page_size, self._table.lists, 0
+        size, lists = self._page_size, self._table.lists
         positions: list[int] = []
         places: list[int] = []
-        for index, row in enumerate(rows):
+        for row in rows[:decoding]:
+            slot = self._slots[row.slot]
+            assert slot is not None and row.length == 1
+            positions.append(row.start + slot.shift)
+            places.append(lists[row.slot][row.start // size] * size + row.start % size)
+        if decoding:
+            into[1:-1, :decoding] = positions
+            into[-1, :decoding] = places
+        for row, first in zip(rows[decoding:], firsts[decoding:]):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             start, end = row.start, row.start + row.length
-            if start >= len(slot.tokens) and not row.tokens:
-                assert row.length == 1 and decoding == index, "rows that decode come first"
-                decoding += 1
-                positions.append(start + slot.shift)
-                places.append(lists[row.slot][start // size] * size + start % size)
-                continue
-            part = into[:, q_starts[index] : q_starts[index + 1]]
-            place, opened = np.arange(start, end), max(0, len(slot.tokens) - start)
+            opened = max(0, len(slot.tokens) - start)
+            assert opened or row.tokens, "rows that decode come first"
             assert row.length == min(row.length, opened) + len(row.tokens), "tokens nobody told"
+            part, place = into[:, first : first + row.length], np.arange(start, end)
             part[0, :opened] = slot.tokens[start:end]
             part[0, opened:] = row.tokens
             part[1:-1, :opened] = slot.positions[:, start:end]
             part[1:-1, opened:] = place[opened:] + slot.shift
             part[-1] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
-        if decoding:
-            into[1:-1, :decoding] = positions
-            into[-1, :decoding] = places
-        return decoding
 
     def _count(self, slots: Sequence[int], ends: Sequence[int]) -> tuple[list[int], list[float]]:
         """Tokens drawn before in each slot, and the uniform number of the next draw."""
@@ -385,13 +428,33 @@ class Batcher:
         return counts, points
 
 
+def lay_out(others: Sequence[int], frame: Frame) -> list[int]:
+    """Where each of the frame's rows begins, and all end, [R + 1]: first its single tokens, then
+    rows of `others` tokens, then empty ones, of which the last has all tokens that are left.
+    """
+    found = [*range(frame.singles), *accumulate(others, initial=frame.singles)]
+    if more := frame.rows + 1 - len(found):
+        found += [*[found[-1]] * (more - 1), frame.tokens]
+    assert len(found) == frame.rows + 1 and found[-1] == frame.tokens, "the step does not fit"
+    return found
+
+
+def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
+    """As many batch rows as the frame has of images: `shown`, then tokens from `end` on, which
+    pad. They take turns: adding to one of them in many places at once would be slow.
+    """
+    if (left := frame.splices - len(shown)) <= 0:
+        return shown
+    assert end < frame.tokens, "a frame with images has a token that pads"
+    return np.concatenate([shown, end + np.arange(left) % (frame.tokens - end)])
+
+
 def append(
     host: Integers,
     start: int,
     longs: Sequence[int],
     ints: Sequence[int],
     floats: Sequence[float] = (),
-    rows: Integers | None = None,
 ) -> int:
     """Write numbers into `host` from word `start` on, back to back, `ints` last, two to a word;
     where they end.
@@ -400,9 +463,6 @@ def append(
     host[start:end] = longs
     start, end = end, end + len(floats)
     host[start:end].view(np.float64)[:] = floats
-    if rows is not None and len(rows):
-        start, end = end, end + len(rows)
-        host[start:end] = rows
     start, end = end, end + -(-len(ints) // 2)
     host[start:end].view(np.int32)[: len(ints)] = ints
     return end

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,13 +32,13 @@ PENDING_BYTES = 1 << 30
 def fingerprint_encoder(
     spec: FamilySpec,
     device: torch.device,
-    encode: Callable[[Sequence[torch.Tensor], Sequence[Grid]], list[torch.Tensor]],
+    encode: Callable[[torch.Tensor, Grid], torch.Tensor],
 ) -> bytes:
     """16 bytes that differ where the vision tower's answers do: weights, dtype, kind of device.
     What it makes of a test picture, hashed.
 
-    encode: canvases uint8 [H, W, 3] on `device`, with their grids, to [num_tokens,
-    embedding_width]. Every rank must call this.
+    encode: a canvas uint8 [H, W, 3] on `device`, with its grid, to [num_tokens, embedding_width].
+    Every rank must call this.
     """
     height, width = spec.sample.canvas
     pixels = (
@@ -46,7 +46,7 @@ def fingerprint_encoder(
         .to(torch.uint8)
         .view(height, width, 3)
     )
-    rows = encode([pixels.to(device)], [spec.sample.grid])[0].cpu()  # [tokens, embedding_width]
+    rows = encode(pixels.to(device), spec.sample.grid).cpu()  # [tokens, embedding_width]
     told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
     return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
 
@@ -55,6 +55,7 @@ def fingerprint_encoder(
 class _Job:
     kind: Literal["read", "write", "remove"]
     key: ImageKey
+    num_tokens: int | None = None
     embedding: torch.Tensor | None = None
     wait: Callable[[], None] = lambda: None
 
@@ -65,9 +66,16 @@ class DiskTier:
     `found`: (key, tokens) of what was there at the start, the oldest first.
     """
 
-    def __init__(self, root: Path, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
-        """Raises OSError where the folder cannot be had."""
-        self.files = EmbeddingFiles(root, fingerprint, width, dtype)
+    def __init__(
+        self,
+        root: Path,
+        fingerprint: bytes,
+        width: int,
+        dtype: torch.dtype,
+        shared_bytes: int | None = None,
+    ) -> None:
+        """`shared_bytes`: as in `EmbeddingFiles`. Raises OSError where the folder cannot be had."""
+        self.files = EmbeddingFiles(root, fingerprint, width, dtype, shared_bytes)
         self.found = self.files.scan()
         self._jobs: deque[_Job] = deque()
         self._pending: Counter[ImageKey] = Counter()  # writes and removals not yet done
@@ -98,7 +106,7 @@ class DiskTier:
         with self._changed:
             if self._pending_bytes + embedding.nbytes <= PENDING_BYTES:
                 self._pending_bytes += embedding.nbytes
-                self._put(_Job("write", key, embedding, wait))
+                self._put(_Job("write", key, len(embedding), embedding, wait))
                 return
             self._events.append((key, "not saved"))
         self._give(embedding)
@@ -109,10 +117,12 @@ class DiskTier:
             self._events.append((key, "not saved"))
             self._changed.notify_all()
 
-    def read(self, key: ImageKey) -> None:
-        """Begin to read; `collect` says when it has been."""
+    def read(self, key: ImageKey, num_tokens: int | None = None) -> None:
+        """Begin to read; `collect` says when it has been. A file with another number of tokens, if
+        that is told, is damaged.
+        """
         with self._changed:
-            self._put(_Job("read", key))
+            self._put(_Job("read", key, num_tokens))
 
     def remove(self, key: ImageKey) -> None:
         with self._changed:
@@ -218,13 +228,16 @@ class DiskTier:
                 finally:
                     self._give(job.embedding)
             else:
-                embedding = self.files.load(path, job.key, self._lend, self._give)
+                embedding = self.files.load(path, job.key, self._lend, self._give, job.num_tokens)
                 with self._changed:
                     self._read[job.key] = embedding
                 return job.key, "read"
             return None
         except Damaged as error:
             discard(path, error)
+        except FileNotFoundError:
+            if self.files.room is None or job.kind != "read":
+                log.warning("embedding cache on disk: %s has gone", path.name)
         except (
             OSError
         ) as error:  # it may pass (too many open files, a disk that is away): the file stays

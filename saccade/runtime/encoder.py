@@ -7,6 +7,7 @@ Owns the buffers that graphs read and write. Knows nothing of plans, ranks or th
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Grid
-from saccade.kernels.attention import Segments
+from saccade.kernels.attention import Backend, Segments
 from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner
@@ -35,6 +36,10 @@ pieces a step may end. torch's attention takes fewer than 768 queries in smaller
 ROWS_PER_SEGMENT = 16
 """A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
 more of them run eagerly.
+"""
+WARM_SIDES = (16, 256)
+"""Pixels: sides of the pictures that warm the tower up. Where a family takes small images, one has
+fewer patches than the kernels' shortest tile has rows, and one has more.
 """
 MOST_UNBOUNDED = 32
 """But for no more segments that may be as long as the graph: for each of them it launches blocks
@@ -56,9 +61,11 @@ class PackedEncoder:
         like: torch.Tensor,
         capture: Capture | None = None,
     ) -> None:
+        self._spec = net.spec
         self._vision = net.vision
         self._positions = positions
-        self._attention = config.attention
+        # cuDNN plans whenever a shape is new: without graphs every picture's would be.
+        self._attention: Backend = "flash" if config.attention == "cudnn" else config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
         self._piece = None if like.is_cuda else CPU_PIECE
@@ -101,6 +108,27 @@ class PackedEncoder:
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""
         return self._graphs is not None and self._graphs.adapt()
+
+    @torch.inference_mode()
+    def encode_plainly(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """The embedding of one picture, whose canvas uint8 [H, W, 3] is on the device, without
+        graphs: its bits do not depend on their sizes.
+        """
+        facts = self._vision.grid_facts(grid)
+        rows = self._vision.embed(pixels, facts)
+        embedding = drain(self._vision.blocks(self._eager_pack([rows], [facts])))
+        return self._vision.split(embedding, [facts])[0]
+
+    def warm_up(self) -> None:
+        """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
+        they are first launched, those for long segments and for short ones are.
+        """
+        bounds = self._spec.pixel_bounds
+        bounds = replace(bounds, min_pixels=bounds.least)
+        for side in WARM_SIDES:
+            recipe = self._spec.recipe(side, side, bounds)
+            canvas = torch.zeros((*recipe.canvas, 3), dtype=torch.uint8, device=self._device)
+            self.encode_plainly(canvas, recipe.grid)
 
     def close(self) -> None:
         """Let go of the graphs."""

@@ -3,26 +3,33 @@
 A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
 checksum of its values. Whatever else lies in the model's folder is removed, but for folders, and
 for what could not be looked at: the next run may be able to. A file appears under its name only
-when it is whole and on the disk (write, fsync, rename). Knows nothing of threads.
+when it is whole and on the disk (write, fsync, rename). It is read, not mapped: of a file that is
+cut short, or on a disk that goes away, a read fails and a mapping kills the process.
+
+Of a folder that several servers share (`shared.py`), each looks only at what it needs, a file is
+written once, whoever comes first, and being read is being used. Knows nothing of threads.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from blake3 import blake3
 
 from saccade.core.config import DISK_BLOCK
+from saccade.core.store import file_name
 from saccade.core.types import ImageKey
+from saccade.runtime.shared import SharedRoom
 
 log = logging.getLogger("saccade")
 
@@ -30,7 +37,6 @@ FORMAT = "saccade-embedding-1"
 """Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
 the fingerprint does not show.
 """
-SUFFIX = ".safetensors"
 TENSOR = "embedding"
 LARGEST_HEADER = 1 << 16
 
@@ -53,8 +59,18 @@ class _Header:
 class EmbeddingFiles:
     """Those of one model, in `root`/<fingerprint>."""
 
-    def __init__(self, root: Path, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
-        """Raises OSError where the folder cannot be had."""
+    def __init__(
+        self,
+        root: Path,
+        fingerprint: bytes,
+        width: int,
+        dtype: torch.dtype,
+        shared_bytes: int | None = None,
+    ) -> None:
+        """`shared_bytes`: the budget of all servers that write below `root`; None: there is one,
+        which keeps its budget itself. Raises OSError where the folder cannot be had.
+        """
+        self.room = None if shared_bytes is None else SharedRoom(root, shared_bytes)
         self._folder = root / fingerprint.hex()
         self._identity = {"format": FORMAT, "model": fingerprint.hex()}
         self._width = width
@@ -62,10 +78,16 @@ class EmbeddingFiles:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, key: ImageKey) -> Path:
-        name = hashlib.blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
-        return self._folder / (name.hexdigest() + SUFFIX)
+        return self._folder / file_name(key)
+
+    @property
+    def folder(self) -> Path:
+        """Where files of this model are."""
+        return self._folder
 
     def store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
+        if self.room is not None and path.exists():
+            return  # another server was first
         metadata = self._identity | {
             "digest": key.digest.hex(),
             "settings": key.settings.hex(),
@@ -73,25 +95,46 @@ class EmbeddingFiles:
         }
         values = values_of(embedding)
         header = _write_header(embedding, metadata | {"blake3": blake3(values).hexdigest()})
+        with self._draft(path, len(header) + len(values)) as file:
+            file.write(header)
+            file.write(values)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def _draft(self, path: Path, nbytes: int) -> Iterator[BinaryIO]:
+        """A file that at the end is `path`, open to be written. Raises OSError."""
+        if self.room is not None:
+            with self.room.draft(path, nbytes) as file:
+                yield file
+            return
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             draft.touch(mode=0o600)
             with draft.open("wb") as file:
-                file.write(header)
-                file.write(values)
-                file.flush()
-                os.fsync(file.fileno())
+                yield file
             draft.replace(path)
         except OSError:
             draft.unlink(missing_ok=True)
             raise
 
     def load(
-        self, path: Path, key: ImageKey, lend: Lend, give: Callable[[torch.Tensor], None]
+        self,
+        path: Path,
+        key: ImageKey,
+        lend: Lend,
+        give: Callable[[torch.Tensor], None],
+        num_tokens: int | None = None,
     ) -> torch.Tensor:
-        """Raises Damaged, and OSError where the file cannot be read."""
+        """`num_tokens`: what the image must have. Raises Damaged, and OSError where the file cannot
+        be read.
+        """
         with _open(path) as file:
             header = self._header(file, path)
+            if num_tokens not in (None, header.num_tokens):
+                raise Damaged(f"it has {header.num_tokens} tokens, not {num_tokens}")
+            if self.room is not None:
+                os.utime(file.fileno())
             rows = lend(header.num_tokens)
             if rows is None:
                 rows = torch.empty((header.num_tokens, self._width), dtype=self._dtype)
@@ -110,7 +153,11 @@ class EmbeddingFiles:
         return rows
 
     def scan(self) -> tuple[tuple[ImageKey, int], ...]:
-        """What is whole by its name, header and size, the oldest first."""
+        """What is whole by its name, header and size, the oldest first; of a shared folder
+        nothing.
+        """
+        if self.room is not None:
+            return ()
         found: list[tuple[int, ImageKey, int]] = []
         for path in self._folder.iterdir():
             try:

@@ -1,8 +1,7 @@
-"""KV pages and states on the device, and image embeddings in their tiers. Owns the tensors; the
-scheduler decides what lies in them.
+"""KV pages on the device, and image embeddings in their tiers. Owns the tensors; the scheduler
+decides what lies in them. What is kept per sequence is `states.py`'s.
 
-Page 0 is the dummy page, and state 0 the dummy state: nothing is ever read from them. Rows that
-only pad a batch write there.
+Page 0 is the dummy page: nothing is ever read from it. Rows that only pad a batch write there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from saccade.core.family import Cache, KVSpec
-from saccade.core.plan import Move, Place
+from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
@@ -27,29 +26,23 @@ FORMATS = {
 }
 
 Caches = tuple[Mapping[str, torch.Tensor], ...]
-"""Per layer, by name: [pages * page_size, *shape] of what is kept per token, [states, *shape] of
-what is kept per sequence.
-"""
+"""Per layer, by name, what is kept per token: [pages * page_size, *shape]."""
 
 
 def allocate_caches(
-    spec: KVSpec,
-    pages: int,
-    page_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    states: int = 0,
+    spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> Caches:
-    """What `spec` names, for every page and every state. States begin as zeros."""
+    """What `spec` names per token, for every page."""
 
     def make(cache: Cache) -> torch.Tensor:
         kind = dtype if cache.format == "model" else FORMATS[cache.format]
-        if cache.per == "sequence":
-            return torch.zeros((states, *cache.shape), dtype=kind, device=device)
         # empty, not zeros: untouched pages cost no memory on the CPU.
         return torch.empty((pages * page_size, *cache.shape), dtype=kind, device=device)
 
-    return tuple({cache.name: make(cache) for cache in layer} for layer in spec.layers)
+    return tuple(
+        {cache.name: make(cache) for cache in layer if cache.per == "token"}
+        for layer in spec.layers
+    )
 
 
 def keys_and_values(caches: Caches) -> KVCache:
@@ -119,9 +112,9 @@ class EmbeddingMemory:
                 self._keep(key, *self._host.pop(key))
             case "staged", "device":
                 self._receive(move)
-            case source, target:
+            case _:
                 if self._disk is not None:
-                    _move_on_disk(self._disk, key, source, target)
+                    _move_on_disk(self._disk, move)
 
     def save(self, key: ImageKey) -> None:
         """Begin to write an embedding to disk that is on the device, or will be."""
@@ -179,13 +172,14 @@ class EmbeddingMemory:
             self._rows[key] = self._shard.broadcast(self._use(key))
 
 
-def _move_on_disk(disk: DiskTier, key: ImageKey, source: Place, target: Place | None) -> None:
-    match source, target:
+def _move_on_disk(disk: DiskTier, move: Move) -> None:
+    key = move.key
+    match move.source, move.target:
         case "disk", "staged":
-            disk.read(key)
+            disk.read(key, move.num_tokens)
         case "disk", None:
             disk.remove(key)
         case "staged", None:
             disk.forget(key)
-        case _:
+        case source, target:
             raise AssertionError(f"no embedding goes from {source} to {target}")

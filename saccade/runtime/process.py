@@ -26,6 +26,7 @@ from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.core.config import Hardware
 from saccade.core.errors import StartupError
+from saccade.core.garbage import settle
 from saccade.core.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
@@ -47,6 +48,7 @@ from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import DTYPES, Step, Worker
@@ -91,13 +93,17 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     assert isinstance(load, Load)
     tally = LoadTally()
     net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
-    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype])))
+    scaled = load.kv_dtype != "auto" and load.format != "dummy"
+    layers = net.spec.kv_spec().kv_layers
+    scales = read_kv_scales(Path(load.folder), layers) if scaled else ()
+    engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
     worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
-    engine.send(Begun(worker.saved))
+    settle()
+    engine.send(Begun(worker.saved, worker.store))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
@@ -122,10 +128,9 @@ def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
         while begun:  # the masks depend on what these have drawn
             answer()
         match engine.receive():
-            case Masks(step, words):
-                assert step == plan.step, "masks come for the newest plan"
-                count = sum(row.masked for row in plan.rows)
-                return np.frombuffer(bytearray(words), np.int32).reshape(count, -1)
+            case Masks() as masks:
+                assert masks.step == plan.step, "masks come for the newest plan"
+                return masks.rows()
             case other:
                 assert isinstance(other, Finish), "nothing comes between a plan and its masks"
         finished = True
@@ -194,7 +199,9 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
         free, total = torch.cuda.mem_get_info()
-        return Hardware("cuda", torch.cuda.get_device_name(), total, free, memory.available)
+        major, minor = torch.cuda.get_device_capability()
+        name, arch = torch.cuda.get_device_name(), 10 * major + minor
+        return Hardware("cuda", name, total, free, memory.available, arch=arch)
     return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
 
 

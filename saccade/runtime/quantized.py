@@ -6,13 +6,16 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from saccade.core.config import MIB
 from saccade.families.quantization import Scheme
+from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
+from saccade.kernels.linear import Matrix
 from saccade.nn.weights import Part
 
 BLOCK_VALUES = 1 << 20
@@ -23,14 +26,17 @@ BLOCK_VALUES = 1 << 20
 class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
-    int8: in 8 bits; `made` of them here, the others were stored so. restored: stored in 8 bits, and
-    made whole. stored: bytes that the restored had in the checkpoint.
+    int8: in 8 bits; `made` of them here, the others were stored so. fp8: as they were stored.
+    restored: stored in 8 bits or less, and made whole. stored: bytes that the restored had in the
+    checkpoint.
     """
 
     int8: int = 0
     made: int = 0
     int8_bytes: int = 0
     dense_bytes: int = 0
+    fp8: int = 0
+    fp8_bytes: int = 0
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
@@ -43,13 +49,20 @@ class LoadTally:
         self.int8_bytes += values + matrix.scales.nbytes
         self.dense_bytes += values * item
 
-    def count_restored(self, piece: torch.Tensor, target: torch.Tensor) -> None:
+    def count_fp8(self, matrix: Fp8Matrix, item: int) -> None:
+        """`item`: bytes of a value in the network's dtype."""
+        self.fp8 += 1
+        self.fp8_bytes += matrix.values.nbytes + matrix.scales.nbytes
+        self.dense_bytes += matrix.values.numel() * item
+
+    def count_restored(self, stored: int, target: torch.Tensor) -> None:
+        """`stored`: bytes in the checkpoint."""
         self.restored += 1
         self.restored_bytes += target.nbytes
-        self.stored_bytes += piece.nbytes
+        self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """For people, at start-up; nothing where nothing is in 8 bits."""
+        """For people, at start-up; nothing where nothing is quantised."""
         name = str(dtype).removeprefix("torch.")
         said = []
         if self.int8:
@@ -58,9 +71,14 @@ class LoadTally:
                 f"{self.int8} matrices of the language model in int8, {whence}: "
                 f"{self.int8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
             )
+        if self.fp8:
+            said.append(
+                f"{self.fp8} matrices of the language model in fp8, as the checkpoint has them: "
+                f"{self.fp8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
+            )
         if self.restored:
             said.append(
-                f"{self.restored} 8-bit matrices of the checkpoint made {name} at load: "
+                f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
             )
         return "; ".join(said)
@@ -86,6 +104,56 @@ def restore(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> 
         target[rows].copy_(piece[rows].float().mul_(factor))
 
 
+def fp8_group(part: Part, scheme: Scheme) -> int | None:
+    """Inputs of the wanted slice that share a scale; None where the slice cuts such a group, or
+    where no product can be made of them.
+    """
+    index = (*part.index, *(slice(None),) * (2 - len(part.index)))
+    start, stop, _ = index[1].indices(part.shape[1])
+    of = scheme.block[1]
+    if not of or start // of == (stop - 1) // of:
+        return stop - start
+    return of if start % of == 0 and of % LEAST_GROUP == 0 else None
+
+
+def join_fp8(
+    pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int
+) -> Fp8Matrix:
+    """One matrix of several, one below another; scales [rows or 1, columns or 1] each."""
+    values = torch.cat([piece.view(torch.uint8) for piece in pieces]).view(FP8)
+    each = [
+        scale[:, ::group].expand(len(piece), -1)
+        for piece, scale in zip(pieces, scales, strict=True)
+    ]
+    return Fp8Matrix(values, torch.cat(each).contiguous(), group)
+
+
 def make_int8(weight: torch.Tensor) -> Int8Matrix:
     """A matrix of the network's dtype in 8 bits, packed."""
     return pack_int8(quantise_matrix(weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Which matrices are in 8 bits in memory.
+
+    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
+    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
+    """
+
+    projection: Callable[[str], bool]
+    made: bool
+    native: bool
+    tally: LoadTally
+    fp8: bool = False
+
+    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
+        """`weight`, which was loaded for `parts`, as it is to be."""
+        if not (self.made and all(self.projection(part.name) for part in parts)):
+            return weight
+        matrix = make_int8(weight)
+        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
+        return matrix
+
+
+NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())

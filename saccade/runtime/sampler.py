@@ -107,9 +107,8 @@ class Sampler:
         if params.temperature > 0.0 or self._drew[slot]:
             row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
             self._params[slot].copy_(send(row, self._device))
-            self._top_ks[slot : slot + 1].copy_(
-                send(np.array([params.top_k], np.int32), self._device)
-            )
+            top_k = min(params.top_k, self._vocab_size)  # what may be asked has 64 bits
+            self._top_ks[slot : slot + 1].copy_(send(np.array([top_k], np.int32), self._device))
         self._asked[slot] = params
         self._drew[slot] = params.temperature > 0.0
         self._edits.open(slot, params, tokens, prompt_length)
@@ -117,6 +116,17 @@ class Sampler:
     def close(self, slot: int) -> None:
         self._asked[slot] = SamplingParams()
         self._edits.close(slot)
+
+    def warm_up(self) -> None:
+        """Where kernels are compiled when they are first launched, launch each way to draw once."""
+        logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
+        slots = torch.zeros(1, dtype=torch.int64, device=self._device)
+        draws = Draws([0], [0], slots, torch.zeros(1, dtype=torch.float64, device=self._device))
+        drawn = [SamplingParams(temperature=1.0)]
+        words = -(-self._vocab_size // 32)
+        masks = torch.full((1, words), -1, dtype=torch.int32, device=self._device)
+        for allowed in (None, Allowed(masks, [0])):
+            self._launch(logits, draws, drawn, allowed)
 
     def __call__(
         self,

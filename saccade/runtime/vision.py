@@ -165,17 +165,15 @@ class VisionEncoder:
         """Whether `ended` has something to tell."""
         return bool(self._ended) and self._ended[0].watch.done()
 
-    def encode_now(
-        self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]
-    ) -> list[torch.Tensor]:
-        """Embeddings of pictures, whose canvases uint8 [H, W, 3] are on the device, for whatever is
-        launched from now on.
+    def encode_now(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """The embedding of a picture, whose canvas uint8 [H, W, 3] is on the device, for whatever
+        is launched from now on; no graph has a part in it.
         """
         with self._lane or nullcontext():
-            embeddings = self._encoder.encode(pixels, grids)
+            embedding = self._encoder.encode_plainly(pixels, grid)
         if self._lane is not None:
             self._lane.wait()
-        return embeddings
+        return embedding
 
     def adapt(self) -> bool:
         """Fit the graphs to the pictures seen; for idle moments. True while there is more to do."""

@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint, from safetensors files or from random numbers, as a network's layers ask
-for them (`nn.weights.Weights`).
+"""Tensors of a checkpoint, from safetensors files, as a network's layers ask for them
+(`nn.weights.Weights`).
 
 Each tensor is read when its layer is built, only the slice that this rank holds, and straight into
 the layer's own storage: peak memory is about the model's size. Knows nothing of families beyond the
@@ -8,13 +8,10 @@ registry.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -26,14 +23,27 @@ from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
+from saccade.families.packed import SUFFIXES, Packed, Role
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
+from saccade.kernels.device import has_fp8
+from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
-from saccade.runtime.quantized import LoadTally, cut_scales, make_int8, restore
+from saccade.runtime.dummy import DummyWeights, in_memory
+from saccade.runtime.packed import restore_packed
+from saccade.runtime.quantized import (
+    NO_WAYS,
+    LoadTally,
+    Ways,
+    cut_scales,
+    fp8_group,
+    join_fp8,
+    restore,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +93,7 @@ def load_net(
         made=quantization == "int8",
         native=here and quantization != "none",
         tally=tally or LoadTally(),
+        fp8=has_fp8(device) and quantization != "none",
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -114,31 +125,6 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Which matrices are in 8 bits in memory.
-
-    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so. `tally` is told of each.
-    """
-
-    projection: Callable[[str], bool]
-    made: bool
-    native: bool
-    tally: LoadTally
-
-    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """`weight`, which was loaded for `parts`, as it is to be."""
-        if not (self.made and all(self.projection(part.name) for part in parts)):
-            return weight
-        matrix = make_int8(weight)
-        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
-        return matrix
-
-
-NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())
-
-
 class CheckpointWeights:
     """The tensors of the *.safetensors files of a folder, under the family's canonical names. A
     context manager: it owns a progress bar.
@@ -162,12 +148,13 @@ class CheckpointWeights:
         self._folder = folder
         self._quantization = quantization
         self._ways = ways
-        files = _weight_files(folder)
+        files = weight_files(folder)
         self._places = {
             canonical_name(name): (path, name)
             for path in files
             for name in list(_open(path).keys())
         }
+        self._packed = self._find_packed()
         self._wanted: set[str] = set()
         total = sum(path.stat().st_size for path in files)
         self._bar = tqdm(
@@ -188,23 +175,29 @@ class CheckpointWeights:
         rows = [part.wanted[0] for part in parts]
         for part in parts:  # before memory is taken for what config.json makes of them
             self._check_shape(part)
-        with _in_memory(parts):
+        with in_memory(parts):
             whole = torch.empty(
                 (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device
             )
         for part, target in zip(parts, whole.split(rows)):
+            if (packed := self._packed.get(part.name)) is not None:
+                self._restore_packed(part, packed, target)
+                self._check_finite(part, target)
+                continue
             piece = self._read(part)
             if (scheme := self._scheme(part.name)) is None:
                 target.copy_(piece)
             else:
                 restore(piece, self._scales(part, scheme), target)
-                self._ways.tally.count_restored(piece, target)
+                self._ways.tally.count_restored(piece.nbytes, target)
             self._check_finite(part, target)
             self._bar.update(piece.nbytes)
         return whole
 
     def load_matrix(self, *parts: Part) -> Matrix:
-        schemes = [self._scheme(part.name) for part in parts]
+        schemes = [None if part.name in self._packed else self._scheme(part.name) for part in parts]
+        if (group := self._fp8_group(parts, schemes)) is not None:
+            return self._load_fp8(parts, [scheme for scheme in schemes if scheme], group)
         if not self._ways.native or not all(
             scheme is not None and scheme.int8_rows and self._ways.projection(part.name)
             for part, scheme in zip(parts, schemes)
@@ -220,6 +213,28 @@ class CheckpointWeights:
         self._bar.update(sum(piece.nbytes for piece in pieces))
         return matrix
 
+    def _fp8_group(self, parts: Sequence[Part], schemes: Sequence[Scheme | None]) -> int | None:
+        """Inputs that share a scale, where these parts stay in FP8; else None."""
+        groups = {
+            fp8_group(part, scheme)
+            if scheme and scheme.stored == "F8_E4M3" and self._ways.projection(part.name)
+            else None
+            for part, scheme in zip(parts, schemes)
+        }
+        return groups.pop() if self._ways.fp8 and len(groups) == 1 else None
+
+    def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
+        for part in parts:
+            self._check_shape(part)
+        pieces = [self._read(part).to(self.device) for part in parts]
+        scales = [self._scales(part, scheme) for part, scheme in zip(parts, schemes)]
+        for part, piece in zip(parts, pieces):
+            self._check_finite(part, piece.float())
+        matrix = join_fp8(pieces, scales, group)
+        self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
+        self._bar.update(matrix.values.nbytes)
+        return matrix
+
     def has(self, name: str) -> bool:
         return name in self._places
 
@@ -233,6 +248,7 @@ class CheckpointWeights:
         A quantised checkpoint's numbers mean nothing without their scales, which must be there
         too. Raises CheckpointError naming file, tensor and format.
         """
+        packed = {name for weight in self._packed for name in self._packed_names(weight).values()}
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
@@ -240,7 +256,7 @@ class CheckpointWeights:
             file = _open(path)
             for canonical, name in tensors:
                 kind = file.get_slice(name).get_dtype()
-                if kind in FORMATS | BUFFERS or harmless(canonical):
+                if kind in FORMATS | BUFFERS or canonical in packed or harmless(canonical):
                     continue
                 if (scheme := self._scheme(canonical)) is None:
                     raise _unreadable(path, name, kind)
@@ -250,7 +266,19 @@ class CheckpointWeights:
     def unused(self) -> list[str]:
         """Canonical names that nothing has asked for."""
         leftover = self._quantization.leftover if self._quantization else lambda _: False
-        return sorted(name for name in self._places.keys() - self._wanted if not leftover(name))
+        return sorted(
+            name
+            for name in self._places.keys() - self._wanted
+            if not (leftover(name) or self._adds_nothing(name))
+        )
+
+    def _adds_nothing(self, canonical: str) -> bool:
+        """Whether a tensor is a bias of zeros, which GPTQ's tools give matrices that have none."""
+        weight = canonical.removesuffix("bias") + "weight"
+        if not canonical.endswith(".bias") or weight not in self._packed:
+            return False
+        path, name = self._places[canonical]
+        return not _open(path).get_tensor(name).any()
 
     def _scheme(self, canonical: str) -> Scheme | None:
         """How a tensor is quantised; None for one that is not, or that nothing says the scales of.
@@ -262,7 +290,7 @@ class CheckpointWeights:
         path, name = self._places[canonical]
         modules = name.removesuffix(".weight"), canonical.removesuffix(".weight")
         scheme = self._quantization.scheme(*modules)
-        if scheme is None:
+        if not isinstance(scheme, Scheme):
             return None
         kind = _open(path).get_slice(name).get_dtype()
         if kind in FORMATS and _scales_name(canonical, scheme) in self._places:
@@ -271,6 +299,93 @@ class CheckpointWeights:
                 f"quantization_config makes it {scheme.stored}"
             )
         return scheme if kind == scheme.stored else None
+
+    def _find_packed(self) -> dict[str, Packed]:
+        """The matrices that lie packed in several tensors, by the names that layers ask for."""
+        found: dict[str, Packed] = {}
+        for canonical, (path, name) in self._places.items():
+            module, _, suffix = canonical.rpartition(".")
+            if self._quantization is None or suffix not in ("qweight", "weight_packed"):
+                continue
+            packed = self._quantization.scheme(name.removesuffix(f".{suffix}"), module)
+            if not isinstance(packed, Packed) or packed.values_suffix != suffix:
+                continue
+            if f"{module}.weight" in self._places:
+                raise CheckpointError(
+                    f"{path}: tensor {name} is there, and the same matrix unpacked as well"
+                )
+            found[f"{module}.weight"] = packed
+        return found
+
+    def _packed_names(self, weight: str) -> dict[Role, str]:
+        """Canonical names of the tensors that make up a packed matrix, those that are there."""
+        module = weight.removesuffix("weight")
+        suffixes = SUFFIXES[self._packed[weight].layout]
+        names = {role: module + suffix for role, suffix in suffixes.items()}
+        return {role: name for role, name in names.items() if name in self._places}
+
+    def _restore_packed(self, part: Part, packed: Packed, target: torch.Tensor) -> None:
+        """Raises CheckpointError for a tensor that is missing, or does not fit the others."""
+        pieces = {role: self._read(piece) for role, piece in self._packed_parts(part).items()}
+        names = self._packed_names(part.name)
+
+        def refuse(role: Role, wrong: str) -> CheckpointError:
+            path, name = self._places[names[role]]
+            return CheckpointError(f"{path}: tensor {name} {wrong}")
+
+        if not pieces["scales"].isfinite().all():
+            raise refuse("scales", "has values that are not finite: the checkpoint is damaged")
+        if "shape" in pieces and pieces["shape"].tolist() != list(part.shape):
+            raise refuse(
+                "shape",
+                f"says {pieces['shape'].tolist()}, but config.json makes it {list(part.shape)}",
+            )
+        groups = packed.groups(part.shape[1])
+        if "order" in pieces and part.shape[1]:
+            least, most = (int(value) for value in torch.aminmax(pieces["order"]))
+            if least < 0 or most >= groups:
+                raise refuse("order", f"names groups from {least} to {most}, but has {groups}")
+        restore_packed(packed, pieces, part, target)
+        stored = sum(piece.nbytes for piece in pieces.values())
+        share = target.numel() / max(1, math.prod(part.shape))
+        self._ways.tally.count_restored(round(stored * share), target)
+        self._bar.update(stored)
+
+    def _packed_parts(self, part: Part) -> dict[Role, Part]:
+        """The tensors that make up a packed matrix, whole. Raises CheckpointError for one that is
+        missing, or in a format or of a shape that cannot be read.
+        """
+        packed, names = self._packed[part.name], self._packed_names(part.name)
+        found: dict[Role, Part] = {}
+        for role, piece in packed.pieces(*part.shape).items():
+            if role not in names:
+                if piece.optional:
+                    continue
+                raise CheckpointError(
+                    f"{self._folder}: no file has the tensor "
+                    f"{part.name.removesuffix('weight')}{piece.suffix}, the {role} of "
+                    f"{part.name}: the checkpoint is not complete"
+                )
+            path, name = self._places[names[role]]
+            try:
+                stored = _open(path).get_slice(name)
+                kind, shape = stored.get_dtype(), tuple(stored.get_shape())
+            except SafetensorError as error:
+                raise _damaged(path, name, error) from error
+            if kind not in piece.stored:
+                raise CheckpointError(
+                    f"{path}: tensor {name} is stored as {kind}; the {role} of packed matrices "
+                    f"are {', '.join(piece.stored)}"
+                )
+            if shape != piece.shape:
+                raise CheckpointError(
+                    f"{path}: tensor {name} is {list(shape)}, but config.json makes it "
+                    f"{list(piece.shape)}"
+                )
+            self._wanted.add(names[role])
+            found[role] = Part(names[role], shape)
+        self._wanted.update(names.values())
+        return found
 
     def _check_scales(self, canonical: str, shape: tuple[int, ...], scheme: Scheme) -> None:
         """Raises CheckpointError unless the scales of a matrix of that shape are there, in a format
@@ -330,6 +445,13 @@ class CheckpointWeights:
         """Raises CheckpointError unless a file has the tensor, in a format that can be read, and of
         the shape that config.json makes it.
         """
+        if part.name in self._packed:
+            if len(part.shape) != 2:
+                raise CheckpointError(
+                    f"{self._folder}: {part.name} is packed, but is no matrix: {list(part.shape)}"
+                )
+            self._packed_parts(part)
+            return
         self._wanted.add(part.name)
         if part.name not in self._places:
             raise CheckpointError(
@@ -381,50 +503,7 @@ class CheckpointWeights:
             )
 
 
-class DummyWeights:
-    """Random weights, the same for the same names: scaled so that activations stay finite, with
-    norms of one.
-    """
-
-    def __init__(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0, *, ways: Ways = NO_WAYS
-    ) -> None:
-        self.dtype = dtype
-        self.device = device
-        self._seed = seed
-        self._ways = ways
-
-    def load_matrix(self, *parts: Part) -> Matrix:
-        return self._ways.make(self.load(*parts), parts)
-
-    def has(self, _name: str, /) -> bool:
-        return True
-
-    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
-
-    def load(self, *parts: Part) -> torch.Tensor:
-        with _in_memory(parts):
-            made = [self._make(part.name, part.shape)[part.index] for part in parts]
-            return torch.cat(made).to(self.dtype)
-
-    def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(shape) == 1:
-            return (
-                torch.zeros(shape, device=self.device)
-                if name.endswith("bias")
-                else torch.ones(shape, device=self.device)
-            )
-        digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-        generator = torch.Generator(self.device).manual_seed(
-            self._seed ^ int.from_bytes(digest, "little")
-        )
-        # experts of one tensor: [E, in, out]
-        inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
-        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)
-
-
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files that hold weights: those of the index where there is one.
 
     Raises CheckpointError where any is missing.
@@ -448,18 +527,6 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-@contextmanager
-def _in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Raises CheckpointError where there is no memory for these parts."""
-    try:
-        yield
-    except RuntimeError as error:  # torch has no class of its own for it on a CPU
-        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
-        raise CheckpointError(
-            f"there is no memory for what config.json asks for: {shown}: {str(error)[:200]}"
-        ) from error
-
-
 def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:
     return CheckpointError(f"{path}: tensor {name} cannot be read: {error}")
 
@@ -467,7 +534,7 @@ def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:
 def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
         f"{path}: tensor {name} is stored as {kind}; only F32, F16 and BF16 weights can be read, "
-        "and 8-bit ones that config.json's quantization_config tells the scales of: use the "
+        "and quantised ones that config.json's quantization_config tells the scales of: use the "
         "model's unquantised checkpoint"
     )
 

@@ -21,12 +21,13 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
+from saccade.kernels import device as device_of
+from saccade.kernels.fp8 import FP8
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
-from saccade.runtime.decode import DecodeBuffers, DecodeGraphs
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, CudaCapture, eager
@@ -34,13 +35,18 @@ from saccade.runtime.memory import EmbeddingMemory, allocate_caches, keys_and_va
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Report, Sampler
 from saccade.runtime.scores import Scored, Scorer
+from saccade.runtime.states import StateMemory
+from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.vision import VisionEncoder
+from saccade.runtime.warm import warm_up
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
 """The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
 POLL_SECONDS = 5e-4
 """Between two looks, where both a disk and a GPU may be the first to end."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {"fp8_e4m3": FP8}
+"""Of keys and values, where that is not the network's."""
 
 
 class Step:
@@ -132,10 +138,18 @@ class Worker:
         self._shard = shard
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kv_spec = spec.kv_spec(shard.size)
-        caches = allocate_caches(kv_spec, config.kv_pages, size, dtype, device, config.states)
-        graphs, metrics = config.decode_graph_sizes, metrics or Metrics()
-        self._attention = attention_for(keys_and_values(caches), size, graphs=bool(graphs))
+        kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
+        caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
+        self._states = StateMemory(kept, config.max_running + config.snapshots, dtype, device)
+        sizes, metrics = config.graphs, metrics or Metrics()
+        self._attention = attention_for(
+            keys_and_values(caches),
+            size,
+            self._states.layers,
+            dtype=dtype,
+            scales=config.kv.scales,
+            graphs=bool(sizes.count),
+        )
         like = torch.empty((0, spec.embedding_width), dtype=dtype, device=device)
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))
@@ -146,37 +160,44 @@ class Worker:
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._decoding: DecodeGraphs | None = None
-        if graphs:
-            buffers = DecodeBuffers(net, self._attention, self._batcher, max(graphs), like)
-            with torch.inference_mode():
-                self._decoding = DecodeGraphs(buffers, graphs, begin_captures(like), metrics)
         self._scorer = Scorer(net, keeps=not shard.rank)
         self._sampler = (
             None
             if shard.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
         )
+        if device_of.runs_triton(like):
+            warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
+        self._graphs: StepGraphs | None = None
+        if sizes.count:
+            with torch.inference_mode():
+                memory = StepMemory(net, self._attention, self._batcher, sizes, like)
+                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
         """(key, tokens) of embeddings that an earlier run has left on disk, the oldest first."""
         return self._disk.found if self._disk else ()
 
+    @property
+    def store(self) -> str:
+        """The folder that other servers write embeddings of this model to, too; "" for none."""
+        shared = self._disk is not None and self._disk.files.room is not None
+        return str(self._disk.files.folder) if self._disk and shared else ""
+
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
         to the collectives that it captured.
         """
         self._vision.close()
-        self._decoding = None
+        self._graphs = None
         if self._disk:
             self._disk.close()
 
     @torch.inference_mode()
     def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step: close, open, moves, encode, forward, draw, save. On a CPU all of it is done
-        on return; on a GPU it is launched. A second plan may be begun before the first one's result
-        is read.
+        """Begin a step, in the plan's order. On a CPU all of it is done on return; on a GPU it is
+        launched. A second plan may be begun before the first one's result is read.
 
         masks: called where a row is `masked`, once all else has been launched; may block, and read
         the results of steps before.
@@ -197,12 +218,14 @@ class Worker:
                 )
         for move in plan.moves:
             self._embeddings.move(move)
+        self._states.copy(plan.restore)
         if plan.encode:
             self._vision.begin(plan.encode)
         for encoded in self._vision.advance(plan.tower):
             self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
         if plan.rows:
             self._forward(plan, step, masks)
+        self._states.copy(plan.snapshot)
         for key in plan.save:
             self._embeddings.save(key)
         return step
@@ -212,16 +235,17 @@ class Worker:
         return self.begin(plan).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
-        padded = self._decoding.bucket(len(plan.rows)) if self._decoding else 0
-        if padded and not self._batcher.only_decodes(plan):
-            padded = 0
-        batch, draws = self._batcher.build(plan, self._embeddings, padded)
-        if self._decoding and padded:
-            states = self._decoding.run(len(plan.rows))  # [bucket, hidden]
+        rows, frame = plan.rows, None
+        if self._graphs:
+            decoding = self._batcher.count_decoding(rows)
+            frame = self._graphs.frame(decoding, len(rows), plan.num_tokens)
+        batch, draws = self._batcher.build(plan, self._embeddings, frame)
+        if self._graphs and frame:
+            states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
         else:
             self._attention.plan(batch)
             states = self._net.forward(batch, self._attention)  # [T, hidden]
-        if wanted := self._batcher.scored(plan.rows):
+        if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
         if not draws.rows:
             return
@@ -274,9 +298,14 @@ def open_disk(
         return None
     try:
         return DiskTier(
-            Path(config.embeddings.folder), fingerprint, spec.embedding_width, DTYPES[config.dtype]
+            Path(config.embeddings.folder),
+            fingerprint,
+            spec.embedding_width,
+            DTYPES[config.dtype],
+            config.embeddings.disk_bytes if config.embeddings.shared else None,
         )
     except OSError as error:
+        option = "shared" if config.embeddings.shared else "dir"
         raise StartupError(
-            f"--embedding-cache-dir {config.embeddings.folder}: {error.strerror}"
+            f"--embedding-cache-{option} {config.embeddings.folder}: {error.strerror}"
         ) from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from saccade.cache.content import Content
-from saccade.core.plan import Encode, Move, Open, Plan, Row, Splice
+from saccade.core.plan import Encode, Move, Open, Plan, Row, Splice, StateCopy
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Run, Sequence
 
@@ -43,6 +43,8 @@ class PlanBuilder:
         self.moves: list[Move] = []
         self.encode: list[Encode] = []
         self.save: list[ImageKey] = []
+        self.restore: list[StateCopy] = []
+        self.snapshot: list[StateCopy] = []
         self._open: list[Open] = []
         self._decode: list[tuple[Row, Sequence, Run]] = []
         self._prefill: list[tuple[Row, Sequence, Run]] = []
@@ -114,6 +116,8 @@ class PlanBuilder:
             save=tuple(self.save),
             rows=tuple(row for row, _, _ in chain(self._decode, self._prefill)),
             splices=tuple(splice),
+            restore=tuple(self.restore),
+            snapshot=tuple(self.snapshot),
             wait=wait,
         )
 

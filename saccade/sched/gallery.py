@@ -365,6 +365,10 @@ class Gallery:
             if first:
                 horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
                 self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+                idle = sequence.run is None and not (builder.works or self._patches_encoding())
+                if idle and not embeddings.fits(image.num_tokens):
+                    # Encoded when more of its prefix was cached: nothing else makes room.
+                    self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
             run = sequence.run
             stuck = run is not None and start <= run.planned == run.computed
             if not embeddings.fits(image.num_tokens):

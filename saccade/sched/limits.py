@@ -23,7 +23,8 @@ class SchedulerLimits:
     this many tokens at once; and it waits for a running one that is just computing this many tokens
     of the same prompt, to share them.
     tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
-    images; 0: as many as there are. tower_blocks: blocks of the vision tower.
+    images; 0: as many as there are. tower_blocks: blocks of the vision tower. snapshot_tokens:
+    between two snapshots of a long prompt, for models that keep a state per sequence.
     """
 
     max_running: int
@@ -35,6 +36,7 @@ class SchedulerLimits:
     arena_bytes: int = 1 << 40
     tower_budget: int = 0
     tower_blocks: int = 1
+    snapshot_tokens: int = 1024
 
 
 @dataclass(slots=True)

@@ -16,15 +16,22 @@ from saccade.sched.keeping import Keeping
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
+from saccade.sched.states import StateKeeper
 
 
 class PageRoom:
     """The page pool and the prefix cache (None: off) as the scheduler sees them."""
 
     def __init__(
-        self, pool: PagePool, prefix: PrefixCache | None, keeping: Keeping, token_limit: int
+        self,
+        pool: PagePool,
+        prefix: PrefixCache | None,
+        keeping: Keeping,
+        states: StateKeeper | None,
+        token_limit: int,
     ) -> None:
         self.keeping = keeping
+        self.states = states
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
@@ -54,6 +61,7 @@ class PageRoom:
         path = self._prefix.find(sequence.content) if self._prefix else []
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
+            path = self._prefix.resumable(path) if self._prefix else path
         sequence.matched = len(path) * self._pool.page_size
         return path
 
@@ -66,6 +74,8 @@ class PageRoom:
         which can soon share them.
         """
         start = sequence.position
+        if self.states is not None and (point := self.states.first_point(sequence)):
+            tokens = point - start  # nothing before it can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
         return has_twin(sequence, running, start, start + tokens)
@@ -115,6 +125,8 @@ class PageRoom:
         crossed = whole > before // self._pool.page_size
         if crossed and self._prefix and run.node is not None:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
+        if self.states is not None:
+            self.states.published(sequence, run)
         self.keeping.advanced(sequence, run, before)
 
     def flush(self) -> None:
@@ -130,7 +142,9 @@ class PageRoom:
         if not self._prefix or run.node is None:
             return run.pages
         whole = run.computed // self._pool.page_size
-        self._prefix.leave(run.node, sequence.content, run.pages[:whole], whole)
+        node = self._prefix.leave(run.node, sequence.content, run.pages[:whole], whole)
+        if self.states is not None:
+            self.states.left(sequence, run, node)
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:

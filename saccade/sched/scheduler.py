@@ -36,6 +36,7 @@ from saccade.sched.masks import Guide
 from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
+from saccade.sched.states import StateKeeper
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 PLANS_IN_FLIGHT = 2
@@ -61,7 +62,10 @@ class Scheduler:
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         keeping = Keeping(prefix, embeddings, pool.page_size)
-        self._room = PageRoom(pool, prefix, keeping, self.token_limit)
+        states = None
+        if prefix is not None and prefix.snapshots is not None:
+            states = StateKeeper(prefix, pool.page_size, limits.snapshot_tokens)
+        self._room = PageRoom(pool, prefix, keeping, states, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
@@ -186,7 +190,7 @@ class Scheduler:
                 except InvalidRequest as error:
                     deltas.append(self._finish(sequence, "error", error.message, code=error.code))
             words.append(guide.anything)  # what is drawn here is ignored
-        return Masks(flight.plan.step, b"".join(words)), deltas
+        return Masks.of(flight.plan.step, words), deltas
 
     def _draft(self) -> PlanBuilder:
         decoding = sum(sequence.decoding for sequence in self.running)
@@ -250,6 +254,8 @@ class Scheduler:
                 self._claim(sequence, run, run.planned + 1) > run.planned
             ):
                 builder.decode(sequence, run)
+                if self._room.states is not None:
+                    self._room.states.planned(run, builder)
             elif not (run.drawing or self._pages_in_flight):
                 self._preempt(sequence)
                 self.waiting.put_back(sequence)
@@ -293,6 +299,8 @@ class Scheduler:
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
+        if self._room.states is not None:
+            self._room.states.admitted(sequence, run, path, builder)
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
@@ -307,6 +315,8 @@ class Scheduler:
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
+        if self._room.states is not None:
+            end = self._room.states.cut(run, end)
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
         # device's budget by one image rather than wait, so that somebody always goes on.
         may_exceed = not builder.prefilling and run.planned == run.computed
@@ -315,6 +325,8 @@ class Scheduler:
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             builder.prefill(sequence, run, end)
+            if self._room.states is not None:
+                self._room.states.planned(run, builder)
 
     # ---- pages
 
@@ -462,4 +474,6 @@ class Scheduler:
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
         self._room.audit(holders)
+        if self._room.states is not None:
+            self._room.states.audit(s.run for s in self.running if s.run is not None)
         self.gallery.audit()

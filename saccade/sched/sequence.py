@@ -37,6 +37,33 @@ class State(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """The state after `tokens` tokens is in `line`, or on its way there."""
+
+    tokens: int
+    line: int
+
+
+@dataclass(slots=True)
+class RunStates:
+    """Snapshots of one stay in a slot. points: of its prompt. planned: by plans in flight, in
+    order. newest: of its answer. hidden: taken, but a duplicate hides their page until the run
+    ends.
+    """
+
+    points: tuple[int, ...]
+    planned: list[Save] = field(default_factory=list)
+    newest: Save | None = None
+    hidden: list[Save] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[int]:
+        """What the cache does not hold yet."""
+        newest = [self.newest] if self.newest else []
+        return [save.line for save in (*self.planned, *newest, *self.hidden)]
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """One stay of a sequence in a slot, from its admission to its preemption or its end.
@@ -46,7 +73,8 @@ class Run:
     plans in flight go. drawing: tokens that they draw and that are not known; skips: rows of theirs
     that draw a token that is known. opened: tokens that the worker was told when the slot was
     opened; drawn: the place of the last token that a row draws. pins: embeddings kept for this
-    sequence. marks: breakpoints that lie before `computed`.
+    sequence. marks: breakpoints that lie before `computed`. states: of a model that keeps a
+    state per sequence, its snapshots.
     """
 
     slot: int
@@ -61,6 +89,7 @@ class Run:
     drawn: int = -1
     pins: set[ImageKey] = field(default_factory=set)
     marks: int = 0
+    states: RunStates | None = None
 
 
 @dataclass(slots=True)

@@ -14,16 +14,12 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from saccade.core.errors import RequestError
 from saccade.core.types import CacheMiss, CacheMissReason, TokenLogprobs
 from saccade.front.front import Event, Finish
 from saccade.server.trace import ImageCost, Trace
 from saccade.text.answer import AnswerEvent, Reasoned, gather
 from saccade.text.detokenize import Vocabulary
 from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
-
-LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
-"""Characters of an error that a client is shown."""
 
 
 class PromptTokensDetails(Struct):
@@ -260,31 +256,6 @@ class TokenText(Struct):
     """POST /detokenize: what the tokens say."""
 
     prompt: str
-
-
-class ErrorBody(Struct):
-    """What went wrong, and with which field."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorResponse(Struct):
-    """Every error."""
-
-    error: ErrorBody
-
-    @classmethod
-    def of(cls, error: RequestError) -> ErrorResponse:
-        """What the client wrote is shown, but not at any length."""
-        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
-        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most] + "..."
 
 
 class ChoiceReply:

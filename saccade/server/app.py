@@ -29,13 +29,12 @@ from saccade.core.errors import (
     RequestError,
     Unauthorized,
 )
-from saccade.core.options import ResponseOptions, ServerOptions
+from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
 from saccade.front.content import Chat
 from saccade.front.front import Front
 from saccade.server import docs, metrics
 from saccade.server.answers import (
     ChatShape,
-    ErrorBody,
     Model,
     ModelList,
     Shape,
@@ -45,9 +44,11 @@ from saccade.server.answers import (
     Writer,
 )
 from saccade.server.body import Bodies
-from saccade.server.door import Door, Endpoint, json_response, send_json, while_connected
+from saccade.server.door import Door, Endpoint, json_response, send_json
 from saccade.server.files import file_routes
-from saccade.server.gate import RequestIds, request_id
+from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
+from saccade.server.journey import Journey, Journeys, note_failure
+from saccade.server.leavers import while_connected
 from saccade.server.messages import message_routes
 from saccade.server.openai import (
     Reply,
@@ -59,7 +60,7 @@ from saccade.server.openai import (
 from saccade.server.openapi import describe
 from saccade.server.page import PAGE_PATHS, page_routes
 from saccade.server.prompts import PromptTeller, View, texts_of
-from saccade.server.refusals import body_for, refusal
+from saccade.server.refusals import ErrorBody, body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
 from saccade.server.stream import Choices, Told, UsageWanted
@@ -73,6 +74,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 
 
 KEPT = ResponseOptions()
+WATCH = ObservabilityOptions()
 
 _HERE = (
     "this server answers questions about images and text with one language model: POST "
@@ -104,16 +106,57 @@ def build_app(
     options: ServerOptions,
     body_seconds: float,
     kept: ResponseOptions = KEPT,
+    watch: ObservabilityOptions = WATCH,
+    record: Callable[[Journey], None] | None = None,
 ) -> Starlette:
     """The ASGI application.
 
     `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
-    long a request's body may take to come.
+    long a request's body may take to come. `record`: gets the journeys of requests whose key is
+    right.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
-    door = Door(front, tuple(names), options, bodies)
-    api = _Api(front, door, int(time.time()))
+    door = Door(front, tuple(names), options, bodies, watch)
+    store = ResponseStore(kept, front.metrics)
+    api = _Api(front, door, store.instance, int(time.time()))
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
+            Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+            *message_routes(door),
+            *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+            Route("/v1/models/{name:path}", api.model),
+            Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
+            Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
+            Route("/flush_cache", api.flush_cache, methods=["POST"]),
+            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+            Route("/openapi.json", api.openapi),
+            Route("/docs", api.docs),
+            *response_routes(door, store),
+            *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
+            Route("/health", api.health),
+            Route("/ping", api.health),
+            Route("/metrics", api.metrics),
+            Route("/version", api.version),
+            *page_routes(door, api.started),
+        ],
+        middleware=_middleware(options, watch, record),
+        exception_handlers={
+            RequestError: _on_request_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_leaver,
+            Exception: _on_bug,
+        },
+    )
+
+
+def _middleware(
+    options: ServerOptions,
+    watch: ObservabilityOptions,
+    record: Callable[[Journey], None] | None,
+) -> list[Middleware]:
+    """What every request passes, from the outside in."""
     middleware = [Middleware(RequestIds)]
     if options.cors_origins:
         middleware.append(
@@ -125,50 +168,25 @@ def build_app(
             )
         )
     if keys := Keys.of(options):
-        open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
         open_paths |= set() if options.disable_page else PAGE_PATHS
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
-            Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-            *message_routes(door),
-            Route("/v1/models", api.models),
-            Route("/v1/models/", api.models),
-            Route("/v1/models/{name:path}", api.model),
-            Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
-            Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
-            Route("/flush_cache", api.flush_cache, methods=["POST"]),
-            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-            Route("/openapi.json", api.openapi),
-            Route("/docs", api.docs),
-            *response_routes(door, ResponseStore(kept, front.metrics)),
-            *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
-            Route("/health", api.health),
-            Route("/ping", api.health),
-            Route("/metrics", api.metrics),
-            Route("/version", api.version),
-            *page_routes(door, api.started),
-        ],
-        middleware=middleware,
-        exception_handlers={
-            RequestError: _on_request_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_leaver,
-            Exception: _on_bug,
-        },
-    )
+    if record is not None:
+        middleware.append(Middleware(Journeys, record=record))
+    return middleware
 
 
 @dataclass(frozen=True, slots=True)
 class _Api:
     """The handlers.
 
+    `instance`: the name of this run of the server, by which a router knows what it keeps.
     `started`: seconds since the epoch, which the model list calls the model's creation.
     """
 
     front: Front
     door: Door
+    instance: str
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,6 +239,7 @@ class _Api:
         async with self.door.admit(scope, receive) as (body, _):
             tokens = await self.door.read(read_detokenize, body)
             self.door.name_of(tokens.model)
+            self.front.intake.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 
@@ -255,11 +274,11 @@ class _Api:
     async def health(self, _: Request) -> Response:
         status, reason = self.front.health
         state = {"status": status, "model": self.door.names[0]}
-        return (
-            json_response(state)
-            if status == "ready"
-            else json_response({**state, "reason": reason}, 503)
-        )
+        ready = status == "ready"
+        told = state if ready else {**state, "reason": reason}
+        response = json_response(told, 200 if ready else 503)
+        response.headers[INSTANCE_HEADER] = self.instance
+        return response
 
     async def flush_cache(self, request: Request) -> Response:
         _check_operator(request)
@@ -311,6 +330,7 @@ class _KeyCheck:
 
 
 def _error_response(path: str, error: RequestError) -> Response:
+    note_failure(error)
     status, headers, body = refusal(path, error, request_id.get())
     return Response(body, status, headers, "application/json")
 

@@ -78,6 +78,7 @@ class Crowd:
         self._guests: dict[Member, None] = {}  # beyond the limit, the oldest first
         self._crowded = 0
         self._soon: deque[Callable[[], None]] = deque()
+        self._begun = 0  # pieces of this turn
         self._turn: asyncio.Handle | None = None  # in which it goes on
 
     def join(self, member: Member, host: str) -> bool:
@@ -134,18 +135,31 @@ class Crowd:
         self.surplus += nbytes
         return True
 
+    def at_once(self) -> bool:
+        """Whether a piece of work may be done in this turn: it counts, and nothing else waits."""
+        if self._soon or self._begun >= PIECES_PER_TURN:
+            return False
+        self._begun += 1
+        self._go_on()
+        return True
+
     def soon(self, work: Callable[[], None]) -> None:
         """Do a piece of work, in the order of asking: a few pieces of all connections together in
         a turn of the event loop, so that what is new waits for these few only.
         """
         self._soon.append(work)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
         """What is asked for meanwhile waits for the next turn, and the rest if a piece fails."""
-        count = min(PIECES_PER_TURN, len(self._soon))
-        self._turn = asyncio.get_running_loop().call_soon(self._work) if count else None
+        self._turn = None
+        self._begun = count = min(PIECES_PER_TURN, len(self._soon))
+        if count:
+            self._go_on()
         for _ in range(count):
             self._soon.popleft()()
 

@@ -1,13 +1,12 @@
 """What every API's handlers do with a request before and after they answer it.
 
 Owns admission (a permit, the body, what the request holds of memory), the order in which a request
-is prepared and answered, the model's names, the log of requests, and the end of what a client no
-longer waits for. Knows nothing of what bodies say.
+is prepared and answered, the model's names and the log of requests. Knows nothing of what bodies
+say.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -22,12 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.core.config import MIB
 from saccade.core.errors import InternalError, NotFound, RequestError
-from saccade.core.options import ServerOptions
+from saccade.core.options import ObservabilityOptions, ServerOptions
 from saccade.front.front import Front
 from saccade.front.intake import Ask, Prepared
 from saccade.server.answers import Tally
 from saccade.server.body import Bodies, Held, read_json
 from saccade.server.gate import request_id
+from saccade.server.journey import AnswerTold, journey
 from saccade.server.openai import Reply
 from saccade.server.prompts import Scroll, score_bytes
 from saccade.server.stream import Teller, Told, stream
@@ -50,6 +50,7 @@ class Door:
     names: tuple[str, ...]
     options: ServerOptions
     bodies: Bodies
+    watch: ObservabilityOptions
 
     async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """What a body says; it is emptied, for whoever read it still holds it."""
@@ -81,7 +82,9 @@ class Door:
         self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
     ) -> None:
         """Prepare what is asked, and send the answer as it comes or at once."""
-        self.name_of(reply.model)
+        model, way = self.name_of(reply.model), journey.get()
+        if way is not None:
+            way.model, way.streamed = model, bool(reply.stream)
         prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
         asks.clear()  # from here on the request holds no text of its pictures
         encoded = {opened.encoded for each in prepared for opened in each.opened}
@@ -92,19 +95,25 @@ class Door:
             sum(span.length for each in prepared for span in each.request.spans),
         )
         told = Told(prepared, tally, Tracer(prepared, reply.trace))
-        teller = tell(told)
-        async with aclosing(self.front.generate(*prepared)) as events:
-            if reply.stream:
-                await stream(send, told.counted(events), teller)
-            else:
-                async for event in told.counted(events):
-                    teller.keep(event)
-                content = teller.whole()
-                if isinstance(content, Scroll):
-                    await self._send_scroll(send, content)
-                else:
-                    await send_json(send, content)
+        try:
+            await self._tell(send, bool(reply.stream), told, tell(told))
+        finally:
+            if way is not None:
+                way.answer = AnswerTold.of(prepared, tally, told.tracer)
         self.log(prepared, tally, told.tracer)
+
+    async def _tell(self, send: Send, streamed: bool, told: Told, teller: Teller) -> None:
+        async with aclosing(self.front.generate(*told.prepared)) as events:
+            if streamed:
+                await stream(send, told.counted(events), teller)
+                return
+            async for event in told.counted(events):
+                teller.keep(event)
+        content = teller.whole()
+        if isinstance(content, Scroll):
+            await self._send_scroll(send, content)
+        else:
+            await send_json(send, content)
 
     async def _send_scroll(self, send: Send, content: Scroll) -> None:
         pieces = content.pieces()
@@ -117,7 +126,7 @@ class Door:
     def log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
         """A line for every request, and what became of images in slow ones, where asked for."""
         request, usage = prepared[0].request, tally.usage
-        if self.options.log_requests:
+        if self.watch.log_requests:
             log.info(
                 "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
                 request_id.get(),
@@ -128,7 +137,7 @@ class Door:
                 usage.completion_tokens,
                 tracer.seconds,
             )
-        slow = self.options.log_slow_seconds
+        slow = self.watch.log_slow_seconds
         if slow is not None and tracer.seconds > slow:
             log.warning(
                 "%s: %s was slow: %s",
@@ -167,30 +176,6 @@ class Endpoint:
         except Exception as bug:
             log.exception("%s: a request failed", request_id.get())
             raise InternalError from bug
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away.
-
-    Raises ClientDisconnect then.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        watching.cancel()
-        working.cancel()
-        # The request's resources are free only once its work has really ended.
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def json_response(content: object, status: int = 200) -> Response:

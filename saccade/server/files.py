@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from saccade.media.files import PIECE, Stored
 from saccade.media.media import Media
 from saccade.media.uploads import Uploads
 from saccade.server.body import Bodies, Held, pieces
+from saccade.server.gate import SUFFIX_HEADER
 from saccade.server.paging import Paging, whole_number
 from saccade.server.tenant import client_of
 
@@ -39,6 +41,7 @@ DATA = ("batch", "evals", "fine-tune")
 
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
 """Bounds of `expires_after`, in seconds; OpenAI's."""
+_SUFFIX = re.compile(r"[0-9a-f]{8}")
 MOST_LISTED = 10_000
 LONGEST_NAME = 255
 """Characters of a file's name."""
@@ -150,7 +153,9 @@ class _Files:
                 await form.close()
             if purpose not in DATA:
                 await self.media.check(data, "file")
-            stored = await self.media.files.save(data, name, purpose, lifetime, client.name, share)
+            stored = await self.media.files.save(
+                data, name, purpose, lifetime, client.name, share, _suffix(request)
+            )
             return _described(request, stored)
 
     async def list(self, request: Request) -> Response:
@@ -192,6 +197,12 @@ def _is_anthropics(request: Request) -> bool:
 def _described(request: Request, stored: Stored) -> Response:
     kind = FileMetadata if _is_anthropics(request) else FileObject
     return _json(kind.of(stored))
+
+
+def _suffix(request: Request) -> str | None:
+    """How the id shall end, where a router says so."""
+    given = request.headers.get(SUFFIX_HEADER, "")
+    return given if _SUFFIX.fullmatch(given) else None
 
 
 def _owner(request: Request) -> str:

@@ -21,6 +21,10 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request that is being served, for the log."""
 
 
+INSTANCE_HEADER = "x-saccade-instance"
+"""Where `/health` says which run of the server it is: what is kept in memory is this run's."""
+SUFFIX_HEADER = "x-saccade-file-suffix"
+"""Where a router says how the id of an upload shall end, which it sends to several servers."""
 NAME_HEADERS = ("x-request-id", "request-id")
 """Where an answer says which request it is of; Anthropic's clients know the second."""
 

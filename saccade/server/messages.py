@@ -33,8 +33,9 @@ from saccade.server.anthropic_events import (
     StreamEvent,
     WholeMessage,
 )
-from saccade.server.door import Door, Endpoint, send_json, while_connected
+from saccade.server.door import Door, Endpoint, send_json
 from saccade.server.gate import request_id
+from saccade.server.leavers import while_connected
 from saccade.server.openai import Reply, read_chat
 from saccade.server.refusals import error_body
 from saccade.server.stream import Told

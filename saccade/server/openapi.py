@@ -24,7 +24,7 @@ from saccade.server import (
     responses_items,
 )
 from saccade.server.form import Form
-from saccade.server.refusals import speaks_anthropic
+from saccade.server.refusals import ErrorResponse, speaks_anthropic
 
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
@@ -68,7 +68,7 @@ def describe() -> dict[str, Any]:
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
-    lists = [answers.ModelList, answers.ErrorResponse, page.ServerState]
+    lists = [answers.ModelList, ErrorResponse, page.ServerState]
     below = [ChatMessage, anthropic_body.InputMessage, anthropic_body.ToolDefinition]
     types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)

@@ -189,11 +189,11 @@ class Connection(HttpToolsProtocol):
             self._parse(data)  # most of what comes: part of a body, which needs no look
             return
         self._surplus += data
-        if self._message.meagre:
+        if not self._message.meagre and self._crowd.at_once():
+            self._pump()
+        else:
             self.flow.pause_reading()
             self._pump_soon()
-        else:
-            self._pump()
 
     def shutdown(self) -> None:
         self._stopping = True

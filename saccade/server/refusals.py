@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from saccade.core.errors import Overloaded, RequestError, Unauthorized
-from saccade.server.answers import ErrorBody, ErrorResponse
 
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
+"""Characters of an error that a client is shown."""
+_RESPONSES = "/v1/responses"
 _ANTHROPIC = "/v1/messages"
 _OVERLOADED = 529
 """What Anthropic's clients know 503 as."""
@@ -27,6 +30,31 @@ _TYPES = {
     503: "overloaded_error",
 }
 """Anthropic's names; of other statuses below 500 the first, of the rest `api_error`."""
+
+
+class ErrorBody(Struct):
+    """What went wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(Struct):
+    """Every error."""
+
+    error: ErrorBody
+
+    @classmethod
+    def of(cls, error: RequestError) -> ErrorResponse:
+        """What the client wrote is shown, but not at any length."""
+        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
+        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def speaks_anthropic(path: str) -> bool:
@@ -53,6 +81,19 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
         return status, msgspec.json.encode(ErrorResponse(error))
     told = _anthropic(status, error.message, error.code, request_id)
     return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
+
+
+def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
+    """The last event of a stream that breaks off, for who does not know what was told before."""
+    if speaks_anthropic(path):
+        told = msgspec.json.encode(error_body(error, request_id))
+        return b"event: error\ndata: " + told + b"\n\n"
+    body = ErrorResponse.of(error)
+    if not path.startswith(_RESPONSES):
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    event = {"type": "error", "code": body.error.code, "message": body.error.message}
+    told = msgspec.json.encode({**event, "param": None, "sequence_number": 0, "error": body.error})
+    return b"event: error\ndata: " + told + b"\n\n"
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Owns the handlers, the response's body, and which responses are running. The fie
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +22,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.core.errors import Cancelled, InvalidRequest, RequestError
-from saccade.core.types import SamplingParams
+from saccade.core.errors import Cancelled, InvalidRequest, NotFound, RequestError
+from saccade.core.types import CacheMiss, SamplingParams
 from saccade.front.client import Client
 from saccade.front.fields import unsupported
 from saccade.front.front import Event, Finish
@@ -37,8 +36,8 @@ from saccade.server.door import (
     Endpoint,
     json_response,
     send_json,
-    while_connected,
 )
+from saccade.server.leavers import while_connected
 from saccade.server.openai import Reply, read_chat
 from saccade.server.paging import Paging
 from saccade.server.responses_body import (
@@ -91,7 +90,8 @@ class ResponseAsked:
     """A request in chat words, and what it continues.
 
     `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
-    nothing is to be kept.
+    nothing is to be kept. `comparable`: the response that it wants to be compared with is there, or
+    it names none.
     """
 
     request: ResponsesRequest
@@ -100,6 +100,7 @@ class ResponseAsked:
     reply: Reply
     before: KeptTurn | None
     packed: tuple[Packed, ...] | None
+    comparable: bool
 
     @property
     def nbytes(self) -> int:
@@ -115,13 +116,14 @@ class ResponseTeller:
         self,
         stream: ResponseStream,
         told: Told,
-        words: ChatWords,
+        asked: ResponseAsked,
         logprobs: ChatShape,
         on_end: Callable[[dict[str, Any]], None],
     ) -> None:
         self._stream = stream
         self._told = told
-        self._words = words
+        self._words = asked.words
+        self._comparable = asked.comparable
         self._shape = logprobs
         self._on_end = on_end
         self._began = False
@@ -172,6 +174,13 @@ class ResponseTeller:
             "total_tokens": used.total_tokens,
         }
         more = {}
+        if self._told.prepared[0].request.caching.diagnose:
+            missed = self._told.tally.missed
+            more["prompt_cache_diagnostics"] = (
+                cache_diagnostics(missed, self._words)
+                if self._comparable
+                else {"type": "comparison_response_not_found"}
+            )
         if tracer.wanted:
             trace = msgspec.to_builtins(tracer.trace)
             for image in trace["images"]:
@@ -228,6 +237,7 @@ class _Responses:
                 before,
                 inquiry.request.delivery.store is not False
                 and self._store.fits(held.client, held.nbytes),
+                self._comparable(inquiry.request, held.client),
                 self._door.front.check_ready().context_length,
             )
             del inquiry, items  # they go as soon as they are read
@@ -241,6 +251,12 @@ class _Responses:
         if name is None:
             return None
         return self._store.find(client, name, "previous_response_id").turn
+
+    def _comparable(self, request: ResponsesRequest, client: Client) -> bool:
+        name = request.delivery.compared
+        with suppress(NotFound):
+            return name is None or bool(self._store.find(client, name, "prompt_cache_options"))
+        return False
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
         """The items of a request; those that it only names, packed. None is named twice: what a
@@ -263,7 +279,7 @@ class _Responses:
         ]
 
     async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
-        client, name = held.client, f"resp_{secrets.token_hex(24)}"
+        client, name = held.client, self._store.name()
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
 
@@ -275,7 +291,7 @@ class _Responses:
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
             stream = ResponseStream(response)
-            return ResponseTeller(stream, told, found.words, shape, partial(self._end, found, held))
+            return ResponseTeller(stream, told, found, shape, partial(self._end, found, held))
 
         try:
             await self._door.answer(send, found.reply, tell, found.asks, held)
@@ -338,10 +354,11 @@ def exchange(
     given: Sequence[Item | bytes],
     before: KeptTurn | None,
     keeps: bool,
+    comparable: bool,
     context_length: int,
 ) -> ResponseAsked:
     """`request`, its conversation included, read as a chat. `given`: its items, some packed;
-    `keeps`: they will be kept.
+    `keeps`: they will be kept; `comparable`: as in `ResponseAsked`.
 
     Raises InvalidRequest that names the field as the client has it.
     """
@@ -354,7 +371,23 @@ def exchange(
         ask, reply, _ = read_chat(bytearray(_encode(words.body)), context_length)
     except RequestError as error:
         raise words.theirs(error) from None
-    return ResponseAsked(request, ChatWords({}, words.places), [ask], reply, before, packed)
+    theirs = ChatWords({}, words.places)
+    return ResponseAsked(request, theirs, [ask], reply, before, packed, comparable)
+
+
+def cache_diagnostics(missed: CacheMiss | None, words: ChatWords) -> dict[str, Any]:
+    """In OpenAI's words, which are fewer: what is no change of the prompt is "unavailable".
+    `saccade_reason` and `saccade_place` say what was found.
+    """
+    if missed is None:
+        return {"type": "cache_hit"}
+    place = words.place(missed.place)
+    found = {"saccade_reason": missed.reason, "saccade_place": place}
+    if missed.reason not in ("prompt_changed", "other_settings"):
+        return {"type": "unavailable", **found}
+    changed = "tools_changed" if place.startswith("tools") else "input_changed"
+    figures = {"cache_missed_tokens": missed.tokens, "comparison_reusable_tokens": missed.token}
+    return {"type": "cache_miss", "reason": changed, **figures, **found}
 
 
 def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:

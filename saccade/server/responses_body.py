@@ -132,7 +132,14 @@ class ResponseDelivery(Struct, kw_only=True):
     prompt_cache_key: Name | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
     saccade: SaccadeOptions | None = None
+
+    @property
+    def compared(self) -> str | None:
+        """The response that diagnostics of the cache are to compare with."""
+        name = (self.prompt_cache_options or {}).get("comparison_response_id")
+        return name if isinstance(name, str) else None
 
     @property
     def trace(self) -> bool:
@@ -277,6 +284,7 @@ def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[I
         "prompt_cache_key": delivery.prompt_cache_key,
         "prompt_cache_retention": delivery.prompt_cache_retention,
         "prompt_cache_options": delivery.prompt_cache_options,
+        "prompt_cache_diagnostics": delivery.prompt_cache_diagnostics,
         **msgspec.structs.asdict(request.sampling),
         **msgspec.structs.asdict(request.ending),
         **_form_fields(form),

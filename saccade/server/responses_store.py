@@ -7,6 +7,7 @@ is kept is JSON; nothing here knows what it says. One event loop; no locks.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -118,6 +119,14 @@ class ResponseStore:
         self._metrics = metrics
         self._clock = clock
         self._shelves: dict[str, OwnResponses] = {}
+        self.instance = secrets.token_hex(4)
+        """This store among those of a fleet: the ids that it gives begin with it, so that a router
+        knows where a conversation is kept.
+        """
+
+    def name(self) -> str:
+        """An id for a new response."""
+        return f"resp_{self.instance}{secrets.token_hex(20)}"
 
     @property
     def nbytes(self) -> int:

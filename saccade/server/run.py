@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import uvicorn
 import uvloop
 
 from saccade.core.config import MIB
-from saccade.core.errors import StartupError
+from saccade.core.garbage import settle
 from saccade.core.messages import Ready
 from saccade.core.options import (
     ConnectionOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
+    ObservabilityOptions,
     ParallelOptions,
     PinOptions,
     ResponseOptions,
@@ -37,10 +34,11 @@ from saccade.core.options import (
 from saccade.engine.sizing import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
-from saccade.server.app import KEPT, OPEN_PATHS, build_app
+from saccade.server.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
-from saccade.server.protocol import connections
+from saccade.server.serving import Serving, address_of, listen
+from saccade.server.telemetry import Telemetry, check_installed
 from saccade.text.manner import Manner
 
 log = logging.getLogger("saccade")
@@ -51,30 +49,10 @@ goes too.
 """
 
 EDGE = ConnectionOptions()
-TICKS = 10
-"""uvicorn ticks ten times a second; connections are looked after once."""
 
 
-def listen(options: ServerOptions) -> socket.socket:
-    """A socket bound to the address. Raises StartupError when it cannot be had."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((options.host, options.port))
-    except OSError as error:
-        bound.close()
-        raise StartupError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another "
-            "with --host and --port"
-        ) from None
-    return bound
-
-
-class Server(uvicorn.Server):
-    """uvicorn, which drains the front when it is told to stop, and leaves signals as it found
-    them.
-    """
+class Server(Serving):
+    """Drains the front when it is told to stop."""
 
     def __init__(
         self,
@@ -83,30 +61,21 @@ class Server(uvicorn.Server):
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
         kept: ResponseOptions = KEPT,
+        watch: ObservabilityOptions = WATCH,
     ) -> None:
-        self._crowd = Crowd(edge, front.metrics)
-        open_paths = frozenset(path.encode() for path in OPEN_PATHS)
-        config = uvicorn.Config(
-            build_app(front, names, options, edge.body_timeout, kept),
-            http=connections(  # type: ignore[arg-type]
-                self._crowd,
-                edge,
-                options.max_body_mb * MIB,
-                open_paths,
-                Stamp(options.cors_origins),
-            ),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",  # what is usual, this module says itself
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
-            # Those who outlast the draining are still sending their request: not worth the wait.
-            timeout_graceful_shutdown=int(options.shutdown_grace) + 1,
+        """Raises ConfigError where traces are asked for without the extra for them."""
+        url = watch.traces_url
+        self._telemetry = None if url is None else Telemetry(url, front.metrics)
+        record = None if self._telemetry is None else self._telemetry.record
+        super().__init__(
+            build_app(front, names, options, edge.body_timeout, kept, watch, record),
+            Crowd(edge, front.metrics),
+            edge,
+            options.max_body_mb * MIB,
+            OPEN_PATHS,
+            options.shutdown_grace,
+            Stamp(options.cors_origins),
         )
-        super().__init__(config)
         self._front = front
         self._options = options
         self._failed_at: float | None = None
@@ -117,7 +86,7 @@ class Server(uvicorn.Server):
         `on_ready` gets the address and what the engine decided. Raises StartupError when the
         address cannot be had or the engine does not start.
         """
-        bound = listen(self._options)
+        bound = listen(self._options.host, self._options.port)
         starting = asyncio.create_task(self._start(bound, on_ready))
         try:
             await self.serve([bound])
@@ -126,12 +95,13 @@ class Server(uvicorn.Server):
             starting.cancel()
             outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
             await self._front.stop()
+            if self._telemetry is not None:
+                await asyncio.to_thread(self._telemetry.close)
         if isinstance(outcome, Exception):
             raise outcome
 
     async def _start(self, bound: socket.socket, on_ready: Callable[[str, Ready], None]) -> None:
-        host, port = bound.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        address, host = address_of(bound), bound.getsockname()[0]
         try:
             ready = await self._front.start()
             if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
@@ -145,8 +115,6 @@ class Server(uvicorn.Server):
             raise
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS == 0:
-            self._crowd.check(asyncio.get_running_loop().time())
         if self._front.state == "failed" and not self.should_exit:
             self._failed_at = self._failed_at or time.monotonic()
             self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
@@ -162,23 +130,6 @@ class Server(uvicorn.Server):
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of
-        # the engine.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def serve(
     model: str,
@@ -190,6 +141,7 @@ def serve(
     edge: ConnectionOptions = EDGE,
     kept: ResponseOptions = KEPT,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    watch: ObservabilityOptions = WATCH,
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -197,10 +149,13 @@ def serve(
     """
 
     raise_descriptors()
+    if watch.traces_url is not None:
+        check_installed()
     names = server.served_model_name or (model,)
 
     def announce(address: str, ready: Ready, manner: Manner) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
+        settle()
         decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
@@ -211,7 +166,7 @@ def serve(
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins)
         told = partial(announce, manner=front.intake.manner)
-        await Server(front, names, server, edge, kept).run_until_told(told)
+        await Server(front, names, server, edge, kept, watch).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

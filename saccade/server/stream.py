@@ -23,11 +23,12 @@ from saccade.server.answers import (
     CacheDiagnostics,
     ChoiceReply,
     Completion,
-    ErrorResponse,
     Tally,
     Usage,
     Writer,
 )
+from saccade.server.journey import note_failure
+from saccade.server.refusals import ErrorResponse
 from saccade.server.trace import Trace, Tracer
 
 log = logging.getLogger("saccade")
@@ -52,10 +53,14 @@ class Told:
 
     async def counted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
         """`events`, each of which is counted before it is told."""
-        async for event in events:
-            self.tally.add(event)
-            self.tracer.add(event)
-            yield event
+        try:
+            async for event in events:
+                self.tally.add(event)
+                self.tracer.add(event)
+                yield event
+        except RequestError as error:
+            note_failure(error)
+            raise
 
 
 class Teller(Protocol):

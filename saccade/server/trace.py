@@ -1,5 +1,5 @@
-"""What became of each picture of a request: the `saccade` field of answers, and the log of slow
-requests.
+"""What became of each picture of a request: the `saccade` field of answers, the log of slow
+requests, and the legs of a trace.
 
 Owns the shapes, and how a request's pictures and what the front found of them are put together.
 Knows nothing of HTTP.
@@ -8,7 +8,9 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -16,6 +18,9 @@ from saccade.core.types import CacheMiss, CacheReport, Missed, Tier
 from saccade.front.front import Event, FoundImage, Level
 from saccade.front.intake import Prepared
 from saccade.media.media import OpenedImage
+
+MOST_TOLD = 32
+"""Images of a request that have legs of their own."""
 
 
 class Size(Struct):
@@ -127,6 +132,19 @@ class ImageTrace(ImageCost, kw_only=True):
         )
 
 
+Figure = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A part of a request's way; its moments are `time.monotonic()`."""
+
+    name: str
+    begun: float
+    ended: float
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
 class RequestTimes(Struct):
     """Milliseconds from the arrival of a request: to its submission to the engine, to when the
     engine began with it, to the first token, to the end.
@@ -164,14 +182,19 @@ class Tracer:
         self._prepared = prepared[0]
         self._arrival = self._prepared.request.arrival
         self._ready = time.monotonic()
+        self.finishes: list[str] = []
         self._first: float | None = None
+        self._last = 0.0
         self._admitted = 0.0
         self._found: tuple[FoundImage, ...] = ()
         self._prompt = CacheTrace(0)
 
     def add(self, event: Event) -> None:
+        self._last = time.monotonic()
+        if event.finish is not None:
+            self.finishes.append(event.finish)
         if self._first is None and event.scores is None:
-            self._first = time.monotonic()
+            self._first = self._last
             self._admitted = event.admitted
             report = event.caching or CacheReport()
             kept = {f"{seconds}s": tokens for seconds, tokens in report.written}
@@ -179,6 +202,62 @@ class Tracer:
         # Only chats have pictures, and a chat has one prompt: its first answer tells of them.
         if event.found and event.choice == 0:
             self._found = event.found
+
+    @property
+    def arrival(self) -> float:
+        """`time.monotonic()` when the body had been read."""
+        return self._arrival
+
+    @property
+    def first(self) -> float | None:
+        """`time.monotonic()` of the first token; None while there is none."""
+        return self._first
+
+    @property
+    def levels(self) -> Counter[Level]:
+        """How many images were found at which level."""
+        return Counter(found.level for found in self._found)
+
+    def legs(self) -> Iterator[Leg]:
+        """What the request has gone through; of at most `MOST_TOLD` of its images."""
+        yield Leg("prepare", self._arrival, self._ready)
+        named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
+        for image, place in named[:MOST_TOLD]:
+            fetched = image.read + image.fetch_ms / 1e3
+            digested = fetched + image.digest_ms / 1e3
+            sent: Mapping[str, Figure] = {"place": place, "bytes": len(image.data)}
+            yield Leg("image.fetch", image.read, fetched, sent)
+            rows, columns = image.image.canvas
+            size: Mapping[str, Figure] = {
+                "place": place,
+                "format": image.probe.format,
+                "width": columns,
+                "height": rows,
+            }
+            yield Leg("image.digest", fetched, digested, size)
+        for found in self._found[:MOST_TOLD]:
+            image, place = named[found.image]
+            if found.decode_ms:
+                begun = found.decoded - found.decode_ms / 1e3
+                yield Leg("image.decode", begun, found.decoded, {"place": place})
+            if found.encode_ms:
+                begun = found.encoded - found.encode_ms / 1e3
+                cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
+                yield Leg("image.encode", begun, found.encoded, cost)
+        yield from self._engine_legs()
+
+    def _engine_legs(self) -> Iterator[Leg]:
+        if self._first is None:  # nobody here knows how far the engine was with it
+            yield Leg("wait", self._ready, time.monotonic())
+            return
+        begun = self._admitted or self._first
+        yield Leg("queue", self._ready, begun)
+        if self._admitted:
+            cached = self._prompt.cached_tokens
+            computed = len(self._prepared.request.tokens) - cached
+            figures = {"cached_tokens": cached, "computed_tokens": computed}
+            yield Leg("prefill", begun, self._first, figures)
+        yield Leg("decode", self._first, self._last)
 
     @property
     def seconds(self) -> float:

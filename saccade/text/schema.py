@@ -20,6 +20,8 @@ from saccade.core.errors import InvalidRequest
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
 """Schemas within schemas."""
+MAX_NESTING = 3 * MAX_SCHEMA_DEPTH
+"""Objects and lists within each other, whatever they are: what reads them calls itself."""
 MAX_SCHEMAS = 4_000
 """Schemas in the whole, a reference counted once."""
 MAX_PROPERTIES = 1_000
@@ -100,15 +102,34 @@ def place_name(param: str, place: Place) -> str:
     return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
 
 
+def _is_deep(value: Any) -> bool:
+    """Whether objects and lists are nested over `MAX_NESTING` deep."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        nested = (each for each in level if isinstance(each, dict | list))
+        level = [
+            inner
+            for each in nested
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def prepare_schema(schema: Any, param: str) -> Any:
     """`schema`, checked, as the library takes it. The argument is not changed.
 
     Raises InvalidRequest whose `param` names the place: what is malformed, beyond the bounds,
     beyond any grammar (`not`, `if`, `patternProperties`, ...), or satisfied by no finite document.
     """
+    if _is_deep(schema):
+        raise InvalidRequest(
+            f"{param}: objects and lists are nested over {MAX_NESTING} deep: make it flatter", param
+        )
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_SCHEMA_BYTES:

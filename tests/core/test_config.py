@@ -22,6 +22,9 @@ from saccade.core.config import (
     EncoderConfig,
     EngineConfig,
     Hardware,
+    KVConfig,
+    ParallelConfig,
+    StepGraphSizes,
 )
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
@@ -37,12 +40,12 @@ from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
     LoadFacts,
     arena_bytes,
-    decode_graph_bytes,
     describe,
     describe_intake,
     kv_page_bytes,
     resolve,
     resolve_parallel,
+    step_graph_bytes,
 )
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
@@ -55,7 +58,10 @@ def spec() -> FamilySpec:
     return load_spec(Path(DEMO))
 
 
-MODEL = ("context_length", "disable_cuda_graph", "cuda_graph_max_bs")
+MODEL = (
+    *("context_length", "disable_cuda_graph", "cuda_graph_max_bs", "kv_cache_dtype"),
+    "piecewise_graph_tokens",
+)
 
 
 def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
@@ -97,6 +103,26 @@ def test_the_kv_cache_is_no_larger_than_asked(spec: FamilySpec) -> None:
     assert config.context_length == 1008, "a request cannot be longer than the cache"
 
 
+def test_a_cache_of_eight_bits_holds_twice_the_tokens(spec: FamilySpec) -> None:
+    more: dict[str, Any] = {"mem_fraction_static": 0.2, "max_running_requests": 1000}
+    plain = decide(spec, **more)
+    eight = decide(spec, kv_cache_dtype="fp8_e4m3", **more)
+    assert eight.kv_pages - 2 * plain.kv_pages in (0, 1)
+    kept = kv_page_bytes(spec, 16, "bfloat16", kept="fp8_e4m3")
+    assert 2 * kept == kv_page_bytes(spec, 16, "bfloat16")
+    facts = LoadFacts((), "", 0)
+    alone = ParallelConfig(1, "weights", "shm", 1.0)
+    for config, said in ((plain, "MiB"), (eight, "MiB in fp8_e4m3, scales 1.0")):
+        assert dict(describe(config, alone, spec, MACHINE, facts))["KV cache"].endswith(said)
+
+
+def test_a_gpu_without_fp8_cannot_keep_eight_bits(spec: FamilySpec) -> None:
+    old = Hardware("cuda", "A100", 80 * GIB, 60 * GIB, arch=80)
+    assert decide(spec, old).kv == KVConfig()
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8_e4m3: A100 has no FP8 .* auto"):
+        decide(spec, old, kv_cache_dtype="fp8_e4m3")
+
+
 def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
     assert decide(spec, context_length=512).context_length == 512
 
@@ -107,8 +133,11 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"context_length": 10**9}, "--context-length"),
         ({"mm_attention_backend": "flash"}, "--mm-attention-backend flash.*--device cuda"),
         ({"mm_attention_backend": "triton"}, "--mm-attention-backend triton.*--device cuda"),
+        ({"mm_attention_backend": "cudnn"}, "--mm-attention-backend cudnn.*--device cuda"),
+        ({"mm_attention_backend": "fa4"}, "--mm-attention-backend fa4.*--device cuda"),
         ({"vit_graph_buckets": (128,)}, "--vit-graph-buckets 128.*cuda"),
         ({"cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8.*--device cuda"),
+        ({"piecewise_graph_tokens": 8}, "--piecewise-graph-tokens 8.*--device cuda"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -160,7 +189,7 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     assert bound.args == ("demo",)
     assert bound.arguments["engine"].vit_graph_buckets == (128, 256)
     assert bound.arguments["server"].served_model_name == ("a", "b")
-    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "sdpa"'):
+    with pytest.raises(CycloptsError, match='"auto", "triton", "flash", "cudnn", "fa4", "sdpa"'):
         app.parse_args(
             ["serve", "--mm-attention-backend", "fa3"], exit_on_error=False, print_error=False
         )
@@ -177,6 +206,14 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
         "flash", (128, 512)
     )
     assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
+    hopper = replace(gpu, arch=90)
+    assert decide(spec, hopper).encoder == EncoderConfig("triton", VIT_GRAPH_SIZES)
+    assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", VIT_GRAPH_SIZES)
+    assert decide(spec, hopper, mm_attention_backend="cudnn").encoder.attention == "cudnn"
+    with pytest.raises(ConfigError, match=r"--mm-attention-backend cudnn: .*--disable-vit-graph"):
+        decide(spec, hopper, mm_attention_backend="cudnn", disable_vit_graph=True)
+    with pytest.raises(ConfigError, match=r"--mm-attention-backend fa4: .*not installed"):
+        decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")
     assert decide(spec, disable_vit_graph=True, max_encode_patches=64).encode_patches == 64
     for options, word in (
@@ -190,13 +227,23 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
 
 def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
-    assert decide(spec).decode_graph_sizes == ()
-    assert decide(spec, gpu, max_running_requests=20).decode_graph_sizes == (1, 2, 4, 8, 16, 20)
-    assert decide(spec, gpu).decode_graph_sizes[-3:] == (240, 248, 256)
+    assert decide(spec).graphs == StepGraphSizes()
+    assert decide(spec, gpu, max_running_requests=20).graphs.rows == (1, 2, 4, 8, 16, 20)
+    assert decide(spec, gpu).graphs.rows[-3:] == (240, 248, 256)
     few = decide(spec, gpu, cuda_graph_max_bs=3)
-    assert few.decode_graph_sizes == (1, 2, 3)
+    assert few.graphs.rows == (1, 2, 3)
     none = decide(spec, gpu, disable_cuda_graph=True)
-    assert none.decode_graph_sizes == ()
+    assert none.graphs == StepGraphSizes()
+    derived = decide(spec, gpu).graphs
+    assert derived.mixed_rows == (0, 4, 16, 64, 256) and derived.mixed_tokens[-2:] == (768, 1024)
+    told = decide(spec, gpu, piecewise_graph_tokens=4096, max_running_requests=5).graphs
+    assert told.mixed_rows == (0, 4, 5) and told.mixed_tokens[-3:] == (2048, 3072, 4096)
+    full = Hardware("cuda", "", 64 * GIB, 4 * GIB)
+    fewer = decide(spec, full, mem_fraction_static=0.98).graphs.mixed_tokens
+    assert 0 < len(fewer) < len(derived.mixed_tokens), "memory is short"
+    short = decide(spec, gpu, chunked_prefill_size=100).graphs
+    assert short.mixed_tokens == (32, 64, 100), "no step has more tokens of prompts"
+    assert not decide(spec, gpu, piecewise_graph_tokens=0).graphs.mixed_tokens
     with pytest.raises(ConfigError, match="--cuda-graph-max-bs 3: --disable-cuda-graph is set"):
         decide(spec, gpu, disable_cuda_graph=True, cuda_graph_max_bs=3)
 
@@ -205,7 +252,7 @@ def test_graphs_memory_is_not_given_to_pages(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
     config = decide(spec, gpu, mem_fraction_static=0.98, max_total_tokens=10**9)
     kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
-    graphs = decode_graph_bytes(config.decode_graph_sizes)
+    graphs = step_graph_bytes(config.graphs, spec, "bfloat16")
     assert graphs and gpu.free_bytes - kv >= graphs
 
 

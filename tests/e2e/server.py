@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,16 @@ class Server:
 
 
 @contextmanager
+def routing(
+    workers: Sequence[Server], folder: Path, *options: str, status: int = 0
+) -> Iterator[Server]:
+    """`saccade route` over `workers`, as `serving`."""
+    urls = (worker.url for worker in workers)
+    with _running(folder, "route", *("--workers", *urls), *options, status=status) as router:
+        yield router
+
+
+@contextmanager
 def serving(
     model: str | Path, folder: Path, *options: str, threads: int = 1, status: int = 0
 ) -> Iterator[Server]:
@@ -58,22 +68,19 @@ def serving(
 
     One engine thread unless told: tiny matrices gain nothing from more, and the machine is shared.
     """
+    few = ("--media-workers", "1", "--threads", str(threads))
+    with _running(folder, "serve", str(model), *few, *options, status=status) as server:
+        yield server
+
+
+@contextmanager
+def _running(folder: Path, *words: str, status: int) -> Iterator[Server]:
+    """A command of `saccade` that listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
-    few = ("--media-workers", "1", "--threads", str(threads))
-    command = [
-        sys.executable,
-        "-m",
-        "saccade",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        *few,
-        *options,
-    ]
+    command = [sys.executable, "-m", "saccade", *words, "--port", str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     server = Server(f"http://127.0.0.1:{port}", process, log)

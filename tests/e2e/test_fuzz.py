@@ -4,6 +4,7 @@ traceback in the log; and /health all the while.
 
 from __future__ import annotations
 
+import random
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.abuse import raw
+from tests.abuse import raw, values
 from tests.abuse.grammar import Grammar
 from tests.abuse.watch import watching
 from tests.e2e.server import Server, serving
@@ -76,6 +78,43 @@ def test_nothing_that_is_sent_breaks_the_server(server: Server) -> None:
 def test_nothing_of_ten_thousand_requests_breaks_the_server(server: Server) -> None:
     for seed in range(2, 12):
         fuzz(server, seed, 1000)
+
+
+def ask(server: Server, client: httpx.Client, case: tuple[str, values.Place, str, bytes]) -> str:
+    """What is wrong with the answer to a case; empty: nothing."""
+    route, place, name, body = case
+    answer = client.post(server.url + route, content=body)
+    if answer.status_code == 200:
+        return ""
+    error = answer.json()["error"]
+    wrong = answer.status_code >= 500 or not (error["message"] and error["type"])
+    if place and name in values.NUMBERS and not error["message"].count(str(place[0])):
+        wrong = True  # the field has a name
+    return f"{route} {place} {name}: {answer.status_code} {answer.text[:200]}" if wrong else ""
+
+
+def try_values(server: Server, cases: list[tuple[str, values.Place, str, bytes]]) -> None:
+    headers = {"content-type": "application/json"}
+    with httpx.Client(headers=headers, timeout=60) as client, ThreadPoolExecutor(2) as threads:
+        wrong = [
+            each for each in threads.map(lambda case: ask(server, client, case), cases) if each
+        ]
+    assert not wrong, wrong[:5]
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_hostile_values_in_any_place_are_refused_by_name(server: Server) -> None:
+    """A few of them, as the seed decides; the bodies themselves are right."""
+    for route, body in values.BODIES:
+        answer = httpx.post(server.url + route, json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+    try_values(server, random.Random(5).sample(list(values.cases()), 250))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_hostile_values_in_all_places_are_refused_by_name(server: Server) -> None:
+    try_values(server, list(values.cases()))
 
 
 def test_a_seed_always_draws_the_same() -> None:

@@ -41,6 +41,8 @@ CONFIG = EngineConfig(
     prefix_cache=True,
     embeddings=EmbeddingBudgets(64 << 20),
     encode_patches=1 << 16,
+    snapshots=64,
+    snapshot_tokens=256,
 )
 
 
@@ -263,9 +265,7 @@ def carry_out(workers: Workers, plan: Plan, masks: Masks | None) -> StepResult:
     if masks is None:
         return workers.execute(plan)
     assert isinstance(workers, Worker) and masks.step == plan.step
-    words = np.frombuffer(bytearray(masks.words), np.int32)
-    lines = words.reshape(sum(row.masked for row in plan.rows), -1)
-    return workers.begin(plan, lambda: lines).result()
+    return workers.begin(plan, masks.rows).result()
 
 
 def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:

@@ -12,6 +12,7 @@ import pytest
 
 from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets
+from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import Image
 from saccade.engine.sizing import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
@@ -25,7 +26,11 @@ PICTURES = 9
 ROUNDS = 8
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "qwen3_vl"]
+"""Tiers know nothing of families: the one whose embeddings have most parts stands for all."""
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", *SLOW])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     set_threads()
     return load(request.param, tmp_path_factory.mktemp(request.param))
@@ -157,3 +162,25 @@ def test_a_chat_of_eight_rounds_encodes_each_picture_once(
         assert outcome.finish == ["length"] and len(outcome.levels) == number + 1
         history += outcome.tokens
     assert Counter(harness.encoded) == {image.key: 1 for image in images}
+
+
+def test_what_another_server_has_encoded_is_read(model: Model, tmp_path: Path) -> None:
+    """And what a third has removed meanwhile, or cut short, is encoded."""
+    budgets = EmbeddingBudgets(64 << 20, 0, 1 << 30, str(tmp_path), shared=True)
+    one, other = (Harness(model.net, embeddings=budgets) for _ in range(2))
+    check(model, one.run([model.request(one, name) for name in CASES]))
+    one.close()
+    requests = [model.request(other, name) for name in CASES]
+    files = {path.name: path for path in tmp_path.glob("*/*" + SUFFIX)}
+    assert len(files) == PICTURES
+    images = {image.key: image for request in requests for image in request.images}
+    for image in images.values():
+        other.scheduler.embeddings.seen_in_store(image, file_name(image.key) in files)
+    gone, torn, *_ = files.values()
+    gone.unlink()
+    torn.write_bytes(torn.read_bytes()[:-1])
+    check(model, other.run(requests))
+    lost = {key for key in images if file_name(key) in (gone.name, torn.name)}
+    assert set(other.encoded) == lost and len(other.encoded) == 2
+    other.close()
+    assert gone.exists() and torn.exists(), "they were saved again"

@@ -20,6 +20,7 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
+from saccade.runtime.states import StateMemory
 from saccade.runtime.weights import load_net
 
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ class Session:
         self.kv = keys_and_values(caches)
         for keys, values in self.kv.values():
             keys.fill_(torch.nan), values.fill_(torch.nan)
+        self.states = StateMemory(net.spec.kv_spec(), 1, torch.float32, CPU).layers
         self.page_size = page_size or 1
         pages = torch.arange(7, size)
         if page_size is not None:
@@ -121,7 +123,7 @@ class Session:
             sample_rows=torch.arange(end - start),
         )
         self.done = end
-        attention = attention_for(self.kv, self.page_size)
+        attention = attention_for(self.kv, self.page_size, self.states)
         attention.plan(batch)
         return self.net.logits(self.net.forward(batch, attention))
 

@@ -21,7 +21,7 @@ from saccade.kernels.linear import linear
 from saccade.kernels.moe import Experts, expert_mlp, route
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
-from saccade.runtime.weights import DummyWeights
+from saccade.runtime.dummy import DummyWeights
 from tests.checkpoints import Reference
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt

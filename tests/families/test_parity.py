@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
+from saccade.kernels import linear
+from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
 from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
 from tests.families.forwarding import CPU, Session, encode, load
@@ -176,3 +178,31 @@ def test_bfloat16_agrees_on_the_first_token(
     session = Session(net, prompt(theirs, 1), images, page_size=16)
     session.kv = {i: (k.bfloat16(), v.bfloat16()) for i, (k, v) in session.kv.items()}
     assert session.prefill()[-1].argmax() == theirs.logits(session.tokens, images)[-1].argmax()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_slices_padded_to_whole_units_change_no_answer(
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+) -> None:
+    """As on a GPU, whose products want that."""
+    folder = checkpoint(family)
+    plain = load(folder)
+    monkeypatch.setattr(linear, "PADDED", ("cpu",))
+    shard = Shard(0, ranks)
+    padded: Any = load_net(
+        load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard, progress=False
+    )
+    mlps = [layer.mlp for layer in (*padded.text.layers, *padded.vision.layers)]
+    assert {mlp.down.weight.shape[1] % linear.UNIT for mlp in mlps} == {0}
+    if ranks > 1:
+        return
+    assert any(mlp.down.weight.shape[1] > 96 for mlp in mlps), "the checkpoint's is 96 or less"
+    factor = padded.spec.image_rules.factor
+    shown = [np.ascontiguousarray(picture(3 * factor, 4 * factor))]
+    tokens = [5, 6, padded.spec.image_token_id, 8, 9]
+    expected, found = (Session(net, tokens, shown, 4).prefill() for net in (plain, padded))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))

@@ -4,13 +4,15 @@ name; which modules are meant.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from saccade.core.errors import CheckpointError
-from saccade.families.checkpoint import Section
+from saccade.families.checkpoint import Section, resolve_model
 from saccade.families.quantization import Scheme, read_quantization
+from tests.packing import AWQ, GPTQ, PACKED, packing
 from tests.quantising import FORMATS, compressed, token
 
 
@@ -20,10 +22,12 @@ def read(settings: Any, name: str = "quantization_config") -> Any:
 
 @pytest.mark.parametrize(
     "method",
-    ["awq", "gptq", "bitsandbytes", "gguf", "mxfp4", "fbgemm_fp8", "hqq", "quark", "modelopt"],
+    ["bitsandbytes", "gguf", "mxfp4", "fbgemm_fp8", "hqq", "quark", "modelopt"],
 )
 def test_other_methods_are_refused_by_name_with_what_is_supported(method: str) -> None:
-    wanted = rf"config\.json: quantization_config: .*\({method}\).*fp8 .*compressed-tensors"
+    wanted = (
+        rf"config\.json: quantization_config: .*\({method}\).*fp8 .*compressed-tensors.*awq.*gptq"
+    )
     with pytest.raises(CheckpointError, match=wanted):
         read({"quant_method": method, "bits": 4})
 
@@ -55,7 +59,19 @@ WEIGHTS = "config_groups.group_0.weights"
         (changed(f"{WEIGHTS}.strategy", "block"), "block_structure is missing"),
         (changed("config_groups.group_0.weights", None), "num_bits is missing"),
         (changed("config_groups", {}), "config_groups is missing"),
-        (changed("config_groups.group_0.format", "pack-quantized"), "format pack-quantized"),
+        (packing("tensor", 4), "strategy 'tensor' of packed weights"),
+        (packing("group", 4, group_size=0), "strategy group needs sizes"),
+        (packing("group", 3, group_size=32), r"packed weights of 3 bits \(int\)"),
+        (packing("group", 4, group_size=32, type="float"), r"packed weights of 4 bits \(float\)"),
+        (packing("group", 4, group_size=32, actorder="odd"), "actorder 'odd'"),
+        (AWQ | {"bits": 3}, "awq of 3 bits"),
+        (AWQ | {"version": "gemv"}, "awq of 4 bits, version 'gemv'"),
+        (AWQ | {"zero_point": False}, "awq without zero points"),
+        (AWQ | {"group_size": 0}, "group_size must be at least 1, or -1, not 0"),
+        (AWQ | {"group_size": "128"}, "group_size must be an integer"),
+        (GPTQ | {"bits": 3}, "gptq of 3 bits"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "gptq with dynamic"),
         (changed("sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config: it is not"),
         (changed("transform_config", {"config_groups": {"R1": {}}}), "transform_config: it is not"),
         (changed("ignore", "lm_head"), "ignore must be a list of names"),
@@ -97,3 +113,26 @@ def test_groups_and_ignored_modules_are_told_apart() -> None:
     assert down.scales((17, 4)) == (3, 1)
     assert found.scheme("model.layers.1.mlp.up_proj") is None
     assert found.scheme("model.layers.10.self_attn.k_proj") is None
+
+
+@pytest.mark.parametrize("name", list(PACKED))
+def test_packed_formats_are_read(name: str) -> None:
+    found = read(dict(PACKED[name].settings))
+    packed = found.scheme("model.language_model.layers.0.mlp.up_proj")
+    assert (packed.bits, packed.group) == (PACKED[name].bits, PACKED[name].group)
+    assert packed.order == PACKED[name].shuffled and packed.zeros == PACKED[name].zeros
+    if PACKED[name].layout != "gptq":  # has no list: what is not quantised is stored plain
+        assert found.scheme("visual.blocks.0.attn.qkv") is None
+
+
+def test_gguf_is_refused_with_what_to_take_instead(tmp_path: Path) -> None:
+    wanted = (
+        r"GGUF is llama\.cpp's format.*take the \*\.safetensors checkpoint.*--quantization int8"
+    )
+    with pytest.raises(CheckpointError, match=wanted):
+        read({"quant_method": "gguf"})
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for place in (tmp_path, file):
+        with pytest.raises(CheckpointError, match=wanted):
+            resolve_model(str(place))

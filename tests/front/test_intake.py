@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from saccade.core.options import MediaOptions
 from saccade.core.types import Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.client import Client
+from saccade.front.compiler import Compiler
 from saccade.front.content import Chat, Message, Part
 from saccade.front.intake import Ask, Intake, Prepared, load_sampling_defaults
 from saccade.media.media import ImageSource, Media
+from saccade.text.grammar import Wish
 from saccade.text.manner import SILENT, Manner
 from saccade.text.offer import NO_TOOLS, Offer, read_tools
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -211,6 +214,37 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     ) as caught:
         prepare(Ask("x" * (longest * context + 1)), context=context)
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("ask", "match"),
+    [
+        (Ask((10,) * CONTEXT), "1000 tokens"),
+        (
+            Ask(Chat((user(ImageSource(png(64, 64), "0"), "hm " * CONTEXT),))),
+            "at least 3016 tokens",
+        ),
+        (Ask(Chat((user(*[ImageSource(png(64, 64), "0")] * 257),))), "257 pictures"),
+        (Ask("hm", {"stop_token_ids": (10**6,)}), "stop_token_ids"),
+        (Ask("hm", {"logit_bias": ((10**6, 1.0),)}), "logit_bias"),
+        (Ask("hm", {"min_tokens": 9, "max_tokens": 8}), "min_tokens=9"),
+    ],
+)
+def test_what_is_refused_for_little_is_refused_before_grammars_and_images(
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, match: str
+) -> None:
+    monkeypatch.setattr(Compiler, "compile", lambda *_: pytest.fail("it was compiled"))
+    monkeypatch.setattr(Media, "open_all", lambda *_: pytest.fail("images were fetched"))
+    with pytest.raises(InvalidRequest, match=match):
+        prepare(replace(ask, wish=Wish("regex", "x", "r")))
+
+
+def test_a_grammar_that_will_not_do_is_refused_before_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Media, "open_all", lambda *_: pytest.fail("images were fetched"))
+    with pytest.raises(InvalidRequest, match="regex"):
+        prepare(Ask(Chat((user(ImageSource(png(64, 64), "0")),)), wish=Wish("regex", "(", "regex")))
 
 
 def test_a_seed_is_drawn_when_none_is_given_and_kept_when_one_is() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention import Segments, varlen_attention
+from saccade.kernels.attention import Backend, Segments, varlen_attention
 from saccade.kernels.linear import Activation, linear, pack
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
@@ -90,15 +90,18 @@ def attended(
 @pytest.mark.parametrize("lengths", [[128], [64, 64, 16], [1, 300, 0, 7, 0], [4] * 40], ids=str)
 @pytest.mark.parametrize("dim", [32, 36, 40, 64, 72, 80, 96, 128])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_variable_length_flash_attention(
-    cuda: torch.device, dtype: torch.dtype, dim: int, lengths: list[int]
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "fa4"])
+def test_variable_length_attention_of_libraries(
+    cuda: torch.device, backend: Backend, dtype: torch.dtype, dim: int, lengths: list[int]
 ) -> None:
+    if backend == "fa4":
+        pytest.importorskip("flash_attn.cute")
     fused = noise(sum(lengths), 9, dim).to(dtype)
     q, k, v = (fused[:, start : start + 3] for start in (0, 3, 6))
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
     there = fused.to(cuda)
     a, b, c = (there[:, start : start + 3] for start in (0, 3, 6))
-    ours = varlen_attention(a, b, c, Segments(bounds, max(lengths)), dim**-0.5, "flash")
+    ours = varlen_attention(a, b, c, Segments(bounds, max(lengths)), dim**-0.5, backend)
     close(ours, attended(q, k, v, lengths, dim**-0.5))
 
 

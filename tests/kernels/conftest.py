@@ -1,9 +1,15 @@
-"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`)."""
+"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`), whose
+conversion to 8 bits is mended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,3 +22,46 @@ def device() -> str:
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def rounding() -> Iterator[None]:
+    """Values become FP8 as PyTorch has it: the interpreter forgets the carry when it rounds up, so
+    that 1.97 becomes 1.
+    """
+    if find_spec("triton") is None:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    its = interpreter._convert_float
+
+    def convert(values: Any, kind: Any, wanted: Any, rounding: Any) -> Any:
+        if wanted != tl.float8e4nv or kind not in (tl.float32, tl.float16):
+            return its(values, kind, wanted, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(values)).float()
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", convert)
+        yield
+
+
+def mend_interpreter() -> None:
+    """Triton 3.6, which torch 2.11 comes with, makes an index of an array [1] by int(), which numpy
+    has refused since 2.4: its interpreter could run no loop.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor: type, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+if not HAS_GPU and find_spec("triton") and version("triton").startswith("3.6."):
+    mend_interpreter()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ import pytest
 import torch
 
 from lab.qwen import qwen
-from saccade.core.config import EncoderConfig
+from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.nn.protocol import FamilyNet
+from saccade.runtime import weights
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Step, Worker
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, Outcome
+from tests.families.forwarding import CPU
 from tests.kernels.conftest import HAS_GPU
+from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -101,7 +105,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "depth"),
-    [({}, 1), ({"chunk_tokens": 7, "decode_graph_sizes": (2, 8)}, 2)],
+    [({}, 1), ({"chunk_tokens": 7, "graphs": StepGraphSizes((2, 8), (0, 2, 8), (8, 16))}, 2)],
     ids=["whole", "chunks, graphs, two in flight"],
 )
 def test_kernels_answer_as_pytorch_does(
@@ -137,6 +141,36 @@ def test_a_prefix_that_is_cached_is_read_where_it_lies(
         assert tokens(outcomes) == expected
     assert outcomes["more"].cached_tokens and outcomes["image"].levels == ["kv"]
     assert len(over.encoded) == 1
+
+
+def test_keys_and_values_of_eight_bits_are_near_pytorchs(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sum differs in its last bit, a key may be rounded the other way."""
+    found = []
+    for by_kernels in (False, True):
+        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
+        over = harness(net, kv=KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers))
+        asked = [replace(each, prompt_logprobs=0) for each in requests(over)]
+        outcomes = over.run(asked)
+        found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
+    off = np.abs(np.array(found[0]) - np.array(found[1]))
+    assert np.median(off) < 1e-3 and off.max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of products", "fp8 channels"])
+def test_weights_of_eight_bits_answer_as_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = []
+    folders = quantise(checkpoint("qwen3_vl"), FORMATS[name], tmp_path)
+    for folder, by_kernels in zip(folders, (True, False)):
+        monkeypatch.setattr(placement, "runs_triton", lambda _, on=by_kernels: on)
+        monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
+        net = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
+        over = harness(net, chunk_tokens=32)
+        found.append(run(over, requests(over), 1))
+    assert found[0] == found[1]
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(

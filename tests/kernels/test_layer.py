@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from saccade.kernels.layer import QKNorm, add_layer_norm, add_rms_norm, gate, turn_and_cache
+from saccade.kernels.paged import PagedCache
 from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
@@ -49,7 +50,7 @@ def test_queries_and_keys_are_turned_and_cached(
     rotation = Rotation(*rotary_tables(10 * noise(tokens, turned // 2, seed=2), pairs), pairs=pairs)
     empty = torch.zeros(32, kv_heads, dim, dtype=dtype)
     wanted = empty, empty.clone()
-    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, wanted, slots)
+    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, PagedCache(*wanted), slots)
     cache = torch.zeros_like(empty, device=device), torch.zeros_like(empty, device=device)
     weight = None if norm is None else QKNorm(norm.weight.to(device), norm.eps)
     ours = launch_turn_and_cache(
@@ -58,7 +59,7 @@ def test_queries_and_keys_are_turned_and_cached(
         rotation.cos.to(device),
         rotation.sin.to(device),
         weight,
-        cache,
+        PagedCache(*cache),
         slots.to(device),
         halves=pairs == "halves",
     )
@@ -66,16 +67,28 @@ def test_queries_and_keys_are_turned_and_cached(
         torch.testing.assert_close(mine.cpu(), its, atol=TOLERANCE[dtype], rtol=0.0)
 
 
-def test_a_cache_may_hold_eight_bits(device: str) -> None:
-    """With values that eight bits can say: the interpreter forgets a carry when it rounds."""
-    qkv = noise(3, 6, 16).to(torch.float8_e4m3fn).half()
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 0.003)])
+def test_a_cache_may_hold_eight_bits(device: str, scales: tuple[float, float]) -> None:
+    """With the scales, some values are beyond what eight bits hold: they become the largest."""
+    qkv = noise(3, 6, 16).half()
     slots = torch.tensor([2, 0, 1])
-    cos, sin = (table.to(device) for table in rotary_tables(torch.zeros(3, 8)))
+    cos, sin = rotary_tables(torch.zeros(3, 8))
+    wanted = eight_bits("cpu", scales)
+    queries = turn_and_cache(qkv.clone(), 2, Rotation(cos, sin), None, wanted, slots)
+    ours = eight_bits(device, scales)
+    mine = launch_turn_and_cache(
+        qkv.to(device), 2, cos.to(device), sin.to(device), None, ours, slots.to(device), halves=True
+    )
+    assert torch.equal(mine.cpu(), queries)
+    for kept, expected in ((ours.keys, wanted.keys), (ours.values, wanted.values)):
+        torch.testing.assert_close(kept.cpu().float(), expected.float(), rtol=0, atol=1e-6)
+    assert torch.allclose(wanted.keys[slots].float() * scales[0], qkv[:, 2:4].float(), rtol=0.07)
+    assert (wanted.values.float().abs().max() == 448) == (scales[1] < 0.01)
+
+
+def eight_bits(device: str, scales: tuple[float, float]) -> PagedCache:
     empty = torch.zeros(4, 2, 16, dtype=torch.float8_e4m3fn, device=device)
-    kept = empty, empty.clone()
-    launch_turn_and_cache(qkv.to(device), 2, cos, sin, None, kept, slots.to(device), halves=True)
-    for mine, heads in zip(kept, (slice(2, 4), slice(4, 6))):
-        assert torch.equal(mine.cpu().half()[slots], qkv[:, heads])
+    return PagedCache(empty, empty.clone(), *scales)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -67,6 +67,7 @@ def test_bench_kernels_turns_and_places_as_transformers_does(
     }
 
 
+@pytest.mark.slow
 def test_bench_encoder_has_transformers_embeddings_by_either_patch_embedding(
     tmp_path: Path,
 ) -> None:

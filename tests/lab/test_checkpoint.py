@@ -11,16 +11,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from lab.checkpoint import make_checkpoint
+from lab.checkpoint import make_checkpoint, make_folder
 from lab.options import PresetName
-from lab.presets import PRESETS
+from lab.presets import FEW_WORDS, PRESETS
+from lab.quantise import quantise_blocks, quantise_checkpoint
 from lab.qwen import qwen
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec
 from tests.checkpoints import picture, reference
 from tests.families.forwarding import Session, encode, load
 
-REAL = [name for name, preset in PRESETS.items() if preset.real_tokens]
+REAL = [name for name, preset in PRESETS.items() if preset.words != FEW_WORDS]
 
 
 def test_the_command_line_knows_every_preset() -> None:
@@ -35,22 +36,33 @@ def test_real_models_have_their_sizes_and_token_ids(name: str, tmp_path: Path) -
         len(spec.kv_spec().layers) == text["num_hidden_layers"]
         and spec.vocab_size == text["vocab_size"]
     )
-    assert spec.kv_spec().layers[0][0].shape[-1] == 128
+    kinds = {cache.name: cache.shape for layer in spec.kv_spec().layers for cache in layer}
+    assert kinds["k"][-1] == text.get("head_dim", 128)
     assert spec.embedding_width == vision["out_hidden_size"] * (
         1 + len(vision.get("deepstack_visual_indexes", ()))
     )
-    assert spec.eos_token_ids == (151645, 151643)
+    words = PRESETS[name].words
+    assert spec.eos_token_ids == (words + 2, words)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [
         tokenizer.token_to_id(token)
         for token in ("<|vision_start|>", "<|image_pad|>", "<|im_end|>")
-    ] == [151652, 151655, 151645]
+    ] == [words + 9, words + 12, words + 2]
+    assert qwen(spec).image_token_id == words + 12
     assert tokenizer.decode(tokenizer.encode("naïve 日本 text").ids) == "naïve 日本 text"
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"]
+    "name",
+    [
+        "tiny-qwen2-vl",
+        "tiny-qwen2.5-vl",
+        "tiny-qwen3-vl",
+        "tiny-qwen3-vl-moe",
+        "tiny-qwen3.5",
+        "tiny-qwen3.5-moe",
+    ],
 )
 def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     theirs = reference(make_checkpoint(name, tmp_path, dtype=torch.float32))
@@ -98,3 +110,27 @@ def test_a_file_is_no_folder_to_write(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out .*: no such folder can be made"):
         make_checkpoint("tiny-qwen3-vl", tmp_path / "file" / below)
+
+
+def test_a_quantised_checkpoint_is_near_its_source(tmp_path: Path) -> None:
+    source = make_checkpoint("tiny-qwen3-vl", tmp_path / "whole", dtype=torch.float32)
+    make_folder(tmp_path / "eight")
+    eight = quantise_checkpoint(source, tmp_path / "eight")
+    prompt = [5, 6, 7, 8]
+    whole, near = (
+        Session(load(folder), prompt, [], page_size=None).prefill() for folder in (source, eight)
+    )
+    likeness = torch.nn.functional.cosine_similarity(near, whole)
+    assert 0.99 < likeness.min() < 0.99999
+    with pytest.raises(ConfigError, match="it is quantised already"):
+        quantise_checkpoint(eight, tmp_path)
+
+
+def test_blocks_have_scales_of_their_own() -> None:
+    weight = torch.randn(130, 200, generator=torch.Generator().manual_seed(0))
+    weight[129, 199] = 1000.0
+    values, scales = quantise_blocks(weight)
+    assert values.shape == weight.shape and scales.shape == (2, 2)
+    assert scales[1, 1] == 1000 / 448 and scales.flatten()[:3].max() < 0.02
+    made = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :200]
+    torch.testing.assert_close(made[:128], weight[:128], rtol=0.07, atol=1e-4)

@@ -35,6 +35,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(CODE)

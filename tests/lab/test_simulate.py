@@ -381,6 +381,7 @@ def test_the_command_prints_an_estimate_and_writes_it(
             replace(SMALL, **wrong)
 
 
+@pytest.mark.slow
 def test_eviction_by_cost_saves_more_than_recency(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,8 +107,10 @@ def test_data_urls_carry_their_bytes() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("data:image/png;base64,QUJ*", "not valid base64"),
-        ("data:image/png;base64,QUJDR", "not valid base64"),
+        ("data:image/png;base64,QUJ*", "not valid base64: character 4 of 4 is '*'; allowed are"),
+        ("data:image/png;base64,QUJDR", "not valid base64: 5 characters, one more than"),
+        ("data:image/png;base64,QU===JD", "not valid base64: character 3 of 7 is '='"),
+        ("data:image/png;base64,QUI======", "not valid base64: 6 characters = at the end"),
         ("data:image/png,abc", "not in base64"),
         ("data:image/png;base64", "no comma"),
         ("ftp://example.com/a.png", "must start with"),

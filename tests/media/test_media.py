@@ -228,6 +228,7 @@ LARGE: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_large_pictures_are_decoded_in_the_memory_they_are_priced_at(
     media_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
 
 RESTARTS, DECODES = "saccade_image_worker_restarts_total", "saccade_decodes_total"
+WORKERS = "saccade-decode", "saccade-header"
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -331,13 +332,42 @@ def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
         async with running(arena, metrics) as pool:
             for seed in range(2):
                 await worker_process()
-                for name in ("saccade-decode", "saccade-header", "saccade-images"):
+                for name in (*WORKERS, "saccade-nursery", "saccade-images"):
                     for process in workers(name):
                         process.kill()
                 data = encode(noise(64, 64, seed))
                 await pool.decode(job(data), 0)
                 assert await pool.read_header(digest(data), data) == probe(data, 10**9)
             assert metrics.value(RESTARTS) >= 2
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_nursery_is_replaced_and_nothing_is_loaded_again(arena: Arena) -> None:
+    """What loads torch forks nurseries and does nothing else; workers end with their nursery."""
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics) as pool:
+            data = encode(noise(64, 64))
+            await pool.decode(job(data), 0)
+            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+            loaded = {process.pid for process in workers("saccade-images")}
+            assert len(loaded) == 2
+            for seed in range(1, 4):
+                nurseries = workers("saccade-nursery")
+                former = [process for name in WORKERS for process in workers(name)]
+                assert (len(nurseries), len(former)) == (2, 2)
+                for process in nurseries:
+                    process.kill()
+                data = encode(noise(64, 64, seed))
+                await pool.decode(job(data), 0)
+                np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
+                assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+                await until(lambda: metrics.value(RESTARTS) == 2 * seed)  # noqa: B023
+                await until(lambda: not any(each.is_running() for each in former))  # noqa: B023
+            assert {process.pid for process in workers("saccade-images")} == loaded
+        assert not workers("saccade-images") and not workers("saccade-nursery")
 
     asyncio.run(scenario())
 
@@ -461,7 +491,7 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
     ) as parent:
         assert parent.stdout is not None
         processes = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(processes) == 5, "two nurseries, one for headers, two that decode"
+        assert len(processes) == 7, "two stocks, their nurseries, one for headers, two that decode"
         time.sleep(0.3)  # into the long jobs
         os.kill(parent.pid, fate)
         parent.wait()

@@ -12,7 +12,7 @@ from saccade.kernels import attention
 from saccade.kernels.rotary import Rotation, rotary_tables
 from saccade.nn.protocol import Batch
 from saccade.runtime import attention as runtime
-from saccade.runtime.attention import PagedAttention, SequenceAttention
+from saccade.runtime.attention import PagedAttention, SequenceAttention, attention_for
 from tests.kernels.test_attention import expected
 
 PAGES, KV_HEADS, DIM = 96, 2, 16
@@ -68,7 +68,8 @@ class Case:
         )
 
     def attend(self, kind: Kind = SequenceAttention) -> torch.Tensor:
-        ours = kind({0: (self.caches[0], self.caches[1])}, self.page_size)
+        caches = {0: (self.caches[0], self.caches[1])}
+        ours = attention_for(caches, self.page_size, graphs=kind is PagedAttention)
         ours.plan(self.batch)
         still = Rotation(*rotary_tables(torch.zeros(len(self.q), DIM // 2)))
         return ours(torch.cat((self.q, *self.new), dim=1), still, None, layer=0)

@@ -17,6 +17,7 @@ from lab.qwen import grids, qwen
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
+from saccade.kernels import attention
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
 from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
@@ -273,3 +274,46 @@ def test_every_replay_reads_the_same_memory(
         == 1
     )
     assert len({tuple(cut.segments.longest for (cut,) in pack.cuts) for pack in seen}) == 1
+
+
+def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own attention stands for both libraries."""
+    called: list[str] = []
+    for name in ("cudnn", "flash"):
+        monkeypatch.setitem(
+            attention.BACKENDS,
+            name,
+            lambda *args, name=name: (called.append(name), attention.BACKENDS["sdpa"](*args))[1],
+        )
+    net = load(checkpoint("qwen3_vl"))
+    positions = PositionCache(net.spec, net.vision, Metrics())
+    encoder = PackedEncoder(net, positions, EncoderConfig("cudnn", (64,)), torch.empty(0), eager)
+    factor = qwen(net.spec).image_rules.factor
+    for height, width in ((3, 4), (5, 6)):
+        assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
+        pixels = torch.from_numpy(picture(height * factor, width * factor).copy())
+        encoder.encode([pixels], grids(net.spec, [pixels]))
+    assert {*called} == {"cudnn", "flash"}
+
+
+def test_what_names_a_model_on_disk_goes_through_no_graph(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """Other sizes of graphs may give other bits, and must not empty the tier."""
+    net = load(checkpoint("qwen3_vl"))
+    replayed: list[None] = []
+
+    def capture(work: Replay) -> Replay:
+        return lambda: replayed.append(None)
+
+    positions = PositionCache(net.spec, net.vision, Metrics())
+    encoder = PackedEncoder(net, positions, EncoderConfig("sdpa", (64,)), torch.empty(0), capture)
+    side = 3 * qwen(net.spec).image_rules.factor
+    pixels = torch.from_numpy(picture(side, side).copy())
+    (grid,) = grids(net.spec, [pixels])
+    rows = encoder.encode_plainly(pixels, grid)
+    assert not replayed and torch.equal(rows, encode(net, [pixels])[0])
+    encoder.encode([pixels], [grid])
+    assert replayed

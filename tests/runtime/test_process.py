@@ -69,7 +69,7 @@ def test_masks_come_after_the_step_before_was_answered(running: Any) -> None:
     engine.send(Plan(1, rows=(MASKED, MASKED)))
     assert engine.receive() == StepResult(0), "its tokens decide the masks"
     words = np.array([[1, 2], [3, -1]], np.int32)
-    engine.send(Masks(1, words.tobytes()))
+    engine.send(Masks.of(1, [row.tobytes() for row in words]))
     engine.send(Plan(2))
     assert engine.receive() == StepResult(1)
     engine.send(Finish())

@@ -21,10 +21,12 @@ from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.qwen_vl.net import QwenVLNet
 from saccade.families.registry import load_spec
+from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
+from saccade.runtime import weights
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from tests.checkpoints import make_checkpoint, picture
@@ -111,7 +113,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     whole, silence = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 8-bit matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
     assert silence == ""
 
 
@@ -132,7 +134,7 @@ def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
     assert "11 matrices of the language model in int8, as the checkpoint has them" in line
     made, line = load(twin, "int8")
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(made))
-    assert "12 matrices of the language model in int8, made at load" in line
+    assert "13 matrices of the language model in int8, made at load" in line
     near = torch.nn.functional.cosine_similarity(logits(net), logits(made))
     assert near.min() > 0.99
     assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
@@ -149,8 +151,8 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
-    assert isinstance(net.text.head.weight, torch.Tensor)
-    assert "12 matrices" in line and "made at load" in line
+    assert isinstance(net.text.head.weight, Int8Matrix)
+    assert "13 matrices" in line and "made at load" in line
 
 
 @needs_int8
@@ -178,6 +180,53 @@ def test_dummy_weights_may_be_int8(checkpoint: Callable[..., Path]) -> None:
         quantization="int8",
     )
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of products", "fp8 channels", "fp8 tensor"])
+def test_fp8_stays_where_the_device_has_it(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for such a GPU: its products are PyTorch's, of the same numbers."""
+    quantised, twin = pair(name)
+    whole, _ = load(twin, "none")
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    net, line = load(quantised, "auto")
+    kinds = [isinstance(matrix, Fp8Matrix) for matrix in projections(net)]
+    assert kinds.count(False) == 1, "of the product with a matrix that is not quantised"
+    assert "11 matrices of the language model in fp8, as the checkpoint has them" in line
+    torch.testing.assert_close(logits(net), logits(whole), atol=2e-4, rtol=2e-4)
+    assert answers(net) == answers(whole)
+    assert answers(net, ThreadCrew(quantised, 2, "data")) == answers(whole)
+    restored, line = load(quantised, "none")
+    assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(restored))
+
+
+def test_blocks_that_no_product_can_be_made_of_are_made_whole(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised, twin = pair("fp8 blocks")  # 24 inputs share a scale
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    net, line = load(quantised, "auto")
+    assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(net))
+    assert "20 8-bit matrices of the checkpoint made float32 at load" in line
+    assert torch.equal(logits(net), logits(load(twin, "none")[0]))
+
+
+def test_damaged_fp8_is_named(spoiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = spoiled / "model.safetensors"
+    config = json.loads((spoiled / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [16, 64]
+    (spoiled / "config.json").write_text(json.dumps(config))
+    tensors = {key: value.clone() for key, value in load_file(file).items()}
+    for key, value in tensors.items():
+        if key.endswith("weight_scale_inv"):
+            weight = tensors[key.removesuffix("_scale_inv")]
+            tensors[key] = value[:, : -(-weight.shape[1] // 64)].contiguous()
+    tensors[UP + "weight"] = (tensors[UP + "weight"].float() * torch.nan).to(F8)
+    save_file(tensors, file)
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight has values that are not finite"):
+        load(spoiled, "auto")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

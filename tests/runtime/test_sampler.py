@@ -113,6 +113,14 @@ def test_top_k_and_top_p_and_min_p_cut_where_they_say() -> None:
     )
 
 
+def test_a_top_k_of_any_size_is_no_limit() -> None:
+    row = logits()[0]
+    for top_k in (VOCAB, 2**31, 2**63 - 1):
+        for seed in range(20):
+            free = draw(row, temperature=1.0, seed=seed)
+            assert draw(row, temperature=1.0, seed=seed, top_k=top_k) == free
+
+
 def test_top_p_never_cuts_everything() -> None:
     assert draw(logits()[0], temperature=1.0, top_p=1e-9) == int(logits()[0].argmax())
 

@@ -20,7 +20,8 @@ from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import QwenVLNet, canonical_name
 from saccade.families.registry import load_spec
 from saccade.nn.weights import Part
-from saccade.runtime.weights import CheckpointWeights, DummyWeights, load_net
+from saccade.runtime.dummy import DummyWeights
+from saccade.runtime.weights import CheckpointWeights, load_net
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
@@ -90,10 +91,10 @@ def test_a_quantised_model_is_refused_by_its_method(folder: Path, place: tuple[s
     inner = config
     for name in place:
         inner = inner[name]
-    inner["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    inner["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(config))
     where = "config.json: " + "".join(f"{name}: " for name in place)
-    with pytest.raises(CheckpointError, match=rf"{where}quantization_config: .*\(awq\).*supported"):
+    with pytest.raises(CheckpointError, match=rf"{where}quantization_config: .*\(hqq\).*supported"):
         load_spec(folder)
 
 
@@ -189,12 +190,14 @@ def test_weights_are_converted_and_owned(folder: Path) -> None:
     assert isinstance(net, QwenVLNet)
     stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
     (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
+    assert isinstance(net.text.head.weight, torch.Tensor)
     assert torch.equal(net.text.head.weight.to_dense(), stored.bfloat16())
 
 
 def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl", tie=True))
     assert isinstance(net, QwenVLNet)
+    assert isinstance(net.text.head.weight, torch.Tensor)
     assert net.text.head.weight.data_ptr() == net.text.embedding.table.data_ptr()
 
 

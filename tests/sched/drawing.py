@@ -125,9 +125,7 @@ class Drawing:
             self._seeds[opened.slot] = opened.sampling.seed
         masked = sum(row.masked for row in plan.rows)
         assert bool(masked) == (masks is not None)
-        lines = iter(
-            np.frombuffer(masks.words if masks else b"", np.uint8).reshape(masked, DEMO_VOCAB // 8)
-        )
+        lines = iter(masks.rows().view(np.uint8) if masks else ())
         drawn = []
         for row in plan.rows:
             tokens, end = self._slots[row.slot], row.start + row.length

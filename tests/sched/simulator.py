@@ -19,7 +19,8 @@ from typing import Any
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
-from saccade.cache.prefix import PrefixCache
+from saccade.cache.prefix import Node, PrefixCache
+from saccade.cache.snapshots import Snapshots
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import DiskEvent, Move, Open, PixelSlot, Place, Plan, Row, StepResult
 from saccade.core.types import (
@@ -108,8 +109,14 @@ class Worker:
     """Executes plans; asserts that each is legal."""
 
     def __init__(
-        self, limits: SchedulerLimits, pool: PagePool, requests: dict[int, Request]
+        self,
+        limits: SchedulerLimits,
+        pool: PagePool,
+        requests: dict[int, Request],
+        lines: range | None = None,
     ) -> None:
+        self.lines = lines  # of snapshots, for a model that keeps a state per sequence
+        self.states: dict[int, bytes] = {}  # by line: the digest of what the state has seen
         self.limits = limits
         self.pool = pool
         self.requests = requests  # by sampling.seed: `Open` does not name the request
@@ -138,6 +145,12 @@ class Worker:
             self._open(entry)
         for move in plan.moves:
             self._move(move)
+        assert self.lines is not None or not (plan.restore or plan.snapshot)
+        opened = {entry.slot for entry in plan.open if entry.pages}
+        assert {copy.target for copy in plan.restore} == (opened if self.lines else set())
+        for copy in plan.restore:
+            assert self.lines and copy.source in self.lines
+            self.states[copy.target] = self.states[copy.source]
         encoded = self._encode(plan)
         assert set(plan.save) <= self.tiers["device"] - self.tiers["disk"]
         self.tiers["disk"] |= set(plan.save)
@@ -160,6 +173,13 @@ class Worker:
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
                 seat.grow(drawn[-1])
+        ended = {row.slot: row.start + row.length for row in plan.rows}
+        targets = [copy.target for copy in plan.snapshot]
+        assert len(set(targets)) == len(targets), "two states saved to one line"
+        for copy in plan.snapshot:
+            assert self.lines and copy.target in self.lines
+            assert ended[copy.source] % self.pool.page_size == 0, "no page ends there"
+            self.states[copy.target] = self.states[copy.source]
         spliced = [
             (s.row + i, (s.key, s.offset + i)) for s in plan.splices for i in range(s.length)
         ]
@@ -283,10 +303,7 @@ class Worker:
     def _decodes(self, row: Row) -> bool:
         seat = self.seats[row.slot]
         return (
-            not seat.fresh
-            and row.length == 1
-            and row.sample
-            and row.start >= seat.open.prompt_length
+            not seat.fresh and row.length == 1 and row.sample and row.start >= len(seat.open.tokens)
         )
 
     def _learn(self, seat: Seat, end: int) -> None:
@@ -313,6 +330,11 @@ class Worker:
             and len(set(seat.pages)) == len(seat.pages)
         )
         self._learn(seat, end)
+        if self.lines is not None:
+            if row.start:
+                went_on = self.states[row.slot] == seat.history[row.start - 1]
+                assert went_on, "a row goes on from another state than its own"
+            self.states[row.slot] = seat.history[end - 1]
         places = seat.places  # where in the KV cache each token lies; pages are only added
         places += [seat.pages[i // size] * size + i % size for i in range(len(places), end)]
         found = list(map(self.kv.get, places[: row.start]))
@@ -355,7 +377,9 @@ class Simulation:
         host_tokens: int = 0,
         disk_tokens: int = 0,
         in_flight: int = 1,
+        snapshots: int | None = None,
     ) -> None:
+        """snapshots: for a model that keeps a state per sequence; None: one that keeps none."""
         self.in_flight = in_flight
         self.pool = PagePool(pages + 1, page_size)
         self.embeddings = WatchedEmbeddings(
@@ -363,11 +387,15 @@ class Simulation:
             8,
             file_bytes=int,
         )
-        self.scheduler = Scheduler(
-            limits, self.pool, PrefixCache(self.pool) if prefix else None, self.embeddings, (EOS,)
-        )
+        held: Snapshots[Node] | None = None
+        lines = None
+        if snapshots is not None:
+            held = Snapshots(limits.max_running, snapshots)
+            lines = range(limits.max_running, limits.max_running + snapshots)
+        cache = PrefixCache(self.pool, snapshots=held) if prefix else None
+        self.scheduler = Scheduler(limits, self.pool, cache, self.embeddings, (EOS,))
         self.requests: dict[int, Request] = {}
-        self.worker = Worker(limits, self.pool, self.requests)
+        self.worker = Worker(limits, self.pool, self.requests, lines)
         self.deltas: dict[str, list[Delta]] = {}
         self.scored: defaultdict[str, list[int]] = defaultdict(list)
         self.alive: dict[str, Request] = {}
@@ -601,6 +629,8 @@ class Simulation:
         assert self.pool.free + cached == self.pool.capacity
         if self.scheduler.prefix:
             assert self.scheduler.prefix.evict(cached) == cached
+            if self.scheduler.prefix.snapshots:
+                self.scheduler.prefix.snapshots.audit([])
         self.pool.audit([])
 
     def _check_counts(self) -> None:

@@ -15,7 +15,7 @@ LARGEST = 30 * 4 * 16 * 16 * 3
 """Bytes of the largest image's pixels."""
 
 
-def simulation(rng: random.Random, in_flight: int) -> tuple[Simulation, int]:
+def simulation(rng: random.Random, in_flight: int, states: bool) -> tuple[Simulation, int]:
     page_size = rng.choice([1, 4, 16])
     longest = rng.choice([15, 40, 120])
     context = longest + rng.choice([1, 40, 90])
@@ -31,6 +31,7 @@ def simulation(rng: random.Random, in_flight: int) -> tuple[Simulation, int]:
         arena_bytes=LARGEST * rng.choice([1, 2, 100]),
         tower_budget=rng.choice([0, 1, 50, 300]),
         tower_blocks=3,
+        snapshot_tokens=rng.choice([1, 20, 64]) if states else 0,
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
     budgets = {
@@ -39,7 +40,11 @@ def simulation(rng: random.Random, in_flight: int) -> tuple[Simulation, int]:
         "disk_tokens": rng.choice([0, 60, 300]),
     }
     prefix = rng.random() < 0.7
-    return Simulation(limits, pages, page_size, prefix, **budgets, in_flight=in_flight), longest
+    snapshots = rng.choice([1, 2, 5, 40]) if states else None
+    made = Simulation(
+        limits, pages, page_size, prefix, **budgets, in_flight=in_flight, snapshots=snapshots
+    )
+    return made, longest
 
 
 class Chaos:
@@ -47,10 +52,12 @@ class Chaos:
     all, caches are flushed.
     """
 
-    def __init__(self, rng: random.Random, requests: int, in_flight: int) -> None:
+    def __init__(
+        self, rng: random.Random, requests: int, in_flight: int, *, states: bool = False
+    ) -> None:
         self.rng = rng
         self.left = requests
-        self.simulation, self.longest = simulation(rng, in_flight)
+        self.simulation, self.longest = simulation(rng, in_flight, states)
         self.names = rng.choice([0, 2, 6])
         self.patience = rng.choice([0.1, 0.5, 1.0])
         self.harm = rng.choice([0.0, 0.02, 0.1])
@@ -94,9 +101,20 @@ class Chaos:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(
-    "seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 300))]
+    "seed", [*range(25), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(25, 300))]
 )
 def test_random_traffic_keeps_every_invariant(seed: int, in_flight: int) -> None:
     chaos = Chaos(random.Random(seed), 30, in_flight)
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 300))]
+)
+def test_states_of_sequences_are_their_own(seed: int, in_flight: int) -> None:
+    """The same with a model that keeps a state per sequence, and few snapshots of them."""
+    chaos = Chaos(random.Random(seed), 30, in_flight, states=True)
     chaos.run()
     assert len(chaos.simulation.deltas) == 30

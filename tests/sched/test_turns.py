@@ -125,7 +125,7 @@ def test_who_holds_its_share_comes_after_the_others() -> None:
 LIMITS = SchedulerLimits(32, 2048, 4096, 16384)
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_neighbour_is_admitted_within_a_few_steps_of_a_request_of_128_answers(
     in_flight: int, prefix: bool

@@ -20,7 +20,12 @@ import pytest
 import saccade.demo
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
-from saccade.core.options import ConnectionOptions, MediaOptions, ServerOptions
+from saccade.core.options import (
+    ConnectionOptions,
+    MediaOptions,
+    ObservabilityOptions,
+    ServerOptions,
+)
 from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
@@ -84,6 +89,7 @@ def serving(
     template: ChatTemplate | None = None,
     manner: Manner = SILENT,
     context: int = CONTEXT,
+    watch: ObservabilityOptions | None = None,
 ) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
@@ -93,7 +99,13 @@ def serving(
     async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"), context)
         front = build_front(engine, options.max_queued_requests, files, template, manner)
-        server = Server(front, options.served_model_name, options, edge or ConnectionOptions())
+        server = Server(
+            front,
+            options.served_model_name,
+            options,
+            edge or ConnectionOptions(),
+            watch=watch or ObservabilityOptions(),
+        )
 
         def on_ready(address: str, _: object) -> None:
             http = httpx.Client(base_url=address, timeout=30)
@@ -150,5 +162,6 @@ def served(module_server: Served) -> Served:
     """One server for all tests of a module; its engine as at the start."""
     module_server.engine.reply = lambda request: TOKENIZER.encode("Hello!")
     module_server.engine.fault = None
+    module_server.engine.caching = None
     module_server.engine.received.clear()
     return module_server

@@ -9,6 +9,7 @@ nothing else: no model runs. What needs one is tested through the real engine.
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -29,6 +30,7 @@ from saccade.core.messages import (
 )
 from saccade.core.plan import PixelSlot
 from saccade.core.types import (
+    CacheReport,
     Delta,
     ImageKey,
     ImageOutcome,
@@ -41,6 +43,7 @@ from saccade.sched.slots import PixelSlots
 CONTEXT = 512
 CHUNK = 5
 CACHED = 5
+ENCODE_MS = 0.01
 ARENA_BYTES = 16 * MIB
 
 Reply = Callable[[Request], Iterable[int]]
@@ -48,7 +51,8 @@ Reply = Callable[[Request], Iterable[int]]
 
 class EchoEngine:
     """Answers each request with `reply(request)`, one token per message, then the end token 2;
-    `paused` holds it after two tokens; `fault` (words, code) ends it after one.
+    `paused` holds it after two tokens; `fault` (words, code) ends it after one; `caching` is what
+    it says of the caches.
     """
 
     def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
@@ -56,6 +60,7 @@ class EchoEngine:
         self._context = context
         self.paused = False
         self.fault: tuple[str, str] | None = None
+        self.caching: CacheReport | None = None
         self.stall = ""
         self.received: list[ToEngine] = []
         self.grace: float | None = None
@@ -118,6 +123,7 @@ class EchoEngine:
         self._out.put_nowait(Output(deltas=deltas))
 
     async def _answer(self, request: Request) -> None:
+        admitted = time.monotonic()
         if error := await self._see(request):
             self._say(Delta(request.id, finish="error", error=error))
             return
@@ -143,6 +149,8 @@ class EchoEngine:
                     None,
                     CACHED if count == 1 else 0,
                     outcomes,
+                    caching=self.caching if count == 1 else None,
+                    admitted=admitted if count == 1 else 0.0,
                 )
             )
             if finish:
@@ -172,6 +180,9 @@ class EchoEngine:
                 self._slots.free(slots[key])
             if error is not None:
                 return error
+            if key in slots:
+                encoded = (key, ENCODE_MS, time.monotonic())
+                self._out.put_nowait(Output(encoded=(encoded,)))
         return None
 
 

@@ -102,6 +102,9 @@ def test_four_of_anthropics_marks_are_the_most_and_of_openais_the_last_four_coun
         ({"cache_control": {"type": "forever"}}, "cache_control.type"),
         ({"cache_control": {"type": "ephemeral", "ttl": "25h"}}, "cache_control.ttl"),
         ({"cache_control": {"type": "ephemeral", "ttl": "0m"}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2w"}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": ""}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "9" * 5000 + "s"}}, "cache_control.ttl"),
         ({"prompt_cache_breakpoint": {"ttl": "soon"}}, "prompt_cache_breakpoint.ttl"),
     ],
 )
@@ -111,7 +114,10 @@ def test_a_mark_that_is_none_is_refused_by_name(
     messages = [{"role": "user", "content": [text("Hi", **mark)]}]
     refused = served.http.post("/v1/chat/completions", json={**ASK, "messages": messages})
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == f"messages[0].content[0].{param}"
+    error = refused.json()["error"]
+    assert error["param"] == f"messages[0].content[0].{param}"
+    if param.endswith("ttl"):
+        assert 'expected a time from "1s" to "24h"' in error["message"]
 
 
 def test_diagnostics_name_parts_in_the_clients_words(served: Served) -> None:

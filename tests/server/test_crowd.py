@@ -120,6 +120,29 @@ def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
     asyncio.run(scenario())
 
 
+def test_what_comes_at_once_is_begun_a_few_pieces_a_turn() -> None:
+    """A request is begun where it is read, unless others were, or wait, in the same turn."""
+
+    async def scenario() -> None:
+        full, _ = crowd()
+        for _ in range(3):
+            assert [full.at_once() for _ in range(PIECES_PER_TURN + 2)] == [
+                *[True] * PIECES_PER_TURN,
+                False,
+                False,
+            ]
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done: list[int] = []
+        for number in range(PIECES_PER_TURN + 1):
+            full.soon(lambda number=number: done.append(number))  # type: ignore[misc]
+        assert not full.at_once(), "who waits goes first"
+        await asyncio.sleep(0)
+        assert len(done) == PIECES_PER_TURN and not full.at_once()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

@@ -19,7 +19,7 @@ import pytest
 
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
-from saccade.server.run import listen
+from saccade.server.serving import listen
 from tests.abuse import raw
 from tests.server.conftest import Served, serving
 
@@ -364,7 +364,7 @@ def test_a_port_in_use_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}"):
-            listen(ServerOptions(port=port))
+            listen("127.0.0.1", port)
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

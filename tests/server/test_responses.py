@@ -18,9 +18,10 @@ from saccade.core.errors import ImageError, NotFound
 from saccade.core.messages import Submit
 from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
-from saccade.core.types import Request
+from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
 from saccade.front.client import Client
-from saccade.server.responses_body import as_chat, read_responses
+from saccade.server.responses import cache_diagnostics
+from saccade.server.responses_body import ChatWords, as_chat, read_responses
 from saccade.server.responses_events import ResponseStream
 from saccade.server.responses_store import KeptTurn, ResponseStore
 from saccade.text.answer import AnswerReader
@@ -330,6 +331,43 @@ def test_a_streamed_response_is_kept_as_any(served: Served) -> None:
     assert kept == events[-1].response
     create(served, "And?", previous_response_id=kept.id)
     assert TOKENIZER.decode(submitted(served)[1].tokens).count("Hello!") == 1
+
+
+def test_the_cache_is_diagnosed_in_openais_words(served: Served) -> None:
+    seen = [user(image(png()), text("one"), text("two"))]
+    first = create(served, seen)
+    assert first.prompt_cache_diagnostics is None
+    compare = {"prompt_cache_options": {"comparison_response_id": first.id}}
+    assert create(served, seen, **compare).prompt_cache_diagnostics.type == "cache_hit"
+    prompt = len(submitted(served)[-1].tokens)
+    reports: list[tuple[CacheMissReason, int, dict[str, Any]]] = [
+        ("prompt_changed", 11, {"type": "cache_miss", "reason": "input_changed"}),
+        ("other_settings", 9, {"type": "cache_miss", "reason": "input_changed"}),
+        ("evicted", 9, {"type": "unavailable"}),
+    ]
+    for reason, token, told in reports:
+        missed = CacheMiss(reason, token, prompt - token)
+        served.engine.caching = CacheReport(missed=missed)
+        found = create(served, seen, extra_body={"prompt_cache_diagnostics": True})
+        diagnosed = found.prompt_cache_diagnostics.model_dump()
+        assert told.items() <= diagnosed.items() and diagnosed["saccade_reason"] == reason
+        assert diagnosed["saccade_place"].startswith("input[0].content[")
+        if told["type"] == "cache_miss":
+            assert diagnosed["cache_missed_tokens"] == prompt - token
+            assert diagnosed["comparison_reusable_tokens"] == token
+    *_, last = create(served, seen, stream=True, **compare)
+    assert last.response.prompt_cache_diagnostics.type == "unavailable"
+    kept = served.openai.responses.retrieve(last.response.id)
+    assert kept.prompt_cache_diagnostics == last.response.prompt_cache_diagnostics
+    gone = {"prompt_cache_options": {"comparison_response_id": "resp_0"}}
+    lacking = create(served, seen, **gone).prompt_cache_diagnostics
+    assert lacking.type == "comparison_response_not_found"
+
+
+def test_tools_that_changed_are_named_as_such() -> None:
+    words = ChatWords({}, (("input[0]", "input[0].content"),))
+    told = cache_diagnostics(CacheMiss("prompt_changed", 3, 40, "tools"), words)
+    assert (told["reason"], told["cache_missed_tokens"]) == ("tools_changed", 40)
 
 
 def test_input_is_counted_as_it_would_be_asked(served: Served) -> None:

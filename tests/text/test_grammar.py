@@ -16,7 +16,7 @@ from saccade.text.grammar import (
     read_response_format,
     read_structured_outputs,
 )
-from saccade.text.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade.text.schema import MAX_NESTING, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 from tests.text.schemas import SchemaMaker
 from tests.text.walks import walk
@@ -156,6 +156,12 @@ def test_a_schema_nested_too_deeply_is_refused(grammars: Grammars) -> None:
         schema = {"items": schema}
     with pytest.raises(InvalidRequest):
         grammars.compile(format_of(schema))
+    value: Any = 1
+    for _ in range(MAX_NESTING):
+        value = [value]
+    for schema in ({"const": [value]}, {"type": "object", "unknown": {"a": value}}):
+        with pytest.raises(InvalidRequest, match=f"nested over {MAX_NESTING} deep"):
+            grammars.compile(format_of(schema))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ messages = st.lists(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(chat=messages)
 def test_where_no_special_token_is_written_the_tokens_are_the_references(

@@ -132,6 +132,7 @@ def test_the_benchmark_runs_against_it_without_special_cases(peer: Peer, tmp_pat
     assert summary.tokens.vision > 0
 
 
+@pytest.mark.slow
 def test_benchmarks_are_started_as_their_readme_says() -> None:
     """From the root of the repository, with no path set."""
     root = Path(__file__).parents[2]

@@ -213,6 +213,7 @@ def test_a_server_beside_itself_shows_no_difference() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """95 % of intervals of a median of 40 normal values; of 100, between 88 and 100 are
     expected.

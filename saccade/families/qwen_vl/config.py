@@ -146,13 +146,13 @@ def parse_config(checkpoint: Checkpoint) -> ParsedConfig:
     family = config.text("model_type")
     variant = _variant(checkpoint)
     text = _text(variant, config, text_section(config))
-    vision = _vision(variant, config.section("vision_config"))
+    vision = vision_config(variant, config.section("vision_config"))
     if vision.out_hidden != text.hidden:
         raise CheckpointError(
             f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
             f"model takes {text.hidden}"
         )
-    return ParsedConfig(family, vision, text, _image_rules(variant, vision, checkpoint.processor))
+    return ParsedConfig(family, vision, text, image_rules(variant, vision, checkpoint.processor))
 
 
 def text_section(config: Section) -> Section:
@@ -169,7 +169,7 @@ def _variant(checkpoint: Checkpoint) -> Variant:
     )
 
 
-def _vision(variant: Variant, vision: Section) -> VisionConfig:
+def vision_config(variant: Variant, vision: Section) -> VisionConfig:
     first = variant == "qwen2_vl"
     # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
     hidden = vision.integer("embed_dim", default=1280) if first else vision.integer("hidden_size")
@@ -252,11 +252,11 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
         tied=config.flag("tie_word_embeddings")
         or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
-        experts=_experts(text) if any(map(text.has, EXPERT_COUNTS)) else None,
+        experts=experts_config(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
 
 
-def _experts(text: Section) -> ExpertsConfig:
+def experts_config(text: Section) -> ExpertsConfig:
     """Which layers have experts: as in transformers' `Qwen3MoeDecoderLayer`."""
     count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
     if not 1 <= top <= count:
@@ -294,7 +294,7 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     )
 
 
-def _image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
+def image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> ImageRules:
     for name, expected in (
         ("patch_size", vision.patch),
         ("merge_size", vision.merge),

@@ -20,6 +20,7 @@ HARMLESS = re.compile(r"rotary_emb\.|rotary_pos_emb\.|\.inv_freq$")
 PROJECTION = re.compile(
     r"language_model\.layers\.\d+\."
     r"((self_attn|mlp|mlp\.experts\.\d+)\.[a-z]+_proj\.weight|mlp\.experts\.[a-z_]+_proj)"
+    r"|language_model\.embed_tokens\.weight|lm_head\.weight"
 )
 
 
@@ -81,7 +82,7 @@ def harmless(name: str, spec: QwenVLSpec) -> bool:
 
 
 def projection(name: str) -> bool:
-    """Whether a canonical name is that of a matrix of the language model's layers, which may be
-    quantised. The head and the tower are not.
+    """Whether a canonical name is that of a matrix of the language model, head included, which may
+    be in 8 bits for products. The tower's are not.
     """
     return PROJECTION.fullmatch(name) is not None

@@ -101,9 +101,10 @@ class TextModel:
         self.layers = [TextLayer(weights, i, config, shard) for i in range(config.layers)]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
         self.head = TokenHead(
+            weights,
             self.embedding
             if config.tied
-            else TokenEmbedding(weights, "lm_head.weight", table, shard)
+            else TokenEmbedding(weights, "lm_head.weight", table, shard),
         )
         self.rope = MultiRope(config.rope, config.head_dim, weights.device)
 

@@ -1,0 +1,172 @@
+"""Qwen3.5's configuration, typed. The vision tower is read as Qwen3-VL's, whose extra levels it
+has not. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.qwen_vl.config import (
+    ImageRules,
+    RopeConfig,
+    TextConfig,
+    VisionConfig,
+    experts_config,
+    image_rules,
+    vision_config,
+)
+
+FULL, LINEAR = "full_attention", "linear_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """The gated delta rule's heads, over all ranks: each of queries and keys serves
+    `value_heads / key_heads` neighbouring ones of values. taps: inputs of the convolution.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def keys(self) -> int:
+        """Values of all keys of a token, or of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """What the language model has beyond `TextConfig`. full: which layers have full attention; the
+    others have the delta rule. rotary_dim: values of a head, its first ones, that are turned.
+    shared: values of the expert that all rows go to besides; 0 where layers have no experts.
+    """
+
+    full: tuple[bool, ...]
+    delta: DeltaConfig
+    rotary_dim: int
+    shared: int
+
+
+def parse_config(
+    checkpoint: Checkpoint,
+) -> tuple[VisionConfig, TextConfig, HybridConfig, ImageRules]:
+    """All that the JSON files say. Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    text, hybrid = _text(config, config.section("text_config"))
+    section = config.section("vision_config")
+    # Some files name the levels that the tower has not got: an empty list of them.
+    levels: dict[str, list[int]] = {"deepstack_visual_indexes": []}
+    vision = vision_config("qwen3_vl", Section(section.where, {**section.data, **levels}))
+    if vision.out_hidden != text.hidden:
+        raise CheckpointError(
+            f"{config.where}: the vision tower puts out {vision.out_hidden} values, the text "
+            f"model takes {text.hidden}"
+        )
+    return vision, text, hybrid, image_rules("qwen3_vl", vision, checkpoint.processor)
+
+
+def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
+    if text.flag("attention_bias"):
+        raise CheckpointError(f"{text.where}: attention_bias is not supported")
+    if not text.flag("attn_output_gate", default=True):
+        raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
+    if (activation := text.text("hidden_act", default="silu")) != "silu":
+        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
+    heads = text.integer("num_attention_heads")
+    kv_heads = text.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
+    head_dim = text.integer("head_dim", default=256)
+    rope, rotary_dim = _rope(text, head_dim)
+    layers = text.integer("num_hidden_layers")
+    sparse = text.has("num_experts")
+    shared = text.integer("shared_expert_intermediate_size", default=512) if sparse else 0
+    model = TextConfig(
+        vocab_size=text.integer("vocab_size"),
+        hidden=text.integer("hidden_size"),
+        intermediate=shared or text.integer("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        rope=rope,
+        context_length=text.integer("max_position_embeddings"),
+        qkv_bias=False,
+        qk_norm=True,
+        tied=config.flag("tie_word_embeddings"),
+        experts=experts_config(text) if sparse else None,
+    )
+    return model, HybridConfig(_layers(text, layers), _delta(text), rotary_dim, shared)
+
+
+def _layers(text: Section, count: int) -> tuple[bool, ...]:
+    """Which layers have full attention."""
+    names = text.data.get("layer_types")
+    if names is None:
+        interval = text.integer("full_attention_interval", default=4)
+        return tuple((layer + 1) % interval == 0 for layer in range(count))
+    if (
+        not isinstance(names, list)
+        or len(names) != count
+        or any(name not in (FULL, LINEAR) for name in names)
+    ):
+        raise CheckpointError(
+            f"{text.where}: layer_types must name {FULL} or {LINEAR} for each of {count} layers"
+        )
+    if FULL not in names:
+        raise CheckpointError(f"{text.where}: layer_types has no {FULL}, which is not supported")
+    return tuple(name == FULL for name in names)
+
+
+def _delta(text: Section) -> DeltaConfig:
+    delta = DeltaConfig(
+        key_heads=text.integer("linear_num_key_heads", default=16),
+        value_heads=text.integer("linear_num_value_heads", default=32),
+        key_dim=text.integer("linear_key_head_dim", default=128),
+        value_dim=text.integer("linear_value_head_dim", default=128),
+        taps=text.integer("linear_conv_kernel_dim", default=4),
+    )
+    if min(delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim) < 1:
+        raise CheckpointError(f"{text.where}: linear_* sizes must be at least 1")
+    if delta.value_heads % delta.key_heads:
+        raise CheckpointError(
+            f"{text.where}: {delta.value_heads} linear value heads cannot share "
+            f"{delta.key_heads} key heads evenly"
+        )
+    if delta.taps < 2:
+        raise CheckpointError(f"{text.where}: linear_conv_kernel_dim must be at least 2")
+    return delta
+
+
+def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
+    """The rotary embedding, and how many values of a head it turns."""
+    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    kind = rope.text("rope_type", "type", default="default")
+    if kind not in ("default", "mrope"):
+        raise CheckpointError(
+            f"{rope.where}: rope type {kind!r} is not supported (default and mrope are)"
+        )
+    part = rope.number(
+        "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
+    )
+    turned = int(head_dim * part)
+    sections = rope.integers("mrope_section", default=(11, 11, 10))
+    if len(sections) != 3 or 2 * sum(sections) != turned:
+        raise CheckpointError(
+            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{turned // 2}"
+        )
+    theta = rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
+    return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned

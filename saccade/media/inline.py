@@ -1,0 +1,22 @@
+"""Images within a request: base64 as clients write it, in lines, without its padding, or in the
+alphabet for URLs.
+
+One reading for all who need an image's bytes, for their digest is its name. Knows nothing of
+limits.
+"""
+
+from __future__ import annotations
+
+import pybase64
+
+
+def decode_base64(text: str, start: int = 0) -> bytes:
+    """The bytes that `text` stands for, from `start` on. Raises ValueError."""
+    data = text[start:]
+    if any(
+        space in data for space in " \n\r\t\f"
+    ):  # `base64 FILE` prints lines, and browsers read them
+        data = "".join(data.split())
+    data += "=" * (-len(data) % 4)  # some clients leave the padding out
+    url_safe = b"-_" if "-" in data or "_" in data else None
+    return pybase64.b64decode(data, altchars=url_safe, validate=True)

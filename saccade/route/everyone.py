@@ -1,0 +1,120 @@
+"""Requests that every worker must get: uploaded files, their end, and flushed caches.
+
+An upload has one id everywhere: it holds the digest of the content, and its end is drawn here. It
+is kept by all that are ready or by none. Knows nothing of what files are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import Scope, Send
+
+from saccade.core.errors import ReplicaLost
+from saccade.route.fleet import Backend, Fleet
+from saccade.route.heads import answer_headers, request_head
+from saccade.route.upstream import Head, WorkerGone
+from saccade.server.gate import SUFFIX_HEADER
+
+log = logging.getLogger("saccade")
+
+UPLOAD = ("POST", "/v1/files")
+EVERYONE = frozenset(
+    (
+        UPLOAD,
+        ("DELETE", "/v1/files/"),
+        ("POST", "/flush_cache"),
+        ("POST", "/reset_prefix_cache"),
+    )
+)
+"""Methods and paths; one that ends in / stands for all below it."""
+MOST_ANSWER = 1 << 20
+"""Bytes of an answer to these; none is longer."""
+
+
+def is_for_everyone(method: str, path: str) -> bool:
+    begin = "/v1/files/" if path.startswith("/v1/files/") else path
+    return (method, begin) in EVERYONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A worker's whole answer."""
+
+    replica: Backend
+    head: Head
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        return self.head.status < 300
+
+
+async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
+    """Send the request to all workers that are ready, and one of their answers to the client.
+
+    An upload that any of them refuses is taken back from the others, and refused; a file that any
+    of them has deleted is deleted. Raises ReplicaLost where all have died.
+    """
+    upload = (scope["method"], scope["path"]) == UPLOAD
+    extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
+    asking = (_ask(fleet, each, scope, body, extra) for each in fleet.ready)
+    answers = [said for said in await asyncio.gather(*asking) if said is not None]
+    if not answers:
+        raise ReplicaLost("every worker died before it answered: send the request again")
+    good = [said for said in answers if said.good]
+    bad = [said for said in answers if not said.good]
+    if upload and good and bad:
+        await _take_back(fleet, scope, good)
+    told = (bad or good)[0] if scope["method"] == "POST" else (good or bad)[0]
+    headers = [pair for pair in answer_headers(told.head) if pair[0] != b"content-length"]
+    length = (b"content-length", b"%d" % len(told.body))
+    start = {"type": "http.response.start", "status": told.head.status}
+    await send({**start, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": told.body})
+
+
+async def _ask(
+    fleet: Fleet,
+    replica: Backend,
+    scope: Scope,
+    body: bytearray,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+) -> _Said | None:
+    """None: it has died."""
+    head = request_head(scope, replica.authority, len(body), extra)
+    told = bytearray()
+    try:
+        with fleet.count(replica):
+            exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
+            async with exchange as (answer, content):
+                async for piece in content:
+                    told += piece
+                    if len(told) > MOST_ANSWER:
+                        raise WorkerGone("its answer does not end", begun=True)
+    except WorkerGone as gone:
+        fleet.lost(replica, str(gone))
+        return None
+    return _Said(replica, answer, bytes(told))
+
+
+async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
+    """Delete an upload that others could not keep."""
+    try:
+        id = str(msgspec.json.decode(kept[0].body)["id"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        log.warning("an upload that one worker refused stays with others: no id was told")
+        return
+    delete: dict[str, Any] = {
+        **scope,
+        "method": "DELETE",
+        "raw_path": f"/v1/files/{id}".encode(),
+        "headers": [pair for pair in scope["headers"] if pair[0] != b"content-type"],
+    }
+    await asyncio.gather(*(_ask(fleet, said.replica, delete, bytearray()) for said in kept))

@@ -1,0 +1,200 @@
+"""The workers: which of them are ready, what each has to do, and who is asked first.
+
+Owns their health, looked at once a second, and the number of requests that each has of this router.
+Knows nothing of HTTP beyond `/health`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from saccade.core.errors import ConfigError
+from saccade.core.metrics import Metrics
+from saccade.route.keys import Bearing
+from saccade.route.rank import rank
+from saccade.route.upstream import Upstream, WorkerGone
+
+log = logging.getLogger("saccade")
+
+HEALTH_PAUSE = 1.0
+HEALTH_SECONDS = 3.0
+"""A worker that takes longer to say how it is gets no new requests until it has."""
+SILENT_SECONDS = 15.0
+"""One that has said nothing for so long is taken to be dead: its requests end."""
+MOST_HEALTH = 1 << 16
+INSTANCE_HEADER = b"x-saccade-instance"
+
+State = Literal["unknown", "ready", "starting", "silent", "down"]
+
+
+ASKED: tuple[State, ...] = ("ready", "silent")
+
+
+class Backend:
+    """A worker as the router knows it. `name`: its URL, which ranks it. `instance`: the run of the
+    server that it is, "" while that is not known. `load`: requests that it has of this router.
+    `doubted`: it is about to be looked at out of turn.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.name, host, port = parse_worker(url)
+        self.authority = self.name.removeprefix("http://").encode()
+        self.upstream = Upstream(host, port)
+        self.state: State = "unknown"
+        self.reason = "it has not been asked yet"
+        self.instance = ""
+        self.load = 0
+        self.heard = 0.0
+        self.doubted = False
+
+    async def look(self) -> tuple[State, str]:
+        """How it is by its own word, and why. Raises WorkerGone."""
+        request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
+        told = b""
+        async with self.upstream.exchange(b"GET", request) as (head, pieces):
+            async for piece in pieces:
+                told = (told + piece)[:MOST_HEALTH]
+        self.instance = dict(head.headers).get(INSTANCE_HEADER, b"").decode("latin-1")
+        if head.status == 200:
+            return "ready", ""
+        try:
+            said = json.loads(told)
+            status, reason = str(said["status"])[:20], str(said.get("reason", ""))[:400]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return "down", f"/health answers {head.status}"
+        return ("starting" if status == "starting" else "down"), reason or status
+
+
+class Fleet:
+    """All workers, in the order of the command line."""
+
+    def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
+        """Raises ConfigError."""
+        self.replicas = [Backend(url) for url in urls]
+        names = [replica.name for replica in self.replicas]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"--workers: {min(twice)} is named twice")
+        self._by_name = dict(zip(names, self.replicas, strict=True))
+        self._metrics = metrics
+        self._looking: set[asyncio.Task[None]] = set()  # beside the watch
+
+    @property
+    def ready(self) -> list[Backend]:
+        """Those that may be asked: who is silent may be so busy that there is no time to say how it
+        is, and is asked where nobody else is there.
+        """
+        of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
+        return next((found for found in of.values() if found), [])
+
+    def order(self, bearing: Bearing) -> list[Backend]:
+        """Those that are ready, in the order in which a request should try them."""
+        ready = self.ready
+        load = {replica.name: replica.load for replica in ready}
+        ranked = [self._by_name[name] for name in rank(bearing.keys, [*load], load)]
+        if bearing.holder:
+            ranked.sort(key=lambda replica: replica.instance != bearing.holder)
+        return ranked
+
+    def told(self) -> dict[str, Any]:
+        """What `/health` says."""
+        workers = [
+            {
+                "url": replica.name,
+                "status": replica.state,
+                "in_flight": replica.load,
+                **({"reason": replica.reason} if replica.reason else {}),
+            }
+            for replica in self.replicas
+        ]
+        if self.ready:
+            return {"status": "ready", "workers": workers}
+        return {"status": "down", "reason": "no worker is ready", "workers": workers}
+
+    @contextmanager
+    def count(self, replica: Backend) -> Iterator[None]:
+        """A request is with `replica`."""
+        replica.load += 1
+        self._metrics.inc("saccade_route_requests_total", worker=replica.name)
+        self._show(replica)
+        try:
+            yield
+        finally:
+            replica.load -= 1
+            self._show(replica)
+
+    def lost(self, replica: Backend, why: str) -> None:
+        """A worker has gone under a request: it gets no others until it says that it is ready."""
+        self._note(replica, "down", why)
+
+    def doubt(self, replica: Backend) -> None:
+        """A worker says in an answer that it cannot serve, were it only this request: it is looked
+        at now.
+        """
+        if not replica.doubted:
+            replica.doubted = True
+            looking = asyncio.create_task(self._look(replica))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
+
+    async def watch(self) -> None:
+        """Look at every worker once a second, for ever."""
+        await asyncio.gather(*(self._watch(replica) for replica in self.replicas))
+
+    async def look(self) -> None:
+        """Look at every worker once."""
+        await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+
+    async def _watch(self, replica: Backend) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_PAUSE)
+            await self._look(replica)
+
+    async def _look(self, replica: Backend) -> None:
+        loop = asyncio.get_running_loop()
+        replica.doubted = False
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                state, why = await replica.look()
+            replica.heard = loop.time()
+        except TimeoutError:
+            state, why = "silent", f"/health has not answered for {HEALTH_SECONDS:g} s"
+            if loop.time() - replica.heard > SILENT_SECONDS:
+                replica.upstream.drop()
+        except WorkerGone as gone:
+            state, why = "down", str(gone)
+        self._note(replica, state, why)
+
+    def _note(self, replica: Backend, state: State, why: str) -> None:
+        if state != replica.state:
+            tell = log.info if state == "ready" else log.warning
+            tell("%s is %s%s", replica.name, state, f": {why}" if why else "")
+        replica.state, replica.reason = state, why
+        self._show(replica)
+
+    def _show(self, replica: Backend) -> None:
+        self._metrics.set("saccade_route_in_flight", replica.load, worker=replica.name)
+        self._metrics.set("saccade_route_ready", int(replica.state == "ready"), worker=replica.name)
+
+
+def parse_worker(url: str) -> tuple[str, str, int]:
+    """(name, host, port) of a worker's URL, with or without /v1. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as error:
+        raise ConfigError(f"--workers {url!r}: {error}") from None
+    if parts.scheme != "http":
+        raise ConfigError(
+            f"--workers {url!r}: workers are asked by http: write http://HOST:PORT (no TLS is "
+            "spoken between router and workers: keep them on one network)"
+        )
+    beside = parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment
+    if not host or beside or "@" in parts.netloc:
+        raise ConfigError(f"--workers {url!r}: write http://HOST:PORT")
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, port

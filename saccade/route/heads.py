@@ -1,0 +1,65 @@
+"""Heads of requests and answers on their way through the router: what goes on, and what is of one
+connection only (RFC 9110, 7.6.1). Knows nothing of bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from starlette.types import Scope
+
+from saccade.route.upstream import Head, Headers
+from saccade.server.gate import SUFFIX_HEADER, request_id
+
+_OF_A_CONNECTION = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_WRITTEN_ANEW = frozenset(
+    (b"host", b"content-length", b"expect", b"x-request-id", SUFFIX_HEADER.encode())
+)
+
+
+def request_head(
+    scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
+) -> bytes:
+    """The head of a client's request as a worker gets it, with its name and a body of `length`."""
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
+    headers = scope["headers"]
+    for name, value in (*_passing(headers, _WRITTEN_ANEW), *extra):
+        lines.append(name + b": " + value)
+    lines.append(b"x-request-id: " + request_id.get().encode())
+    if length or scope["method"] in ("POST", "PUT", "PATCH"):
+        lines.append(b"content-length: %d" % length)
+    return b"\r\n".join((*lines, b"", b""))
+
+
+def answer_headers(answer: Head) -> Headers:
+    """Those that the client gets."""
+    return _passing(answer.headers, ())
+
+
+def _passing(headers: Headers, but: Collection[bytes]) -> Headers:
+    """Headers that are not of one connection, those that `connection` names among them."""
+    named = {
+        part.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for part in value.split(b",")
+    }
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in _OF_A_CONNECTION and name not in but and name not in named
+    ]

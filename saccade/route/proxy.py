@@ -1,0 +1,231 @@
+"""The router's HTTP: a request goes to the worker that ranks first, its answer back as it comes.
+
+Owns what a request holds of memory on its way, the retry on another worker where one died before
+the first byte of its answer, and the words for an answer that breaks off. Reads no more of a body
+than `keys.py` does, and judges nothing: keys, fields and limits are the workers'. One event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
+
+from saccade import __version__
+from saccade.core.config import MIB
+from saccade.core.errors import (
+    EngineUnavailable,
+    InternalError,
+    Overloaded,
+    ReplicaLost,
+    RequestError,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.options import RouteOptions
+from saccade.route.everyone import is_for_everyone, tell_everyone
+from saccade.route.fleet import Backend, Fleet
+from saccade.route.heads import answer_headers, request_head
+from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
+from saccade.route.upstream import Head, WorkerGone
+from saccade.server.body import Bodies, Held, pieces
+from saccade.server.gate import request_id
+from saccade.server.leavers import while_connected
+from saccade.server.metrics import CONTENT_TYPE, render
+from saccade.server.refusals import failure_event, refusal
+
+log = logging.getLogger("saccade")
+
+OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
+SMALL_BODY = 1 << 16
+"""Bytes of a body that is read on the event loop; more goes to a thread."""
+READERS = 2
+MOST_TRIES = 2
+"""Workers that a request is sent to, each of which died before the first byte: should the request
+be what they died of, it shall not end them all.
+"""
+SSE_END = b"\n\n"
+
+
+class Proxy:
+    """The ASGI application."""
+
+    def __init__(self, fleet: Fleet, options: RouteOptions, metrics: Metrics, bodies: Bodies):
+        self._fleet = fleet
+        self._options = options
+        self._metrics = metrics
+        self._bodies = bodies
+        self._readers = ThreadPoolExecutor(READERS, "saccade-route")
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            if scope["path"] in OWN_PATHS:
+                await self._own(scope["path"], note)
+            else:
+                with self._permit():
+                    await self._serve(scope, receive, note)
+        except ClientDisconnect:
+            log.debug("a client has gone before its answer")
+        except RequestError as error:
+            await _refuse(scope["path"], note, error)
+        except Exception:
+            log.exception("%s: a request failed", request_id.get())
+            if not started:
+                await _refuse(scope["path"], note, InternalError())
+
+    @contextmanager
+    def _permit(self) -> Iterator[None]:
+        """Raises Overloaded."""
+        if self._in_flight >= self._options.max_requests:
+            raise Overloaded(
+                f"{self._in_flight} requests are in flight; the limit is "
+                f"{self._options.max_requests} (--max-requests): try again"
+            )
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        largest = self._options.max_body_mb * MIB
+        self._check_ready()
+        with self._bodies.hold(request, largest) as held:
+            body = bytearray()
+            async for piece in pieces(request, held, largest):
+                body += piece
+            if is_for_everyone(scope["method"], scope["path"]):
+                work = tell_everyone(self._fleet, scope, body, send)
+            else:
+                bearing = await self._bearing(scope, body)
+                work = self._forward(scope, send, body, bearing, held)
+            await while_connected(receive, work)
+
+    async def _bearing(self, scope: Scope, body: bytearray) -> Bearing:
+        began = time.perf_counter()
+        if not body:
+            bearing = bearing_of_path(scope["path"])
+        elif len(body) <= SMALL_BODY:
+            bearing = bearing_of_body(body)
+        else:
+            loop = asyncio.get_running_loop()
+            bearing = await loop.run_in_executor(self._readers, partial(bearing_of_body, body))
+        self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
+        return bearing if self._options.affinity == "image" else bearing.blind()
+
+    async def _forward(
+        self, scope: Scope, send: Send, body: bytearray, bearing: Bearing, held: Held
+    ) -> None:
+        """Raises RequestError before the answer has begun, from when on the body is let go."""
+        tried: dict[Backend, str] = {}
+        sent = 0
+        while sent < MOST_TRIES:
+            untried = (each for each in self._fleet.order(bearing) if each not in tried)
+            if (replica := next(untried, None)) is None:
+                break
+            if tried:
+                self._metrics.inc("saccade_route_retries_total")
+            head = request_head(scope, replica.authority, len(body))
+            try:
+                with self._fleet.count(replica):
+                    exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
+                    async with exchange as (answer, content):
+                        if answer.status == 503:
+                            self._fleet.doubt(replica)
+                        with suppress(BufferError):  # some of it is still on its way
+                            body.clear()
+                            held.resize(0)
+                        await self._pass_on(scope["path"], send, answer, content)
+                        return
+            except WorkerGone as gone:
+                self._fleet.lost(replica, str(gone))
+                tried[replica] = str(gone)
+                sent += gone.sent
+                if gone.begun:
+                    break
+        if not tried:
+            self._check_ready()
+        self._metrics.inc("saccade_route_broken_total")
+        told = "; ".join(f"{replica.name}: {why}" for replica, why in tried.items())
+        log.warning("%s: no worker has answered: %s", request_id.get(), told)
+        raise ReplicaLost(
+            f"{len(tried)} of the {len(self._fleet.replicas)} workers were asked, and died before "
+            "they answered: send the request again"
+        )
+
+    async def _pass_on(
+        self, path: str, send: Send, answer: Head, content: AsyncIterator[bytes]
+    ) -> None:
+        """An answer as it comes. Once it has begun it ends here, were it in an error."""
+        headers = answer_headers(answer)
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        events = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+        rest = b""
+        try:
+            async for piece in content:
+                if events:  # a broken event would spoil the one that tells of the break
+                    whole = (rest + piece).rfind(SSE_END) + len(SSE_END)
+                    whole = whole if whole >= len(SSE_END) else 0
+                    piece, rest = (rest + piece)[:whole], (rest + piece)[whole:]
+                if piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except WorkerGone as gone:
+            self._metrics.inc("saccade_route_broken_total")
+            log.warning("%s: an answer broke off: %s", request_id.get(), gone)
+            if not events:
+                raise ClientDisconnect from None  # the connection ends, short of its length
+            rest = failure_event(path, _broken(), request_id.get())
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    def _check_ready(self) -> None:
+        """Raises EngineUnavailable."""
+        if not self._fleet.ready:
+            raise EngineUnavailable(
+                f"none of the {len(self._fleet.replicas)} workers is ready (GET /health says why): "
+                "try again"
+            )
+
+    async def _own(self, path: str, send: Send) -> None:
+        """What the router says of itself."""
+        kind = b"application/json"
+        status, content = 200, b""
+        if path == "/metrics":
+            kind, content = CONTENT_TYPE.encode(), render(self._metrics)
+        elif path == "/version":
+            content = msgspec.json.encode({"version": __version__})
+        else:
+            status = 200 if self._fleet.ready else 503
+            content = msgspec.json.encode(self._fleet.told())
+        await _answer(send, status, [(b"content-type", kind)], content)
+
+
+def _broken() -> ReplicaLost:
+    return ReplicaLost("the worker died while it answered: send the request again")
+
+
+async def _refuse(path: str, send: Send, error: RequestError) -> None:
+    status, headers, body = refusal(path, error, request_id.get())
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await _answer(send, status, [*raw, (b"content-type", b"application/json")], body)
+
+
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

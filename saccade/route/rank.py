@@ -1,0 +1,57 @@
+"""Which replica a request should go to: a pure function, so that every router, the Ray deployment
+and the simulator give the same answer without a word between them.
+
+Rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key, the highest
+wins, so a replica that comes or goes moves its own keys and no others. Loads are bounded as in
+consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
+HTTP, and not what a key stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+ABOVE_MEAN = 1.25
+"""A replica may have so many times the mean number of requests."""
+SLACK = 8
+"""So many requests of one replica are no queue, whatever the others have: they are computed side by
+side, and moving one would cost an image's encoding and the prefix of a chat.
+"""
+
+
+def rank(
+    keys: Sequence[bytes],
+    replicas: Sequence[str],
+    load: Mapping[str, int],
+    slack: int = SLACK,
+) -> list[str]:
+    """`replicas` in the order in which a request should try them.
+
+    keys: what the request shows or says, the oldest first. The oldest decides: a chat keeps it.
+    Without any, whoever has least to do comes first. replicas: names, which all routers must write
+    alike. load: requests that each replica has, those that wait counted; none where it says
+    nothing. Replicas with more than `most` come after all others.
+    """
+    bound = most([load.get(name, 0) for name in replicas], slack)
+
+    def order(name: str) -> tuple[bool, int, int, str]:
+        here = load.get(name, 0)
+        full = here + 1 > bound
+        return full, here if full or not keys else 0, -score(keys[0], name) if keys else 0, name
+
+    return sorted(replicas, key=order)
+
+
+def most(loads: Sequence[int], slack: int = SLACK) -> int:
+    """Requests that a replica may have, the new one counted, for it to be given that one."""
+    if not loads:
+        return slack
+    return max(slack, math.ceil(ABOVE_MEAN * (sum(loads) + 1) / len(loads)))
+
+
+def score(key: bytes, replica: str) -> int:
+    """64 bits that depend on nothing else."""
+    told = len(key).to_bytes(4, "little") + key + replica.encode()
+    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")

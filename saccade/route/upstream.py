@@ -1,0 +1,265 @@
+"""Connections to one worker: a request goes out as it is, its answer comes back as it comes.
+
+Owns the connections (those that idle are used again), how much of an answer waits for a slow
+client, and the difference between a worker that died before the first byte of an answer and one
+that died after it. Knows nothing of what requests say. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+CONNECT_SECONDS = 2.0
+MOST_IDLE = 64
+"""Connections of one worker that wait to be used again."""
+IDLE_SECONDS = 30.0
+"""They end before the worker ends them (--keep-alive-timeout)."""
+MOST_WAITING = 256 * 1024
+"""Bytes of an answer that wait for its client before the worker is made to wait."""
+MOST_HEAD = 64 * 1024
+"""Bytes of an answer's headers."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class WorkerGone(Exception):
+    """The worker has ended the connection, or cannot be reached. `sent`: it may have seen the
+    request. `begun`: some of an answer had come.
+    """
+
+    def __init__(self, message: str, sent: bool = True, begun: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+        self.begun = begun
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An answer's status and headers, as the worker sent them."""
+
+    status: int
+    headers: Headers
+
+
+class _Wire(asyncio.Protocol):
+    """One connection, one exchange at a time."""
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.ended = False
+        self.lost = ""
+        self.used = False
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._pieces: deque[bytes] = deque()
+        self._waiting = 0
+        self._paused = False
+        self._bodiless = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._news: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # ---- what the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self.ended:
+                raise httptools.HttpParserError("bytes come that no request asked for")
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._lose(f"what came is no HTTP answer: {error}")
+        self._tell()
+
+    def eof_received(self) -> bool:
+        if self.head is not None and not self._framed:
+            self.ended = True  # such an answer ends with its connection
+        self._lose("it closed the connection")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc or "it closed the connection"))
+
+    # ---- what the parser says
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MOST_HEAD:
+            raise httptools.HttpParserError(f"headers are over {MOST_HEAD} bytes")
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._headers = []
+            return
+        self.head = Head(status, self._headers)
+        self.ended = self._bodiless
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._waiting += len(body)
+        if self._waiting > MOST_WAITING and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.ended = self.head is not None
+
+    # ---- what the exchange asks
+
+    def begin(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
+        """Send a request."""
+        assert self._transport is not None
+        self.head, self.ended, self._headers, self._head_bytes = None, False, [], 0
+        self._bodiless = method == b"HEAD"
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(head)
+        if body:
+            self._transport.write(body)
+
+    async def answered(self) -> Head:
+        """Raises WorkerGone."""
+        while self.head is None:
+            if self.lost:
+                raise WorkerGone(self.lost, begun=bool(self._headers))
+            await self._wait()
+        return self.head
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body. Raises WorkerGone where it breaks off."""
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                self._waiting -= len(piece)
+                yield piece
+            if self.ended:
+                return
+            if self.lost:
+                raise WorkerGone(self.lost, begun=True)
+            if self._paused and self._transport is not None:
+                self._paused = False
+                self._transport.resume_reading()
+            await self._wait()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow."""
+        if self._transport is None or self._transport.is_closing() or self.lost:
+            return False
+        sent = not self._transport.get_write_buffer_size()
+        whole = self.ended and not self._pieces and not self._bodiless and not self._paused
+        return sent and whole and self._framed and self._parser.should_keep_alive()
+
+    def close(self) -> None:
+        """At once: the worker sees that nobody waits any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def _framed(self) -> bool:
+        """Whether the answer says itself where it ends."""
+        if self.head is None:
+            return False
+        names = {name for name, _ in self.head.headers}
+        bodiless = self.head.status in (204, 304)
+        return bodiless or bool(names & {b"content-length", b"transfer-encoding"})
+
+    def _lose(self, why: str) -> None:
+        self.lost = self.lost or why
+        self.close()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+
+class Upstream:
+    """The connections to the worker at `host`:`port`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._idle: deque[tuple[float, _Wire]] = deque()  # the longest idle first
+        self._busy: set[_Wire] = set()
+
+    @asynccontextmanager
+    async def exchange(
+        self, method: bytes, head: bytes, body: bytes | bytearray = b""
+    ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
+        """Send a request: the answer's head, and its body as it comes. Whoever leaves before its
+        end ends the connection.
+
+        Raises WorkerGone, where nothing has `begun` also after a second try on a connection of its
+        own: one that idled may have ended just then.
+        """
+        wire = self._take()
+        if wire is None:
+            wire = await self._connect()
+        try:
+            self._busy.add(wire)
+            wire.begin(method, head, body)
+            try:
+                answer = await wire.answered()
+            except WorkerGone as gone:
+                if gone.begun or not wire.used:
+                    raise
+                self._busy.discard(wire)
+                wire = await self._connect()
+                self._busy.add(wire)
+                wire.begin(method, head, body)
+                answer = await wire.answered()
+            yield answer, wire.pieces()
+        finally:
+            self._busy.discard(wire)
+            self._give_back(wire)
+
+    def drop(self) -> None:
+        """End every connection: those who wait for an answer are told that the worker has gone."""
+        for wire in [*self._busy, *(wire for _, wire in self._idle)]:
+            wire.close()
+        self._idle.clear()
+
+    async def _connect(self) -> _Wire:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, wire = await loop.create_connection(_Wire, self._host, self._port)
+        except TimeoutError:
+            raise WorkerGone(f"no connection within {CONNECT_SECONDS:g} s", sent=False) from None
+        except OSError as error:
+            raise WorkerGone(str(error), sent=False) from None
+        return wire
+
+    def _take(self) -> _Wire | None:
+        """The connection that was used last."""
+        now = asyncio.get_running_loop().time()
+        while self._idle and (self._idle[0][0] < now - IDLE_SECONDS or self._idle[0][1].lost):
+            self._idle.popleft()[1].close()
+        while self._idle:
+            _, wire = self._idle.pop()
+            if not wire.lost:
+                return wire
+        return None
+
+    def _give_back(self, wire: _Wire) -> None:
+        if wire.reusable and len(self._idle) < MOST_IDLE:
+            wire.used = True
+            self._idle.append((asyncio.get_running_loop().time(), wire))
+        else:
+            with suppress(OSError):
+                wire.close()

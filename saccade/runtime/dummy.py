@@ -1,0 +1,72 @@
+"""Random weights, as a network's layers ask for them (`nn.weights.Weights`), for runs that need a
+model's shapes and none of its answers. Reads no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from saccade.core.errors import CheckpointError
+from saccade.kernels.linear import Matrix
+from saccade.nn.weights import Part
+from saccade.runtime.quantized import NO_WAYS, Ways
+
+
+class DummyWeights:
+    """Random weights, the same for the same names: scaled so that activations stay finite, with
+    norms of one.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0, *, ways: Ways = NO_WAYS
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._seed = seed
+        self._ways = ways
+
+    def load_matrix(self, *parts: Part) -> Matrix:
+        return self._ways.make(self.load(*parts), parts)
+
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+
+    def load(self, *parts: Part) -> torch.Tensor:
+        with in_memory(parts):
+            made = [self._make(part.name, part.shape)[part.index] for part in parts]
+            return torch.cat(made).to(self.dtype)
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if len(shape) == 1:
+            return (
+                torch.zeros(shape, device=self.device)
+                if name.endswith("bias")
+                else torch.ones(shape, device=self.device)
+            )
+        digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
+        generator = torch.Generator(self.device).manual_seed(
+            self._seed ^ int.from_bytes(digest, "little")
+        )
+        # experts of one tensor: [E, in, out]
+        inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
+        return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)
+
+
+@contextmanager
+def in_memory(parts: Sequence[Part]) -> Iterator[None]:
+    """Raises CheckpointError where there is no memory for these parts."""
+    try:
+        yield
+    except RuntimeError as error:  # torch has no class of its own for it on a CPU
+        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
+        raise CheckpointError(
+            f"there is no memory for what config.json asks for: {shown}: {str(error)[:200]}"
+        ) from error

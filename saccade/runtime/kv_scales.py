@@ -1,0 +1,56 @@
+"""The scales that a checkpoint ships for keys and values of 8 bits (`k_scale`, `v_scale` of
+llm-compressor). Owns their names and what is wrong with them. Knows nothing of caches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from saccade.core.errors import CheckpointError
+from saccade.runtime.weights import weight_files
+
+NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.([kv])_scale$")
+
+
+def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]:
+    """(of keys, of values) by layer; nothing where the checkpoint has none.
+
+    `layers`: that have keys and values. Raises CheckpointError, which names the tensor, unless each
+    of them has two, each one number above 0.
+    """
+    found: dict[tuple[int, str], float] = {}
+    for path in weight_files(folder):
+        try:
+            file = safe_open(path, framework="pt", device="cpu")
+            for name in list(file.keys()):
+                if match := NAME.search(name):
+                    number, which = match.groups()
+                    found[int(number), which] = _scale(path, name, file.get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged or not complete: {error}") from error
+    if not found:
+        return ()
+    numbers = sorted({number for number, _ in found})
+    if len(found) != 2 * layers or len(numbers) != layers:
+        raise CheckpointError(
+            f"{folder}: {len(found)} tensors k_scale and v_scale for {layers} layers: the "
+            "checkpoint is not complete; use --kv-cache-dtype auto"
+        )
+    return tuple((found[number, "k"], found[number, "v"]) for number in numbers)
+
+
+def _scale(path: Path, name: str, tensor: torch.Tensor) -> float:
+    if tensor.numel() != 1 or not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{path}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but only one scale for "
+            "a layer's keys and one for its values can be used; use --kv-cache-dtype auto"
+        )
+    scale = float(tensor)
+    if not (math.isfinite(scale) and scale > 0):
+        raise CheckpointError(f"{path}: tensor {name} is {scale}: a scale is above 0")
+    return scale

@@ -1,0 +1,91 @@
+"""What a model keeps per sequence, whatever its length: the states of linear attention and of the
+convolutions before it. Owns the tensors; the scheduler decides what lies in them.
+
+A line holds all layers' states of one sequence. The first lines are the workers' slots, which rows
+change; the others are snapshots, which only `copy` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from saccade.core.family import KVSpec
+from saccade.core.plan import StateCopy
+from saccade.kernels.delta import StateRows, causal_conv, gated_delta
+from saccade.nn.protocol import Batch, DeltaInputs
+from saccade.nn.transfer import send
+
+StateLayers = Mapping[int, Mapping[str, torch.Tensor]]
+"""By layer, of those that keep states, by name: [lines, *shape]."""
+ALIGNMENT = 16
+"""Bytes: where a layer's values begin in a line."""
+
+
+class StateMemory:
+    """`lines` lines of what `spec` names per sequence, each in one piece."""
+
+    def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
+        places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
+        width = 0
+        for layer, caches in enumerate(spec.layers):
+            for cache in caches:
+                if cache.per != "sequence":
+                    continue
+                kind = torch.float32 if cache.format == "float32" else dtype
+                places.append((layer, cache.name, cache.shape, kind, width))
+                width += -(-math.prod(cache.shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
+        # empty, not zeros: untouched lines cost no memory on the CPU.
+        self._lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
+        self.layers: dict[int, dict[str, torch.Tensor]] = {}
+        for layer, name, shape, kind, start in places:
+            part = self._lines[:, start : start + math.prod(shape) * kind.itemsize]
+            self.layers.setdefault(layer, {})[name] = part.view(kind).unflatten(1, shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self._lines.nbytes
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """As if all were read before any is written. In stream order."""
+        if len(copies) == 1:
+            self._lines[copies[0].target].copy_(self._lines[copies[0].source])
+        elif copies:
+            pairs = np.array([(each.source, each.target) for each in copies])
+            sources, targets = send(pairs.T.copy(), self._lines.device)
+            self._lines.index_copy_(0, targets, self._lines.index_select(0, sources))
+
+
+class StateRecurrence:
+    """The gated delta rule over a `StateMemory`; implements `nn.protocol.Recurrence`."""
+
+    def __init__(self, layers: StateLayers) -> None:
+        self._layers = layers
+        self._rows: StateRows | None = None
+
+    def plan(self, batch: Batch) -> None:
+        """Prepare for a batch: once per step."""
+        if self._layers:
+            self._rows = StateRows.of(batch.q_starts, batch.kv_lengths, batch.slots, batch.singles)
+
+    def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
+        assert self._rows is not None, "a batch is planned first"
+        states = self._layers[layer]
+        memory = states["recurrent"]
+        _, heads, key_dim, value_dim = memory.shape
+        mixed = causal_conv(inputs.mixed, inputs.taps, states["conv"], self._rows)
+        values = heads * value_dim
+        keys = (mixed.shape[1] - values) // 2
+        q, k, v = mixed.split((keys, keys, values), dim=1)
+        return gated_delta(
+            q.unflatten(1, (-1, key_dim)),
+            k.unflatten(1, (-1, key_dim)),
+            v.unflatten(1, (heads, value_dim)),
+            inputs.decay,
+            inputs.beta,
+            memory,
+            self._rows,
+        )

@@ -1,0 +1,43 @@
+"""Before the first request: every kernel that one could meet is launched once, so that none is
+compiled while somebody waits.
+
+Owns which steps stand for all steps. Their rows are padding: they write to the dummy page and see
+nothing. Knows nothing of what kernels are: `tests/runtime/test_warm.py` compares what they were
+compiled for with what requests launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from saccade.nn.protocol import Attention, FamilyNet
+from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.sampler import Sampler
+
+
+@torch.inference_mode()
+def warm_up(
+    net: FamilyNet,
+    attention: Attention,
+    batcher: Batcher,
+    encoder: PackedEncoder,
+    sampler: Sampler | None,
+    like: torch.Tensor,
+) -> None:
+    """Every rank takes part; the sampler is one rank's. `like` is as embeddings are."""
+    # Keys are split among more programs the fewer rows there are; between two powers of two the
+    # number of parts, as a power of two, is that of one of them.
+    rows = [1 << n for n in range(batcher.slots.bit_length()) if 1 << n < batcher.slots]
+    prompt = Frame.mixed(0, min(ROW_TOKENS, batcher.chunk_tokens))
+    for frame in (*map(Frame.decode, [*rows, batcher.slots]), prompt):
+        shown = like.new_zeros((frame.splices, like.shape[1]))
+        batch = replace(batcher.idle(frame), embeddings=shown)
+        attention.plan(batch)
+        states = net.forward(batch, attention)
+    net.logits(states[:1])
+    if sampler is not None:
+        sampler.warm_up()
+    encoder.warm_up()

@@ -1,0 +1,57 @@
+"""Products with matrices in FP8 beside the same product written out, without a GPU in Triton's
+interpreter; how values become FP8.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.kernels.fp8 import FP8, Fp8Matrix, dense, fp8_linear, put_rows, to_fp8
+
+pytest.importorskip("triton")
+from saccade.kernels.fp8_gpu import launch_fp8
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2}
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "group"),
+    [(1, 70, 96, 96), (5, 64, 100, 16), (3, 33, 256, 128), (40, 130, 160, 96), (129, 64, 64, 32)],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_is_that_of_the_dense_matrix(
+    device: str, rows: int, outputs: int, inputs: int, group: int, dtype: torch.dtype, biased: bool
+) -> None:
+    scales = noise(outputs, -(-inputs // group), seed=1).exp()
+    matrix = Fp8Matrix(to_fp8(noise(outputs, inputs, seed=2)), scales, group)
+    x = noise(rows, 2 * inputs).to(dtype)[:, :inputs] / inputs**0.5
+    bias = noise(outputs, seed=3).to(dtype) if biased else None
+    wanted = x.double() @ dense(matrix).double().t()
+    wanted += 0.0 if bias is None else bias.double()
+    there = Fp8Matrix(matrix.values.to(device), scales.to(device), group)
+    ours = launch_fp8(x.to(device), there, None if bias is None else bias.to(device))
+    for found in (ours.cpu(), fp8_linear(x, matrix, bias)):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=2e-3)
+
+
+def test_no_rows_are_no_trouble(device: str) -> None:
+    matrix = Fp8Matrix(torch.zeros(8, 16, dtype=FP8), torch.ones(8, 1), 16)
+    assert fp8_linear(torch.zeros(0, 16), matrix).shape == (0, 8)
+    there = Fp8Matrix(matrix.values.to(device), matrix.scales.to(device), 16)
+    assert launch_fp8(torch.zeros(0, 16, device=device), there, None).shape == (0, 8)
+
+
+def test_what_is_too_large_becomes_the_largest() -> None:
+    values = torch.tensor([1e9, -1e9, 449.0, 1.97, torch.nan])
+    assert to_fp8(values).float().tolist()[:4] == [448.0, -448.0, 448.0, 2.0]
+    assert to_fp8(values).float()[4].isnan()
+    kept = torch.zeros(3, 1, dtype=FP8)
+    put_rows(kept, torch.tensor([2, 0]), torch.tensor([[3.0], [500.0]]), 2.0)
+    assert kept.flatten().float().tolist() == [256.0, 0.0, 1.5]

@@ -1,0 +1,124 @@
+"""Checkpoints of packed matrices (AWQ, GPTQ, compressed-tensors) answer as their unquantised twins,
+whole, on two ranks and made int8; what does not fit together is named.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from saccade.core.errors import CheckpointError
+from saccade.kernels.int8 import Int8Matrix
+from tests.checkpoints import make_checkpoint
+from tests.engine.harness import set_threads
+from tests.packing import PACKED, quantise_packed
+from tests.parallel.crew import ThreadCrew
+from tests.runtime.test_quantized import answers, load, logits, needs_int8, projections
+
+UP = "model.language_model.layers.1.mlp.up_proj."
+
+Pair = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """(quantised, twin) by format."""
+    set_threads()
+    whole = make_checkpoint(tmp_path_factory.mktemp("whole"), "qwen3_vl")
+    return cache(lambda name: quantise_packed(whole, PACKED[name], tmp_path_factory.mktemp("pair")))
+
+
+@pytest.mark.parametrize("name", list(PACKED))
+def test_a_packed_checkpoint_answers_as_its_twin(
+    pair: Pair, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantised, twin = pair(name)
+    net, line = load(quantised, "auto")
+    assert not caplog.records, "every packed tensor belongs to its matrix"
+    whole, _ = load(twin, "auto")
+    assert torch.equal(logits(net), logits(whole))
+    assert answers(net) == answers(whole)
+    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
+
+
+@pytest.mark.parametrize("name", ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"])
+def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
+    quantised, twin = pair(name)
+    whole, _ = load(twin, "auto")
+    crew = ThreadCrew(quantised, 2, "data", quantization="auto")
+    assert answers(whole, crew) == answers(whole)
+
+
+@needs_int8
+def test_packed_matrices_may_be_made_int8(pair: Pair) -> None:
+    quantised, twin = pair("awq")
+    net, line = load(quantised, "int8")
+    assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
+    assert torch.equal(logits(net), logits(load(twin, "int8")[0]))
+    assert "made at load" in line and "20 quantised matrices" in line
+
+
+@pytest.mark.parametrize(
+    ("format", "suffix", "change", "wrong"),
+    [
+        ("gptq", "scales", None, "no file has the tensor .*up_proj.scales, the scales of"),
+        ("gptq", "scales", lambda t: t[:-1], r"scales is \[1, 96\], but .* makes it \[2, 96\]"),
+        ("gptq", "scales", lambda t: t * torch.nan, "scales has values that are not finite"),
+        ("gptq", "scales", lambda t: t.int(), "scales is stored as I32; the scales of packed"),
+        ("gptq", "qzeros", lambda t: t[:, :-1], r"qzeros is \[2, 11\], but .* \[2, 12\]"),
+        ("gptq", "qzeros", lambda t: t.float(), "qzeros is stored as F32; the zeros of packed"),
+        ("gptq", "qweight", lambda t: t[:-1], r"qweight is \[7, 96\], but .* \[8, 96\]"),
+        ("gptq", "g_idx", lambda t: t + 1, r"g_idx names groups from 1 to 2, but has 2"),
+        ("gptq", "weight", lambda t: t, "up_proj.qweight is there, and the same .* as well"),
+        ("gptq_v2 desc_act", "g_idx", None, "no file has the tensor .*g_idx, the order of"),
+        ("awq", "qweight", lambda t: t[:, :-1], r"qweight is \[64, 11\], but .* \[64, 12\]"),
+        ("w4a16", "weight_scale", lambda t: t[:, :1], r"weight_scale is \[96, 1\], but"),
+        ("w4a16", "weight_shape", lambda t: t.flip(0), r"weight_shape says \[64, 96\], but"),
+        ("w4a16 zero points", "weight_zero_point", None, "weight_zero_point, the zeros of"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(
+    pair: Pair,
+    tmp_path: Path,
+    format: str,
+    suffix: str,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+    wrong: str,
+) -> None:
+    folder = Path(shutil.copytree(pair(format)[0], tmp_path / "model"))
+    tensors = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    if change is None:
+        del tensors[UP + suffix]
+    else:
+        tensors[UP + suffix] = change(tensors.get(UP + suffix, torch.ones(1))).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=wrong):
+        load(folder, "auto")
+
+
+def test_a_packed_matrix_that_config_ignores_is_named(pair: Pair, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair("awq")[0], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"].append(UP.removesuffix("."))
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"up_proj\.qweight is stored as I32; only"):
+        load(folder, "auto")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_only_biases_of_zeros_are_passed_over_in_silence(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    folder = Path(shutil.copytree(pair("gptq")[0], tmp_path / "model"))
+    tensors = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}
+    tensors[UP + "bias"] = torch.full((96,), value)
+    save_file(tensors, folder / "model.safetensors")
+    load(folder, "auto")
+    assert ("up_proj.bias" in caplog.text) == (value != 0.0)

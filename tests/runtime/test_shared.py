@@ -1,0 +1,197 @@
+"""A folder that several servers write: one budget, whole files, nothing left of who dies."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.core.config import DISK_BLOCK, embedding_file_bytes
+from saccade.core.store import SUFFIX, file_name
+from saccade.core.types import ImageKey
+from saccade.runtime import shared
+from saccade.runtime.disk import DiskTier
+from saccade.runtime.shared import SharedRoom
+
+WIDTH, TOKENS = 64, 40
+ONE = embedding_file_bytes(WIDTH * TOKENS * 2)
+BUDGET = 20 * ONE
+
+
+def key(number: int) -> ImageKey:
+    return ImageKey(number.to_bytes(32, "little"), bytes(16), "")
+
+
+def rows(number: int) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(number)
+    return torch.randn(TOKENS, WIDTH, generator=chance).to(torch.bfloat16)
+
+
+def open_tier(root: Path, budget: int = BUDGET, model: bytes = b"model") -> DiskTier:
+    return DiskTier(root, model, WIDTH, torch.bfloat16, budget)
+
+
+def read(tier: DiskTier, number: int, tokens: int = TOKENS) -> torch.Tensor | None:
+    """None: it is not there."""
+    tier.read(key(number), tokens)
+    events = tier.collect(wait=True)
+    while (key(number), "read") not in events and (key(number), "not read") not in events:
+        events += tier.collect(wait=True)
+    return tier.take(key(number)) if (key(number), "read") in events else None
+
+
+def used(root: Path) -> int:
+    """Bytes of the files below `root`, at one moment: nobody makes room meanwhile, and a file that
+    is given its name is counted once.
+    """
+    sizes: dict[int, int] = {}
+    with (root / "lock").open("a+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in root.glob("*/*"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue
+            sizes[found.st_ino] = -(-found.st_size // DISK_BLOCK) * DISK_BLOCK
+    return sum(sizes.values())
+
+
+def test_what_one_server_has_written_another_reads(tmp_path: Path) -> None:
+    one, other = open_tier(tmp_path), open_tier(tmp_path)
+    assert one.found == other.found == ()
+    assert read(other, 1) is None
+    one.write(key(1), rows(1))
+    one.close()
+    found = read(other, 1)
+    assert found is not None and torch.equal(found, rows(1))
+    assert (other.files.folder / file_name(key(1))).is_file()
+    assert read(other, 1, TOKENS + 1) is None, "another number of tokens is another image's"
+    other.close()
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    one, other = open_tier(tmp_path), open_tier(tmp_path)
+    one.write(key(1), rows(1))
+    one.close()
+    inode = one.files.path(key(1)).stat().st_ino
+    other.write(key(1), rows(1))
+    other.close()
+    assert one.files.path(key(1)).stat().st_ino == inode
+
+
+def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
+    tmp_path: Path,
+) -> None:
+    one, other = open_tier(tmp_path), open_tier(tmp_path, model=b"other")
+    for number in range(20):
+        tier = (one, other)[number % 2]
+        tier.write(key(number), rows(number))
+        while not (path := tier.files.path(key(number))).exists():
+            time.sleep(0.002)
+        os.utime(path, (number, number))
+    assert used(tmp_path) == BUDGET
+    assert read(one, 0) is not None
+    one.write(key(20), rows(20))
+    one.close()
+    other.close()
+    assert used(tmp_path) <= BUDGET
+    assert one.files.path(key(0)).exists() and one.files.path(key(20)).exists()
+    assert not other.files.path(key(1)).exists()
+
+
+def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_counted(
+    tmp_path: Path,
+) -> None:
+    room = SharedRoom(tmp_path, 4 * ONE)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    left = folder / f".{'0' * 16}{shared.DRAFT}"
+    left.write_bytes(b"x" * ONE)
+    whole = folder / ("a" + SUFFIX)
+    with room.draft(whole, 3 * ONE):
+        SharedRoom(tmp_path, 4 * ONE)  # as a server that starts does
+        assert len([*folder.iterdir()]) == 1 and not left.exists()
+        with pytest.raises(OSError, match="there is room for"), room.draft(left, 2 * ONE):
+            raise AssertionError("there is no room beside what is being written")
+    assert list(folder.iterdir()) == [whole]
+    with pytest.raises(ZeroDivisionError), room.draft(left, 4 * ONE):
+        raise ZeroDivisionError
+    assert list(folder.iterdir()) == [], "room was made, and what failed is not there"
+
+
+def test_a_lock_that_is_held_costs_a_save_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "LOCK_SECONDS", 0.02)
+    tier = open_tier(tmp_path)
+    with SharedRoom(tmp_path, BUDGET)._locked():
+        tier.write(key(1), rows(1))
+        assert tier.collect(wait=True) == ((key(1), "not saved"),)
+    tier.write(key(1), rows(1))
+    assert read(tier, 1) is not None
+    tier.close()
+
+
+def test_a_count_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    for number in range(20):
+        tier.write(key(number), rows(number))
+    tier.close()
+    (tmp_path / "lock").write_bytes(b"nonsense")
+    again = open_tier(tmp_path)
+    again.write(key(99), rows(99))
+    again.close()
+    assert used(tmp_path) <= BUDGET and again.files.path(key(99)).exists()
+
+
+def churn(root: Path, seed: int, count: int) -> None:
+    """Write and read random embeddings; exits with 1 where one is wrong."""
+    chance, tier = random.Random(seed), open_tier(root)
+    for _ in range(count):
+        number = chance.randrange(60)
+        found = read(tier, number)
+        if found is None:
+            tier.write(key(number), rows(number))
+        elif not torch.equal(found, rows(number)):
+            os._exit(1)
+    tier.close()
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "count"), [(3, 60), pytest.param(40, 400, marks=pytest.mark.slow)]
+)
+def test_writers_that_are_killed_leave_whole_files_within_the_budget(
+    tmp_path: Path, rounds: int, count: int
+) -> None:
+    """Three at a time, one of which is killed; the budget is looked at all the while."""
+    context = multiprocessing.get_context("fork")
+    chance = random.Random(0)
+    for number in range(rounds):
+        seeds = (number * 3 + i for i in range(3))
+        crew = [context.Process(target=churn, args=(tmp_path, seed, count)) for seed in seeds]
+        for process in crew:
+            process.start()
+        doomed = time.monotonic() + chance.uniform(0.02, 0.3)
+        while any(process.is_alive() for process in crew):
+            if time.monotonic() > doomed and crew[0].is_alive():
+                os.kill(crew[0].pid or 0, signal.SIGKILL)
+            assert used(tmp_path) <= BUDGET
+            time.sleep(0.001)
+        assert [process.exitcode for process in crew[1:]] == [0, 0]
+        assert crew[0].exitcode in (0, -signal.SIGKILL)
+    SharedRoom(tmp_path, BUDGET)
+    assert not [*tmp_path.glob(f"*/*{shared.DRAFT}")]
+    tier = open_tier(tmp_path)
+    files = [*tmp_path.glob("*/*" + SUFFIX)]
+    assert files
+    whole = [number for number in range(60) if read(tier, number) is not None]
+    assert len(whole) == len(files), "every file is whole, and what its name says"
+    tier.close()

@@ -1,0 +1,115 @@
+"""What requests launch was compiled before: each launch is named by what Triton would compile it
+for, and nothing has a name that the start did not give.
+
+Nothing is computed: kernels are replaced by what notes their launches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.core.config import EncoderConfig
+from saccade.core.types import Request
+from saccade.kernels import device as placement
+from tests.checkpoints import FamilyName, picture
+from tests.engine.harness import Harness, set_threads
+from tests.families.forwarding import load
+
+pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
+
+ROOMS = ("layer", "paged", "rotary", "sample", "segments")
+DRAWN = 7
+
+
+class Noted:
+    """In place of a kernel: what each launch would be compiled for."""
+
+    def __init__(self, kernel: Any, names: dict[str, set[str]]) -> None:
+        # The interpreter's stand-in for a kernel keeps what the decorator was told.
+        options = {} if isinstance(kernel, JITFunction) else kernel.kwargs
+        self._kernel = (
+            kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **options)
+        )
+        backend = make_backend(GPUTarget("cuda", 90, 32))
+        binder = create_function_from_signature(
+            self._kernel.signature, self._kernel.params, backend
+        )
+        self._binder: Callable[..., Any] = binder
+        self._names = names[kernel.fn.__name__]
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            bound, specialised, options = self._binder(*args, **kwargs)
+            self._names.add(f"{specialised} {options}")
+            if "tokens" in bound and isinstance(bound["tokens"], torch.Tensor):
+                bound["tokens"].fill_(DRAWN)
+
+        return launch
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
+    """By kernel, what launches would be compiled for."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for room in ROOMS:
+        module = import_module(f"saccade.kernels.{room}_gpu")
+        for name, kernel in list(vars(module).items()):
+            if isinstance(kernel, KernelInterface):
+                monkeypatch.setattr(module, name, Noted(kernel, found))
+    monkeypatch.setattr(placement, "runs_triton", lambda _: True)
+    yield found
+
+
+def traffic(over: Harness, seed: int) -> list[Request]:
+    """Prompts of many lengths, pictures of many sizes, every way to draw."""
+    rng = np.random.default_rng(seed)
+    spec: Any = over.net.spec
+    factor = spec.image_rules.factor
+    asked = []
+    for at in range(int(rng.integers(1, 12))):
+        tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 40))]
+        shown = []
+        if at % 3 == 0:
+            h, w = (int(each) for each in rng.integers(1, 9, 2))
+            pixels = np.ascontiguousarray(picture(h * factor, w * factor, seed=at))
+            tokens.insert(len(tokens) // 2, spec.image_token_id)
+            shown = [over.image(pixels, f"{seed} {at}")]
+        way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
+        length = int(rng.integers(1, 6))
+        asked.append(over.request(str(at), tokens, shown, max_tokens=length, seed=at, **way))
+    return asked
+
+
+@pytest.mark.parametrize("attention", ["triton", "sdpa"])
+def test_no_request_compiles_a_kernel(
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    names: dict[str, set[str]],
+    attention: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_threads()
+    # Few enough that some steps fill the device, and others split their keys.
+    monkeypatch.setattr(import_module("saccade.kernels.paged_gpu"), "PROGRAMS", 16)
+    net = load(checkpoint(family))
+    sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
+    over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
+    known = {name: set(each) for name, each in names.items()}
+    assert len(known["_prefill"]) == len(known["_turn_and_cache"]) == 1
+    assert len(known["_sample"]) == 2, "with masks and without"
+    assert len(known["_decode"]) == 2 and len(known["_merge"]) == 3, "whole, and of 2, 4, 8 parts"
+    for seed in range(3):
+        over.run(traffic(over, seed))
+    for name, each in names.items():
+        assert each <= known.get(name, set()), f"{name} is compiled within a request"
