@@ -36,7 +36,7 @@ SIDE = 448
 
 def tile_config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
     """config.json. `ids`: of special tokens."""
-    vision = {
+    vision: dict[str, Any] = {
         "model_type": "internvl_vision",
         "image_size": [SIDE, SIDE],
         "patch_size": [14, 14],
