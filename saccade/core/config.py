@@ -77,6 +77,16 @@ class KVConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """Of what the model keeps per sequence (`family.KVSpec.state_bytes`), for the prefix cache: how
+    many, and one in so many tokens of a long prompt. 0 where the model keeps nothing.
+    """
+
+    count: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepGraphSizes:
     """Where CUDA graphs of the language model's steps are captured; nothing without graphs.
 
@@ -119,9 +129,7 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
-    per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
-    prompts, one in so many tokens. 0 where the model keeps nothing.
+    patch-blocks of the vision tower in a step; 0: no bound.
     """
 
     device: Literal["cpu", "cuda"]
@@ -138,8 +146,7 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
-    snapshots: int = 0
-    snapshot_tokens: int = 0
+    snapshots: SnapshotConfig = SnapshotConfig()
 
     @property
     def kv_tokens(self) -> int:

@@ -43,8 +43,6 @@ from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
-    LoadFacts,
-    describe,
     embedding_bytes_per_token,
     pick_device,
     pick_dtype,
@@ -52,6 +50,7 @@ from saccade.engine.sizing import (
     resolve_parallel,
     share_hardware,
 )
+from saccade.engine.words import LoadFacts, describe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
 from saccade.sched.limits import SchedulerLimits
@@ -167,7 +166,7 @@ def build_scheduler(
         arena_bytes=arena_bytes,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
-        snapshot_tokens=config.snapshot_tokens,
+        snapshot_tokens=config.snapshots.tokens,
     )
     embeddings = EmbeddingCache(
         config.embeddings,
@@ -177,9 +176,9 @@ def build_scheduler(
     )
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
-    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots)
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
     prefix = None
-    if config.prefix_cache and (config.snapshots or not keeps_states):
+    if config.prefix_cache and (config.snapshots.count or not keeps_states):
         prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 

@@ -140,7 +140,7 @@ class Worker:
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
-        self._states = StateMemory(kept, config.max_running + config.snapshots, dtype, device)
+        self._states = StateMemory(kept, config.max_running + config.snapshots.count, dtype, device)
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
