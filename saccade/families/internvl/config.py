@@ -59,7 +59,6 @@ class InternVisionConfig:
     norm_eps: float
     qkv_bias: bool
     qk_norm: bool
-    positions: bool
     final_norm: bool
     projector_activation: str
     out_hidden: int
@@ -135,6 +134,10 @@ def _vision(config: Section, vision: Section, out: int) -> InternVisionConfig:
         raise CheckpointError(
             f'{config.where}: vision_feature_select_strategy must be "default": without class token'
         )
+    if not vision.flag("use_absolute_position_embeddings", default=True):
+        raise CheckpointError(
+            f"{vision.where}: use_absolute_position_embeddings false is not supported"
+        )
     side, patch = _square(vision, "image_size", 448), _square(vision, "patch_size", 14)
     merge = int(1 / config.number("downsample_ratio", default=0.5))
     if side % (patch * merge):
@@ -162,7 +165,6 @@ def _vision(config: Section, vision: Section, out: int) -> InternVisionConfig:
         norm_eps=vision.number("layer_norm_eps", default=1e-6),
         qkv_bias=vision.flag("attention_bias"),
         qk_norm=vision.flag("use_qk_norm"),
-        positions=vision.flag("use_absolute_position_embeddings", default=True),
         final_norm=not vision.flag("use_mean_pooling", default=True),
         projector_activation=config.text("projector_hidden_act", default="gelu"),
         out_hidden=out,

@@ -141,13 +141,11 @@ class TileEmbed:
         self.linear = Linear(
             matrix.view(hidden, -1), weights.load(Part(f"{kernel}.bias", (hidden,)))
         )
-        self.positions: torch.Tensor | None = None  # [rows, hidden]
-        if config.positions:
-            table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
-            across = config.side // config.patch
-            row, column = merged_order(across, across, config.merge)
-            order = send(np.concatenate(([0], 1 + row * across + column)), weights.device)
-            self.positions = table.index_select(0, order)
+        table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
+        across = config.side // config.patch
+        row, column = merged_order(across, across, config.merge)
+        order = send(np.concatenate(([0], 1 + row * across + column)), weights.device)
+        self.positions = table.index_select(0, order)  # [rows, hidden]
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 [tiles * side, side, 3] -> [tiles * rows, hidden]"""
@@ -156,8 +154,7 @@ class TileEmbed:
             pixels, config.patch, config.merge, 1, self.mean, self.std, self.dtype
         ).view(-1, config.patches, 3 * config.patch**2)
         rows = torch.cat((self.first.expand(len(patches), -1, -1), self.linear(patches)), dim=1)
-        if self.positions is not None:
-            rows += self.positions
+        rows += self.positions
         return rows.view(-1, config.hidden)
 
 
