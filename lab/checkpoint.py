@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from lab import tiles
 from lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
+from lab.tiles import tile_config, tile_processor
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part
@@ -60,8 +62,10 @@ def make_checkpoint(
     if preset is None:
         raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
     make_folder(folder)
-    ids = _write_tokenizer(folder, preset.words)
-    _write(folder / "config.json", _config(preset, ids, dtype))
+    tiled = preset.family == "internvl"
+    ids = _write_tokenizer(folder, preset.words, tiled=tiled)
+    config = tile_config if tiled else _config
+    _write(folder / "config.json", config(preset, ids, dtype))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     _write(
         folder / "generation_config.json",
@@ -131,7 +135,7 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
     }
 
 
-def _write_tokenizer(folder: Path, size: int) -> dict[str, int]:
+def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
     """Bytes, then words that only a model with random weights writes, then the special tokens,
     whose ids it returns.
     """
@@ -141,11 +145,12 @@ def _write_tokenizer(folder: Path, size: int) -> dict[str, int]:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    special = (*SPECIAL, *tiles.SPECIAL) if tiled else SPECIAL
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+        [AddedToken(token, special=True, normalized=False) for token in special]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    ids = {token: size + number for number, token in enumerate(SPECIAL)}
+    ids = {token: size + number for number, token in enumerate(special)}
     assert all(tokenizer.token_to_id(token) == number for token, number in ids.items())
     flags = {
         "lstrip": False,
@@ -161,13 +166,17 @@ def _write_tokenizer(folder: Path, size: int) -> dict[str, int]:
         },
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": tiles.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
+        **({"extra_special_tokens": tiles.NAMED} if tiled else {}),
     }
     _write(folder / "tokenizer_config.json", settings)
     return ids
 
 
 def _write_processor(folder: Path, preset: Preset) -> None:
+    if preset.family == "internvl":
+        _write(folder / "preprocessor_config.json", tile_processor(preset))
+        return
     third = preset.family in THIRD
     clip = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],

@@ -13,6 +13,9 @@ from saccade.families.qwen_vl.config import PatchEmbedding
 from saccade.tools.options import Format, ImageContent
 
 PresetName = Literal[
+    "internvl3-1b",
+    "internvl3-2b",
+    "internvl3-8b",
     "qwen2.5-vl-3b",
     "qwen2.5-vl-7b",
     "qwen3-vl-2b",
@@ -33,6 +36,7 @@ PresetName = Literal[
     "tiny-qwen3.5",
     "tiny-qwen3.5-moe",
     "tiny-qwen3-vl-moe",
+    "tiny-internvl",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Configurations of real Qwen models, and of small ones of the same architectures.
+"""Configurations of real models, and of small ones of the same architectures.
 
 Facts only; `checkpoint.py` writes them.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+Family = Literal[
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl"
+]
 
 ARCHITECTURES: dict[Family, str] = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
@@ -17,6 +19,7 @@ ARCHITECTURES: dict[Family, str] = {
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
 }
 THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Families with the third tower."""
@@ -74,6 +77,15 @@ def _tower(
     return sizes | other
 
 
+def _tile_tower(depth: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": depth,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
 def _rope(sections: tuple[int, int, int], **other: Any) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(sections)}
     return {"rope_parameters": rope | other}
@@ -105,6 +117,24 @@ WINDOWS = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
 SMALL_VOCAB = 1024
 
 PRESETS: dict[str, Preset] = {
+    "internvl3-1b": Preset(
+        "internvl",
+        _text(896, 24, 14, 2, 4864, vocab=151674, head_dim=64),
+        _tile_tower(24, 1024, 16, 4096),
+        tied=False,
+    ),
+    "internvl3-2b": Preset(
+        "internvl",
+        _text(1536, 28, 12, 2, 8960, vocab=151674),
+        _tile_tower(24, 1024, 16, 4096),
+        tied=False,
+    ),
+    "internvl3-8b": Preset(
+        "internvl",
+        _text(3584, 28, 28, 4, 18944, vocab=151674),
+        _tile_tower(24, 1024, 16, 4096),
+        tied=False,
+    ),
     "qwen2.5-vl-3b": Preset(
         "qwen2_5_vl",
         _text(2048, 36, 16, 2, 11008),
@@ -307,6 +337,14 @@ PRESETS: dict[str, Preset] = {
             **_experts(8, 2, 40),
         ),
         _tower(3, 64, 2, 96, 64, deepstack_visual_indexes=[0, 1], num_position_embeddings=36),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
+    "tiny-internvl": Preset(
+        "internvl",
+        _text(64, 2, 4, 2, 96, SMALL_VOCAB),
+        _tile_tower(2, 64, 2, 96) | {"image_size": [112, 112]},
         tied=False,
         words=FEW_WORDS,
         weights=True,

@@ -1,9 +1,11 @@
-"""What only Qwen-VL's spec answers, for who makes pixels for models of that family."""
+"""What specs answer beyond `FamilySpec`, for who makes pixels without recipes: all of them the
+grid of a canvas, Qwen-VL's more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
@@ -17,6 +19,13 @@ class Sized(Protocol):
     def shape(self) -> Any: ...
 
 
+@runtime_checkable
+class Gridded(Protocol):
+    """A spec that knows the grid of an image from its canvas alone."""
+
+    def grid(self, height: int, width: int, /) -> Grid: ...
+
+
 def qwen(spec: FamilySpec) -> QwenVLSpec:
     """`spec`, which is known to be a Qwen-VL model's."""
     assert isinstance(spec, QwenVLSpec)
@@ -24,5 +33,6 @@ def qwen(spec: FamilySpec) -> QwenVLSpec:
 
 
 def grids(spec: FamilySpec, pixels: Iterable[Sized]) -> list[Grid]:
-    """Of resized images [height, width, 3], arrays or tensors."""
-    return [qwen(spec).grid(*each.shape[:2]) for each in pixels]
+    """Of canvases [height, width, 3], arrays or tensors."""
+    assert isinstance(spec, Gridded)
+    return [spec.grid(each.shape[0], each.shape[1]) for each in pixels]

@@ -13,28 +13,41 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
 )
 
-FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+from tests import internvl
+
+FamilyName = Literal[
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "internvl",
+]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-EVERY = (
+QWEN = (
     *FAMILIES,
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
     ),
 )
+EVERY = (*QWEN, pytest.param("internvl", marks=pytest.mark.slow))
 """For parametrised tests: what differs in the last ones has quick tests of its own
-(`families/test_moe.py`, `engine/test_states.py`).
+(`families/test_moe.py`, `engine/test_states.py`, `families/test_internvl.py`).
 """
 HYBRID = {
     "num_hidden_layers": 4,
@@ -58,6 +71,7 @@ CLASSES = {
         transformers.Qwen3_5MoeConfig,
         transformers.Qwen3_5MoeForConditionalGeneration,
     ),
+    "internvl": (transformers.InternVLConfig, transformers.InternVLForConditionalGeneration),
 }
 SPECIAL = (
     "<|endoftext|>",
@@ -105,7 +119,7 @@ def make_checkpoint(
     `text` and `vision` override fields of the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _write_tokenizer(folder)
+    tokenizer = _write_tokenizer(folder, family)
     config_class, model_class = CLASSES[family]
     config = config_class(**_config(family, tokenizer, tie, text or {}, vision or {}))
     with torch.random.fork_rng():
@@ -130,6 +144,8 @@ def _config(
     text: dict[str, Any],
     vision: dict[str, Any],
 ) -> dict[str, Any]:
+    if family == "internvl":
+        return internvl.config(tokenizer, tie, VOCAB, text, vision)
     third = family in THIRD
     rope: dict[str, Any] = {
         "rope_type": "default",
@@ -218,7 +234,9 @@ def _randomise(model: torch.nn.Module) -> None:
 def _write_config(folder: Path, family: FamilyName, config: Any, layout: str) -> None:
     data = config.to_dict()
     data["architectures"] = [CLASSES[family][1].__name__]
-    if layout == "old":
+    if family == "internvl":
+        data = internvl.old_config(data) if layout == "old" else data
+    elif layout == "old":
         text = data.pop("text_config")
         rope = text.pop("rope_parameters")
         text["rope_theta"] = rope.pop("rope_theta")
@@ -251,7 +269,9 @@ def _write_weights(
         tensors.pop("lm_head.weight")
     if family.startswith("qwen3_5"):
         tensors["mtp.layers.0.mlp.up_proj.weight"] = torch.ones(4, 4)  # which nobody asks for
-    if layout == "old" and family not in THIRD:
+    if layout == "old" and family == "internvl":
+        tensors = {internvl.old_name(name): value for name, value in tensors.items()}
+    elif layout == "old" and family not in THIRD:
         tensors = {
             name.replace("model.language_model.", "model.").replace(
                 "model.visual.", "visual."
@@ -272,7 +292,9 @@ def _write_weights(
     _write(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
 
 
-def _write_tokenizer(folder: Path) -> Tokenizer:
+def _write_tokenizer(folder: Path, family: FamilyName) -> Tokenizer:
+    tiled = family == "internvl"
+    special = (*SPECIAL, *(internvl.SPECIAL if tiled else ()))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -282,7 +304,7 @@ def _write_tokenizer(folder: Path) -> Tokenizer:
     )
     tokenizer.train_from_iterator([CORPUS], trainer)
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+        [AddedToken(token, special=True, normalized=False) for token in special]
     )
     assert tokenizer.get_vocab_size() <= VOCAB
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -295,20 +317,24 @@ def _write_tokenizer(folder: Path) -> Tokenizer:
             "single_word": False,
             "special": True,
         }
-        for token in SPECIAL
+        for token in special
     }
     settings = {
         "tokenizer_class": "Qwen2TokenizerFast",
         "added_tokens_decoder": added,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": internvl.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
+        **(internvl.TOKENIZER if tiled else {}),
     }
     _write(folder / "tokenizer_config.json", settings)
     return tokenizer
 
 
 def _write_processor(folder: Path, family: FamilyName, layout: str) -> None:
+    if family == "internvl":
+        _write(folder / "preprocessor_config.json", internvl.PROCESSOR)
+        return
     third = family in THIRD
     factor = 32 if third else 28
     data: dict[str, Any] = {"patch_size": factor // 2, "merge_size": 2, "temporal_patch_size": 2}
@@ -335,14 +361,16 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """transformers on a checkpoint, float32.
+    """transformers on a Qwen-VL checkpoint, float32. `placeholder`: what its template writes for an
+    image.
 
     `pixels` are resized uint8 [H, W, 3]; tokens hold one placeholder per image token.
     """
 
     folder: Path
     model: Any
-    processor: Qwen2VLImageProcessorPil
+    processor: Any
+    placeholder: str = "<|vision_start|><|image_pad|><|vision_end|>"
 
     def resize(self, picture: np.ndarray) -> np.ndarray:
         """A uint8 [H, W, 3] picture as the model's own processor resizes it."""
@@ -360,6 +388,19 @@ class Reference:
             planes, target, mode="bicubic", antialias=True, align_corners=False
         )
         return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+
+    def expand(self, prompt: str, pixels: Sequence[np.ndarray]) -> str:
+        """What the model's processor makes of a prompt that has a placeholder for each image."""
+        mark = self.placeholder.removeprefix("<|vision_start|>").removesuffix("<|vision_end|>")
+        first, *others = prompt.split(mark)
+        return first + "".join(
+            self.widened(mark, image) + other for image, other in zip(pixels, others, strict=True)
+        )
+
+    def widened(self, mark: str, image: np.ndarray) -> str:
+        """What stands for one image."""
+        factor = self.processor.patch_size * self.processor.merge_size
+        return mark * (image.shape[0] * image.shape[1] // factor**2)
 
     def patches(self, pixels: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         """(pixel_values, image_grid_thw), with the arithmetic of the torchvision processor and the
@@ -422,10 +463,76 @@ class Reference:
         return [torch.cat(parts, dim=1) for parts in zip(*apart, strict=True)]
 
 
+class TileProcessor(GotOcr2ImageProcessorPil):
+    """transformers' processor, that resizes as its torchvision backend does."""
+
+    def resize(self, image: np.ndarray, size: Any, *_: Any, **__: Any) -> np.ndarray:
+        """Planes uint8 [3, H, W]."""
+        target = (size.height, size.width)
+        if image.shape[1:] == target:
+            return image
+        planes = torch.from_numpy(np.ascontiguousarray(image))[None]
+        resized = torch.nn.functional.interpolate(
+            planes, target, mode="bicubic", antialias=True, align_corners=False
+        )
+        return resized[0].numpy()
+
+
+@dataclass(frozen=True)
+class TileReference(Reference):
+    """transformers on an InternVL checkpoint, float32.
+
+    `pixels` are canvases: an image's tiles one below another, the thumbnail last.
+    """
+
+    placeholder: str = "<IMG_CONTEXT>"
+
+    def resize(self, picture: np.ndarray) -> np.ndarray:
+        """The canvas of a uint8 [H, W, 3] picture, as the model's own processor cuts it up."""
+        tiles = self.processor(
+            PIL.Image.fromarray(picture),
+            crop_to_patches=True,
+            do_rescale=False,
+            do_normalize=False,
+            return_tensors="np",
+        ).pixel_values
+        assert tiles.dtype == np.uint8
+        return np.ascontiguousarray(tiles.transpose(0, 2, 3, 1).reshape(-1, internvl.SIDE, 3))
+
+    def widened(self, mark: str, image: np.ndarray) -> str:
+        count = len(image) // internvl.SIDE * self.model.config.image_seq_length
+        return "<img>" + mark * count + "</img>"
+
+    def values(self, pixels: Sequence[np.ndarray]) -> torch.Tensor:
+        """pixel_values of all tiles, with the arithmetic of the torchvision processor."""
+        tiles = np.concatenate([each.reshape(-1, *[internvl.SIDE] * 2, 3) for each in pixels])
+        mean, std = (
+            torch.tensor(values) * 255.0
+            for values in (self.processor.image_mean, self.processor.image_std)
+        )
+        return ((torch.from_numpy(tiles).float() - mean) / std).permute(0, 3, 1, 2)
+
+    def inputs(
+        self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = ()
+    ) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([list(tokens)])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return inputs | ({"pixel_values": self.values(pixels)} if pixels else {})
+
+    @torch.inference_mode()
+    def embeddings(self, pixels: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        features = self.model.model.get_image_features(self.values(pixels)).pooler_output
+        counts = [len(each) // internvl.SIDE for each in pixels]
+        return [part.flatten(0, 1) for part in features.split(counts)]
+
+
 def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Reference:
     """Load `folder` with transformers."""
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(transformers, architecture).from_pretrained(folder, dtype=dtype).eval()
+    if architecture == "InternVLForConditionalGeneration":
+        tiles = TileProcessor.from_pretrained(folder)
+        return TileReference(folder, model, tiles)
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
     return Reference(folder, model, processor)
 

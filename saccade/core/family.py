@@ -247,9 +247,16 @@ class FamilySpec(Protocol):
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image]
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder token by as many as `images[k]` has tokens.
+        """Replace the k-th image placeholder token by as many as `images[k]` has tokens, and what
+        the family puts around them.
 
         Raises InvalidRequest when placeholders and images do not correspond.
+        """
+        ...
+
+    def widened(self, at: int, spans: Sequence[Span]) -> int:
+        """Where token `at` of a prompt stands once `expand_prompt` has made `spans` of its
+        placeholders.
         """
         ...
 

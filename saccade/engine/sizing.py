@@ -442,7 +442,8 @@ def resolve_encoder(
             f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
             "multiple of it"
         )
-    return EncoderConfig(attention, tuple(sorted(set(engine.vit_graph_buckets))) or VIT_GRAPH_SIZES)
+    sizes = engine.vit_graph_buckets or [-(-size // unit) * unit for size in VIT_GRAPH_SIZES]
+    return EncoderConfig(attention, tuple(sorted(set(sizes))))
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
+from saccade.families.internvl.spec import internvl_spec
 from saccade.families.quantization import read_quantization
 from saccade.families.qwen3_5.spec import qwen3_5_spec
 from saccade.families.qwen_vl.spec import qwen_vl_spec
@@ -36,6 +37,7 @@ class Family:
 
 QWEN_VL = Family(qwen_vl_spec, "saccade.families.qwen_vl.net")
 QWEN3_5 = Family(qwen3_5_spec, "saccade.families.qwen3_5.net")
+INTERNVL = Family(internvl_spec, "saccade.families.internvl.net")
 
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
@@ -44,10 +46,12 @@ ARCHITECTURES = {
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
+    "InternVLForConditionalGeneration": INTERNVL,
 }
 MODEL_TYPES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5),
+    "internvl": INTERNVL,
 }
 
 

@@ -314,7 +314,7 @@ class Intake:
     def _prompt(self, ask: Ask, encoded: _Encoded, opened: tuple[OpenedImage, ...]) -> Prompt:
         images = [each.image for each in opened]
         expanded, spans = self.spec.expand_prompt(encoded.tokens, images)
-        found = [(_widened(at, spans), mark) for at, mark in encoded.landmarks]
+        found = [(self.spec.widened(at, spans), mark) for at, mark in encoded.landmarks]
         return Prompt(
             expanded,
             spans,
@@ -491,15 +491,6 @@ class Intake:
             raise InvalidRequest(
                 f"{name}: token {outside[0]} is not within the vocabulary of {size}", name
             )
-
-
-def _widened(at: int, spans: Sequence[Span]) -> int:
-    """Where token `at` of a prompt stands once each placeholder before it is a span."""
-    for span in spans:
-        if span.start >= at:
-            break
-        at += span.length - 1
-    return at
 
 
 def _breakpoints(

@@ -73,7 +73,8 @@ class PackedEncoder:
         self._buffers: PackBuffers | None = None
         if config.graph_sizes and capture is not None:
             self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
-            self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture)
+            unit = net.spec.patch_unit
+            self._graphs = GraphRunner(self._buffers, config.graph_sizes, capture, unit=unit)
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:

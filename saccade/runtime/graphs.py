@@ -97,9 +97,13 @@ class GraphRunner(Generic[Inputs]):
         sizes: Sequence[int],
         capture: Capture,
         progress: str | None = None,
+        unit: int = 1,
     ) -> None:
-        """`progress`: what a bar calls the captures; None: no bar."""
-        assert sizes and min(sizes) > 0
+        """`progress`: what a bar calls the captures; None: no bar. `unit`: all sizes are multiples
+        of it.
+        """
+        assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
+        self._unit = unit
         self._graphed = graphed
         self._capture = capture
         self._most = len(set(sizes))
@@ -176,9 +180,8 @@ class GraphRunner(Generic[Inputs]):
         self._graphs[size] = self._capture(lambda: output.copy_(self._graphed.compute(inputs)))
 
     def _step(self, size: int) -> int:
-        # A power of two: rows that are whole tokens of 4 patches remain so when they are rounded
-        # up.
-        step = 1 << (-(-self.largest // STEPS) - 1).bit_length()
+        units = -(-self.largest // (STEPS * self._unit))
+        step = self._unit << (units - 1).bit_length()
         return min(-(-size // step) * step, self.largest)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import random
 import re
 import subprocess
@@ -26,7 +27,6 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from tests.checkpoints import (
-    CHAT_TEMPLATE,
     FAMILIES,
     Reference,
     make_checkpoint,
@@ -113,20 +113,13 @@ def reference_text(
         }
         for message in messages
     ]
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     prompt = tokenizer.apply_chat_template(
-        plain, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
+        plain, chat_template=template, tokenize=False, add_generation_prompt=True
     )
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pixels = [judge.resize(each) for each in pictures]
-    placeholder = backend.token_to_id("<|image_pad|>")
-    merged = (2 * judge.processor.patch_size) ** 2
-    tokens: list[int] = []
-    left = iter(pixels)
-    for token in backend.encode(prompt).ids:
-        count = (
-            (lambda p: p.shape[0] * p.shape[1] // merged)(next(left)) if token == placeholder else 1
-        )
-        tokens += [token] * count
+    tokens = backend.encode(judge.expand(str(prompt), pixels)).ids
     generation = judge.model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
     return str(backend.decode(judge.generate(tokens, pixels, max_new_tokens=NEW_TOKENS)))
@@ -135,7 +128,7 @@ def reference_text(
 @pytest.mark.parametrize(
     # Of each family the engine's answers are compared by default, in tests/engine/test_parity.py.
     "family",
-    combinations(FAMILIES, default=[("qwen3_vl",)]),
+    combinations((*FAMILIES, "internvl"), default=[("qwen3_vl",)]),
 )
 def test_answers_over_http_are_those_of_transformers(family: Any, tmp_path: Path) -> None:
     """Text, one picture, three of different sizes, and a chat of three turns; then all at once, in

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from lab.qwen import qwen
+from lab.qwen import grids
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig, SnapshotConfig
 from saccade.core.messages import ToEngine, ToFront
@@ -108,8 +108,8 @@ class Harness:
         """Name a resized picture uint8 [H, W, 3]."""
         key = ImageKey(name.encode().ljust(32, b"\0"), bytes(16))
         self.pixels[key] = pixels
-        grid = qwen(self.net.spec).grid(*pixels.shape[:2])
         spec, size = self.net.spec, (pixels.shape[0], pixels.shape[1])
+        (grid,) = grids(spec, [pixels])
         return Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), size)
 
     def guide(self, grammar: str) -> Guide:

@@ -23,7 +23,6 @@ from tests.checkpoints import EVERY, FamilyName, Reference, make_checkpoint, pic
 from tests.engine.harness import Harness, Outcome, set_threads
 
 NEW_TOKENS = 32
-PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Model:
         ]
 
     def tokens(self, case: Case) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(case.prompt.replace("@", PLACEHOLDER)).ids
+        prompt = case.prompt.replace("@", self.reference.placeholder)
+        ids: list[int] = self.tokenizer.encode(prompt).ids
         return ids
 
     def request(self, harness: Harness, name: str, **sampling: object) -> Request:
@@ -184,7 +184,7 @@ def test_a_prefix_that_ends_within_a_picture_is_taken_up_there(
     tokens, pixels = model.tokens(case), model.pixels(case)[0]
     harness = Harness(model.net, chunk_tokens=chunk_tokens)
     image = harness.image(pixels, "A")
-    begin = tokens.index(model.net.spec.image_token_id) + 1  # type: ignore[attr-defined]
+    begin = tokens.index(model.reference.model.config.image_token_id) + 1
     first = harness.request("first", tokens[:begin], [image], max_tokens=1)
     harness.run([first])
     whole = harness.request("whole", tokens, [image], max_tokens=NEW_TOKENS)

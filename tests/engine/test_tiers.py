@@ -19,7 +19,7 @@ from saccade.nn.protocol import FamilyNet
 from tests.checkpoints import FAMILIES
 from tests.combinations import combinations
 from tests.engine.harness import Harness, set_threads
-from tests.engine.test_parity import CASES, PLACEHOLDER, Model, check, load
+from tests.engine.test_parity import CASES, Model, check, load
 
 PICTURES = 9
 """Different ones in CASES."""
@@ -153,7 +153,9 @@ def test_a_chat_of_eight_rounds_encodes_each_picture_once(
     for number in range(ROUNDS):
         pixels = rng.integers(0, 256, (factor * (2 + number % 3), factor * 3, 3), np.uint8)
         images.append(harness.image(pixels, f"round {number}"))
-        history += model.tokenizer.encode(f"user {PLACEHOLDER} how many? assistant ").ids
+        history += model.tokenizer.encode(
+            f"user {model.reference.placeholder} how many? assistant "
+        ).ids
         outcome = harness.run([harness.request(f"{number}", history, images, max_tokens=4)])[
             f"{number}"
         ]

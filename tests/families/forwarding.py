@@ -98,7 +98,7 @@ class Session:
 
     def decode(self, token: int) -> torch.Tensor:
         """Logits [vocab] after one more token."""
-        positions = np.full((3, 1), self.next_position)
+        positions = np.full((self.net.spec.position_axes, 1), self.next_position)
         self.next_position += 1
         return self._forward([token], positions)[0]
 

@@ -1,4 +1,4 @@
-"""The three Qwen-VL networks compute what transformers computes on the same checkpoint, however the
+"""The networks compute what transformers computes on the same checkpoint, however the
 work is cut up.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
@@ -18,24 +19,26 @@ from saccade.families.registry import load_spec
 from saccade.kernels import linear
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FamilyName, Reference, picture
+from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
 from tests.families.forwarding import CPU, Session, encode, load
 
 LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}
 SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
 
 
+@pytest.fixture(scope="module", params=EVERY)
+def family(request: pytest.FixtureRequest) -> FamilyName:
+    """Each in turn, tiles too."""
+    name: FamilyName = request.param
+    return name
+
+
 def prompt(reference: Reference, pictures: int) -> list[int]:
     """Text before, between and after `pictures` placeholders."""
-    config = reference.model.config
+    tokenizer = Tokenizer.from_file(str(reference.folder / "tokenizer.json"))
     tokens = [11, 12, 13]
     for number in range(pictures):
-        tokens += [
-            config.vision_start_token_id,
-            config.image_token_id,
-            config.vision_end_token_id,
-            20 + number,
-        ]
+        tokens += [*tokenizer.encode(reference.placeholder).ids, 20 + number]
     return [*tokens, 30, 31, 32, 33]
 
 
@@ -112,6 +115,7 @@ def test_every_layout_loads(
     torch.testing.assert_close(session.prefill(), theirs.logits(session.tokens, images), **LOGITS)
 
 
+@pytest.mark.parametrize("family", QWEN)
 def test_a_picture_is_encoded_alike_alone_and_in_company(
     family: FamilyName, checkpoint: Callable[..., Path]
 ) -> None:
@@ -129,6 +133,7 @@ def test_a_picture_is_encoded_alike_alone_and_in_company(
         )
 
 
+@pytest.mark.parametrize("family", QWEN)
 def test_a_folded_patch_embedding_is_as_exact(
     family: FamilyName, reference: Callable[..., Reference]
 ) -> None:

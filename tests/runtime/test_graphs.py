@@ -99,15 +99,19 @@ def test_sizes_follow_the_traffic_but_the_largest_stays() -> None:
     assert output is not None and len(output) == 304
 
 
-@pytest.mark.parametrize("largest", [64, 100, 192, 1000, 8192])
-def test_sizes_that_follow_the_traffic_are_whole_tokens(largest: int) -> None:
-    runner = GraphRunner(Doubling(largest), [largest // 8 * 4, largest], eager)
-    for size in range(4, min(largest, 200) // 2, 4):
+@pytest.mark.parametrize(
+    ("largest", "unit"), [(64, 4), (100, 4), (192, 4), (1000, 4), (8192, 4), (17 * 80, 17)]
+)
+def test_sizes_that_follow_the_traffic_are_whole_tokens(largest: int, unit: int) -> None:
+    """Or whole tiles: what the tower takes in multiples."""
+    sizes = [largest // unit // 2 * unit, largest]
+    runner = GraphRunner(Doubling(largest), sizes, eager, unit=unit)
+    for size in range(unit, min(largest, 200) // 2, unit):
         for _ in range(ENOUGH):
             run(runner, [1.0] * size)
         while runner.adapt():
             pass
-    assert all(size % 4 == 0 for size in runner.sizes)
+    assert all(size % unit == 0 for size in runner.sizes)
 
 
 def test_little_traffic_and_little_gain_change_nothing() -> None:

@@ -91,12 +91,12 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding over three axes: `sections` are frequencies per axis (time, height, width),
-    in blocks or interleaved.
+    """Rotary embedding: `sections` are frequencies per axis (of Qwen-VL time, height, width), in
+    blocks or interleaved.
     """
 
     theta: float
-    sections: tuple[int, int, int]
+    sections: tuple[int, ...]
     interleaved: bool
 
 

@@ -179,6 +179,13 @@ class QwenVLSpec:
         expanded += tokens[done:]
         return tuple(expanded), tuple(spans)
 
+    def widened(self, at: int, spans: Sequence[Span]) -> int:
+        for span in spans:
+            if span.start >= at:
+                break
+            at += span.length - 1
+        return at
+
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
         t, h, w = grid[0], grid[1] // self.vision.merge, grid[2] // self.vision.merge
         return np.indices((t, h, w)).reshape(3, -1)

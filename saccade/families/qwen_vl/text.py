@@ -22,7 +22,7 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over three axes: each frequency belongs to one of time, height, width
+    """Rotary tables over the axes that positions have: each frequency belongs to one of them
     (mRoPE).
     """
 
@@ -34,7 +34,7 @@ class MultiRope:
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """What positions [3, T] turn queries and keys by."""
+        """What positions [axes, T] turn queries and keys by."""
         return Rotation(
             *rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
         )

@@ -1,0 +1,256 @@
+"""InternViT and the projector behind it, for packed tiles of any number of images.
+
+Each tile is a segment of its own: a class token, then its patches, in the order in which the merge
+x merge patches of a token stand together, so that shuffling pixels into channels is a view. Knows
+nothing of which image a tile is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from saccade.core.types import Grid
+from saccade.families.internvl.config import InternVisionConfig, TileRules
+from saccade.families.qwen_vl.vision import merged_order, together
+from saccade.kernels.attention import Backend, varlen_attention
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.patchify import patchify
+from saccade.nn.linear import Column, Linear, RowLinear, share
+from saccade.nn.mlp import MLP, activation
+from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.transfer import send
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+TOWER = "vision_tower"
+PROJECTOR = "multi_modal_projector"
+PROJECTOR_EPS = 1e-5
+QK_NORM_EPS = 1e-6
+PROJECTION = 4
+"""A block's projection to queries, keys and values is about this part of its cost, or less."""
+
+
+class WideNorm:
+    """RMS norm over the values of all heads together, which ranks share."""
+
+    __slots__ = ("hidden", "shard", "weight")
+
+    def __init__(self, weights: Weights, name: str, hidden: int, shard: Shard) -> None:
+        mine = share(shard, 0, hidden, f"values of {name}")
+        self.weight = weights.load(Part(f"{name}.weight", (hidden,), (mine,)))
+        self.hidden = hidden
+        self.shard = shard
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden / ranks] -> the same"""
+        if self.shard.size == 1:
+            return rms_norm(x, self.weight, QK_NORM_EPS)
+        wide = x.float()
+        squares = self.shard.all_reduce(wide.square().sum(1, keepdim=True))
+        return self.weight * (wide * torch.rsqrt(squares / self.hidden + QK_NORM_EPS)).to(x.dtype)
+
+
+class InternVisionBlock:
+    """Attention, then an MLP, each on normalised input, scaled by channel, and added to the
+    stream.
+    """
+
+    __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qk_norms", "qkv", "scale", "scales")
+
+    def __init__(
+        self, weights: Weights, name: str, config: InternVisionConfig, shard: Shard
+    ) -> None:
+        hidden, attention = config.hidden, f"{name}.attention"
+        self.heads = shard.divide(config.heads, "vision attention heads")
+        self.scale = config.head_dim**-0.5
+        self.norm1 = _norm(weights, f"{name}.layernorm_before", config)
+        self.norm2 = _norm(weights, f"{name}.layernorm_after", config)
+        columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
+        self.qkv = Linear.columns(weights, columns, hidden, bias=config.qkv_bias)
+        self.qk_norms = [
+            WideNorm(weights, f"{attention}.{each}_norm", hidden, shard)
+            for each in ("qk" if config.qk_norm else "")
+        ]
+        self.out = RowLinear(
+            weights, f"{attention}.projection_layer", hidden, hidden, shard, bias=True
+        )
+        self.mlp = MLP(
+            weights,
+            (f"{name}.mlp.fc1", f"{name}.mlp.fc2"),
+            (hidden, config.intermediate),
+            config.activation,
+            shard,
+        )
+        self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
+
+    def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
+        """x [N, hidden] -> [N, hidden], cut by cut; costs N."""
+        projected = []
+        for cut in cuts:
+            yield _share(cut)
+            projected.append(self._project(x[cut.rows]))
+        qkv = together(projected)  # [N, 3 H, D]
+        found = []
+        for cut in cuts:
+            yield cut.rows.stop - cut.rows.start - _share(cut)
+            attended = varlen_attention(
+                qkv[cut.rows, : self.heads],
+                qkv[cut.keys, self.heads : 2 * self.heads],
+                qkv[cut.keys, 2 * self.heads :],
+                cut.segments,
+                self.scale,
+                attention,
+            )
+            delta = self.out(attended.flatten(1)) * self.scales[0]
+            y, normed = self.norm2.add(x[cut.rows], delta)
+            found.append(torch.addcmul(y, self.mlp(normed), self.scales[1]))
+        return together(found)
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(x))
+        for part, norm in zip(qkv.chunk(3, dim=1), self.qk_norms):
+            part.copy_(norm(part))
+        return qkv.view(x.shape[0], 3 * self.heads, -1)
+
+
+def _share(cut: Cut) -> int:
+    """Of a block's cost, that of the projection."""
+    return (cut.rows.stop - cut.rows.start) // PROJECTION
+
+
+class TileEmbed:
+    """The pixels of tiles to rows: class token and patches, with their learned positions."""
+
+    __slots__ = ("config", "dtype", "first", "linear", "mean", "positions", "std")
+
+    def __init__(self, weights: Weights, config: InternVisionConfig, rules: TileRules) -> None:
+        name, hidden = f"{TOWER}.embeddings", config.hidden
+        self.config = config
+        self.dtype = weights.dtype
+        self.mean, self.std = (
+            torch.tensor(values, device=weights.device) * 255.0
+            for values in (rules.mean, rules.std)
+        )
+        self.first = weights.load(Part(f"{name}.cls_token", (1, 1, hidden)))
+        kernel = f"{name}.patch_embeddings.projection"
+        matrix = weights.load(Part(f"{kernel}.weight", (hidden, 3, config.patch, config.patch)))
+        self.linear = Linear(
+            matrix.view(hidden, -1), weights.load(Part(f"{kernel}.bias", (hidden,)))
+        )
+        table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
+        across = config.side // config.patch
+        row, column = merged_order(across, across, config.merge)
+        order = send(np.concatenate(([0], 1 + row * across + column)), weights.device)
+        self.positions = table.index_select(0, order)  # [rows, hidden]
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 [tiles * side, side, 3] -> [tiles * rows, hidden]"""
+        config = self.config
+        patches = patchify(
+            pixels, config.patch, config.merge, 1, self.mean, self.std, self.dtype
+        ).view(-1, config.patches, 3 * config.patch**2)
+        rows = torch.cat((self.first.expand(len(patches), -1, -1), self.linear(patches)), dim=1)
+        rows += self.positions
+        return rows.view(-1, config.hidden)
+
+
+class Projector:
+    """Merged rows to the language model's."""
+
+    __slots__ = ("down", "norm", "up")
+
+    def __init__(self, weights: Weights, config: InternVisionConfig, shard: Shard) -> None:
+        merged, out = config.hidden * config.merge**2, config.out_hidden
+        self.norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
+        self.up = Linear.columns(
+            weights,
+            [Column(f"{PROJECTOR}.linear_1", out, shard)],
+            merged,
+            bias=True,
+            activation=activation(config.projector_activation),
+        )
+        self.down = RowLinear(weights, f"{PROJECTOR}.linear_2", out, out, shard, bias=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, hidden * merge^2] -> [M, out_hidden]"""
+        return self.down(self.up(self.norm(x)))
+
+
+class InternVisionTower:
+    """uint8 pixels to embeddings; implements `nn.protocol.VisionNet`. Rows need no places: learned
+    positions are added before the first block.
+    """
+
+    __slots__ = ("config", "device", "layers", "norm", "projector", "tile_embed")
+
+    axes = 0
+
+    def __init__(
+        self, weights: Weights, config: InternVisionConfig, rules: TileRules, shard: Shard
+    ) -> None:
+        self.config = config
+        self.device = weights.device
+        self.tile_embed = TileEmbed(weights, config, rules)
+        self.layers = [
+            InternVisionBlock(weights, f"{TOWER}.encoder.layer.{i}", config, shard)
+            for i in range(config.depth)
+        ]
+        self.norm = (
+            LayerNorm(weights, f"{TOWER}.layernorm", config.hidden, config.norm_eps)
+            if config.final_norm
+            else None
+        )
+        self.projector = Projector(weights, config, shard)
+
+    @property
+    def hidden(self) -> int:
+        return self.config.hidden
+
+    def rows(self, patches: int) -> int:
+        return patches // self.config.rows * self.config.tokens
+
+    @property
+    def depth(self) -> int:
+        return self.config.depth
+
+    @property
+    def longest_segments(self) -> tuple[int | None, ...]:
+        return (self.config.rows,)
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        (tiles,) = grid
+        return GridFacts(
+            places=torch.zeros((0, tiles * self.config.rows), dtype=torch.int64).to(self.device),
+            position_embedding=None,
+            order=None,
+            restore=None,
+            segments=((self.config.rows,) * tiles,),
+        )
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        rows = self.tile_embed(pixels)
+        assert len(rows) == facts.num_patches, "the canvas is as many tiles as the grid says"
+        return rows
+
+    def blocks(self, pack: Pack) -> Pieces:
+        config, x, (cuts,) = self.config, pack.rows, pack.cuts
+        for layer in self.layers:
+            x = yield from layer(x, cuts, pack.attention)
+        x = x.view(-1, config.rows, config.hidden)[:, 1:]
+        if self.norm is not None:
+            x = self.norm(x)
+        return self.projector(x.reshape(-1, config.hidden * config.merge**2))
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Tile by tile; nothing stands between them."""
+        counts = [self.rows(fact.num_patches) for fact in facts]
+        return [part.clone() for part in embeddings[: sum(counts)].split(counts)]
+
+
+def _norm(weights: Weights, name: str, config: InternVisionConfig) -> LayerNorm | RMSNorm:
+    kind = LayerNorm if config.norm == "layer_norm" else RMSNorm
+    return kind(weights, name, config.hidden, config.norm_eps)

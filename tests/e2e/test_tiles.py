@@ -1,0 +1,72 @@
+"""The path of an image that is cut into tiles, end to end: what is done once is done once, and its
+tiles cross processes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.checkpoint import make_checkpoint
+from tests.e2e.server import Server, serving
+from tests.e2e.test_picture_path import (
+    DECODED,
+    ENCODED,
+    OPTIONS,
+    SHIPPED,
+    ask,
+    image,
+    png,
+    spent,
+    text,
+    traced,
+    user,
+    words,
+)
+
+pytestmark = pytest.mark.slow
+SIDE = 112
+SIZES = {(64, 64): 1, (90, 200): 3, (230, 70): 4, (200, 300): 7}
+"""Height and width of images, and the tiles they become, thumbnails included."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = make_checkpoint("tiny-internvl", tmp_path_factory.mktemp("model") / "tiny")
+    with serving(folder, tmp_path_factory.mktemp("log"), *OPTIONS) as server:
+        yield server
+
+
+def test_an_image_a_round_is_decoded_encoded_and_shipped_once(server: Server) -> None:
+    messages: list[dict[str, Any]] = []
+    shipped = 0
+    with spent(server, DECODED, ENCODED, SHIPPED) as so_far:
+        for i, ((height, width), tiles) in enumerate(SIZES.items(), 1):
+            messages.append(user(image(png(height, width)), text("and this?")))
+            messages.append({"role": "assistant", "content": words(ask(server, *messages))})
+            shipped += tiles * SIDE**2 * 3
+            assert so_far() == [i, i, shipped]
+    with spent(server, DECODED, ENCODED, SHIPPED) as so_far:
+        answer = ask(server, *messages, user(text("which was best?")), saccade={"trace": True})
+        assert so_far() == [0, 0, 0]
+    found = answer["saccade"]["images"]
+    assert [each["found"] for each in found] == ["kv"] * len(SIZES)
+    assert [each["tokens"] for each in found] == [16 * tiles for tiles in SIZES.values()]
+
+
+def test_fewer_tiles_are_other_pixels_of_the_same_bytes(server: Server) -> None:
+    data = png(200, 300)
+    part, smaller = image(data), image(data, max_pixels=SIDE**2)
+    with spent(server, DECODED, ENCODED) as so_far:
+        assert traced(server, part, text("what?"))[0]["tokens"] == 16 * 7
+        assert traced(server, smaller, text("what?"))[0]["tokens"] == 16
+        assert traced(server, text("again: "), part, smaller)[0]["found"] == "embedding"
+        assert so_far() == [2, 2]
+
+
+def test_answers_are_the_same_cold_and_warm(server: Server) -> None:
+    message = user(text("one "), image(png(230, 70)), image(png(90, 200)), text(" which?"))
+    cold = words(ask(server, message, cache_salt="cold", max_tokens=24))
+    assert [words(ask(server, message, max_tokens=24)) for _ in range(2)] == [cold] * 2
