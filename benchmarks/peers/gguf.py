@@ -89,7 +89,7 @@ def metadata(config: TextConfig) -> dict[str, int | float]:
     }
 
 
-def names(file: Any) -> Iterator[Name]:
+def tensor_names(file: Any) -> Iterator[Name]:
     for stored in file.keys():  # noqa: SIM118 (a safetensors file is no dictionary)
         if (found := gguf_name(canonical_name(stored))) is not None:
             yield Name(stored, found)
@@ -115,8 +115,8 @@ def write_gguf(folder: Path, path: Path, dtype: Dtype = "bfloat16") -> None:
     writer.add_tokenizer_model("none")
     for source in sorted(folder.glob("*.safetensors")):
         with safe_open(source, framework="pt") as file:
-            for name in names(file):
-                add_tensor(writer, name.gguf, file.get_tensor(name.stored), dtype)
+            for tensor in tensor_names(file):
+                add_tensor(writer, tensor.gguf, file.get_tensor(tensor.stored), dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -244,7 +244,7 @@ def summary(times: list[tuple[float, float]], tokens: int) -> dict[str, float]:
 def agreement(folder: Path, files: dict[str, Path], llama: LlamaCpp, vocab: int) -> dict[str, Any]:
     """What each kind makes of the same tokens, beside Saccade in float32."""
     prompt = np.random.default_rng(0).integers(0, vocab, AGREE_TOKENS).tolist()
-    room = {"rows": 1, "context": 256}
+    room: Any = {"rows": 1, "context": 256}
     judge = Saccade(folder, dtype=torch.float32, **room)
     answer = greedy(judge, prompt, AGREE_TOKENS)
     tokens = [*prompt, *answer]
@@ -299,7 +299,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         figures["agreement"] = agreement(folder, files, llama, vocab)
     torch.set_num_threads(args.threads)
     context = 256 * -(-(max(args.context, args.prefill) + 16) // 256)
-    room = {"rows": max(args.rows), "context": context}
+    room: Any = {"rows": max(args.rows), "context": context}
     models: dict[str, Any] = {
         f"saccade {kind}": Saccade(folder, dtype=torch.bfloat16, int8=kind == "int8", **room)
         for kind in ("bfloat16", "int8")
