@@ -80,7 +80,7 @@ def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
 
 
 def workloads(
-    seed: int, output: OutputOptions, target: TargetOptions, again: Path
+    seed: int, output: OutputOptions, target: TargetOptions, again: Path, chats: int
 ) -> Iterator[Bench]:
     """The four of WORKLOADS, for one server."""
     pictures = ImageOptions(image_resolution=SIZE, image_content="photo")
@@ -96,7 +96,7 @@ def workloads(
     )
     # Seeds of their own: no workload may find pictures that another has sent.
     yield bench(
-        LoadOptions(2, 1, warmup_requests=0, seed=seed + 500),
+        LoadOptions(chats, 1, warmup_requests=0, seed=seed + 500),
         DatasetOptions(dataset_name="multiturn-image", rounds=8),
     )
     yield bench(
@@ -130,7 +130,7 @@ def measure_side(side: Side, repeat: int, again: Path, args: argparse.Namespace)
     runs = args.output / "runs.jsonl"
     with running(side, again.parent, AbOptions("", "", start_timeout=args.start_timeout)) as url:
         target = TargetOptions(base_url=url)
-        benches = workloads(repeat + 1, OutputOptions(runs, side.label), target, again)
+        benches = workloads(repeat + 1, OutputOptions(runs, side.label), target, again, args.chats)
         for workload, bench in zip(WORKLOADS, benches):
             before, load = cpu_seconds(), os.getloadavg()[0]
             serve(bench)
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument(
         "--questions", type=int, default=100, help="of each eval, asked once (demo model only)"
     )
+    parser.add_argument("--chats", type=int, default=2, help="of 8 rounds each, one at a time")
     parser.add_argument("--beside", default="", help="NAME=COMMAND of the server to stand beside")
     parser.add_argument("--int8", action="store_true", help="Saccade in 8 bits too")
     parser.add_argument("--start-timeout", type=float, default=300, help="seconds, of each server")
