@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.peers.gguf import gguf_name, write_gguf
+from benchmarks.peers.gguf import Dtype, gguf_name, write_gguf
 from lab.checkpoint import make_checkpoint
 from saccade.families.qwen_vl.net import canonical_name
 
@@ -53,7 +53,7 @@ def test_like_shapes_are_not_mixed_up() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_file_holds_the_checkpoints_numbers(dtype: str, tmp_path: Path) -> None:
+def test_the_file_holds_the_checkpoints_numbers(dtype: Dtype, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     folder = make_checkpoint("tiny-qwen3-vl", tmp_path / "model")
     path = tmp_path / "model.gguf"
