@@ -3,9 +3,9 @@
     npm install --ignore-scripts node-llama-cpp     # in a folder of its own: NODE
 
 Through its own C interface, since its JavaScript one prefills and decodes by sequences of its
-own making and gives no logits of a batch. Owns the layout of the few structures that are passed:
-those of b-releases and of v0.5.0. What defaults say about a structure is checked before anything
-is set in it. Knows neither Saccade nor how files are made.
+own making and gives no logits of a batch. Owns the layout of the few structures that are passed,
+as llama.cpp v0.5.0 has them (node-llama-cpp 3.22). What defaults say about a structure is checked
+before anything is set in it. Knows neither Saccade nor how files are made.
 """
 
 from __future__ import annotations
