@@ -27,6 +27,7 @@ from saccade.core.options import (
     ParallelOptions,
     PinOptions,
     ResponseOptions,
+    RoleOptions,
     RouteOptions,
     ServerOptions,
 )
@@ -129,6 +130,7 @@ def serve(
     server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
+    role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -141,7 +143,9 @@ def serve(
     from saccade.server.run import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(model, model_options, engine, parallel, media, server, edge, kept, pins)
+    return serve_model(
+        model, model_options, engine, parallel, media, server, edge, kept, pins, role
+    )
 
 
 @app.command(default_parameter=PLAIN)

@@ -19,6 +19,10 @@ EncoderAttention = Literal["triton", "flash", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 PatchEmbedding = Literal["exact", "folded"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
+Role = Literal["all", "encode", "language"]
+"""What a server does of a model: all of it; only its vision tower, for others; or all, with images
+encoded by others as long as they do.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class EmbeddingBudgets:
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
     patch-blocks of the vision tower in a step; 0: no bound. `decode_graph_sizes`: numbers of rows
-    to capture CUDA graphs of the language model at, ascending; none without graphs.
+    to capture CUDA graphs of the language model at, ascending; none without graphs. `role`
+    "encode": no page and no row will ever be asked for.
     """
 
     device: Literal["cpu", "cuda"]
@@ -95,6 +100,7 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     decode_graph_sizes: tuple[int, ...] = ()
+    role: Role = "all"
 
     @property
     def kv_tokens(self) -> int:

@@ -26,6 +26,7 @@ from saccade.core.config import (
     Hardware,
     ParallelConfig,
     PatchEmbedding,
+    Role,
 )
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
@@ -162,12 +163,15 @@ def resolve(
     hardware: Hardware,
     ranks: int = 1,
     keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    role: Role = "all",
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
 
     Raises ConfigError where a setting cannot work.
     """
+    if role == "encode":
+        return resolve_tower(model, engine, spec, dtype, hardware, keep)
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
     max_running = engine.max_running_requests or (256 if cuda else 32)
@@ -209,6 +213,37 @@ def resolve(
         tower_budget=0 if cuda else tower_budget(spec),
         encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
         decode_graph_sizes=graphs,
+        role=role,
+    )
+
+
+def resolve_tower(
+    model: ModelOptions,
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    hardware: Hardware,
+    keep: PinOptions,
+) -> EngineConfig:
+    """As `resolve`, for a server that only encodes: no pages, and no rows that the tower would have
+    to leave time to.
+    """
+    cuda = hardware.device == "cuda"
+    fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
+    left = int(fraction * hardware.free_bytes)
+    return EngineConfig(
+        device=hardware.device,
+        dtype=dtype,
+        context_length=model.context_length or spec.context_length,
+        max_running=engine.max_running_requests or (256 if cuda else 32),
+        chunk_tokens=engine.chunked_prefill_size or (8192 if cuda else 2048),
+        page_size=engine.page_size,
+        kv_pages=1,
+        prefix_cache=False,
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
+        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        encoder=resolve_encoder(engine, spec, cuda=cuda, half=dtype != "float32"),
+        role="encode",
     )
 
 
@@ -436,14 +471,7 @@ def describe(
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
-        ("context", f"{config.context_length} tokens"),
-        ("KV cache", kv + each),
-        ("prefix cache", "on" if config.prefix_cache else "off"),
-        (
-            "batch",
-            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
-            "per step",
-        ),
+        *(_describe_language(config, kv + each) if config.role != "encode" else ()),
         (
             "vision tower",
             f"{config.encoder.attention} attention{folded}, "
@@ -461,6 +489,20 @@ def describe(
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
         ("resized pictures", f"{rules.min_pixels} to {rules.max_pixels} pixels"),
+    )
+
+
+def _describe_language(config: EngineConfig, kv: str) -> tuple[tuple[str, str], ...]:
+    """What a server that only encodes does not have."""
+    return (
+        ("context", f"{config.context_length} tokens"),
+        ("KV cache", kv),
+        ("prefix cache", "on" if config.prefix_cache else "off"),
+        (
+            "batch",
+            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
+            "per step",
+        ),
     )
 
 

@@ -18,6 +18,10 @@ from saccade.core.types import Image, ImageKey
 
 ALIGNMENT_BYTES = 4096
 """Slots start on a page of memory, so that no two images share one."""
+GIVEN_SHARE = 4
+"""An embedding that would take more than one part in so many of the arena is not asked of another
+server: its pixels take a fifth or less of that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,13 @@ class Allocator:
 class PixelSlots:
     """The arena's book, by image."""
 
-    def __init__(self, size: int, patch_size: int) -> None:
-        """`patch_size`: pixels along a side of the patches that images' grids count."""
+    def __init__(self, size: int, patch_size: int, given_bytes: int = 0) -> None:
+        """`patch_size`: pixels along a side of the patches that images' grids count. `given_bytes`:
+        as in `SchedulerLimits`.
+        """
         self.size = aligned(size)
         self._patch_size = patch_size
+        self._given_bytes = given_bytes
         self.bytes_in_use = 0
         """Bytes of slots in use; kept pixels do not count."""
         self._memory = Allocator(self.size)
@@ -88,11 +95,14 @@ class PixelSlots:
         none.
         """
         height, width = self._pixels(image)
-        while (offset := self._memory.allocate(3 * height * width)) is None:
+        room = image.num_tokens * self._given_bytes
+        if room > self.size // GIVEN_SHARE:
+            room = 0
+        while (offset := self._memory.allocate(max(3 * height * width, room))) is None:
             if not self._kept:
                 return None
             self._memory.free(self._kept.pop(next(iter(self._kept))).offset)
-        slot = PixelSlot(offset, height, width)
+        slot = PixelSlot(offset, height, width, room)
         self.bytes_in_use += slot.nbytes
         return slot
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.core.config import MIB
+from saccade.core.config import MIB, Role
 from saccade.core.errors import (
     InternalError,
     RequestError,
@@ -45,6 +45,7 @@ from saccade.server.answers import (
 )
 from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json
+from saccade.server.encode import encode_routes
 from saccade.server.files import file_routes
 from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
 from saccade.server.leavers import while_connected
@@ -104,11 +105,12 @@ def build_app(
     options: ServerOptions,
     body_seconds: float,
     kept: ResponseOptions = KEPT,
+    role: Role = "all",
 ) -> Starlette:
     """The ASGI application.
 
     `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
-    long a request's body may take to come.
+    long a request's body may take to come. `role` "encode": other servers are its only clients.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
@@ -129,27 +131,9 @@ def build_app(
         open_paths = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
         open_paths |= set() if options.disable_page else PAGE_PATHS
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
+    routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
-            Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-            *message_routes(door),
-            *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
-            Route("/v1/models/{name:path}", api.model),
-            Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
-            Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
-            Route("/flush_cache", api.flush_cache, methods=["POST"]),
-            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-            Route("/openapi.json", api.openapi),
-            Route("/docs", api.docs),
-            *response_routes(door, store),
-            *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
-            Route("/health", api.health),
-            Route("/ping", api.health),
-            Route("/metrics", api.metrics),
-            Route("/version", api.version),
-            *page_routes(door, api.started),
-        ],
+        routes=[*routes, *_own_routes(api)],
         middleware=middleware,
         exception_handlers={
             RequestError: _on_request_error,
@@ -158,6 +142,37 @@ def build_app(
             Exception: _on_bug,
         },
     )
+
+
+def _public_routes(door: Door, api: _Api, store: ResponseStore) -> list[Route]:
+    """What clients ask a language model."""
+    largest = door.options.max_body_mb * MIB
+    return [
+        Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
+        Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+        *message_routes(door),
+        *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
+        Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+        Route("/openapi.json", api.openapi),
+        Route("/docs", api.docs),
+        *response_routes(door, store),
+        *file_routes(door.front.intake.media, door.bodies, largest),
+        *page_routes(door, api.started),
+    ]
+
+
+def _own_routes(api: _Api) -> list[Route]:
+    """What every server is asked about itself."""
+    return [
+        Route("/flush_cache", api.flush_cache, methods=["POST"]),
+        Route("/health", api.health),
+        Route("/ping", api.health),
+        Route("/metrics", api.metrics),
+        Route("/version", api.version),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

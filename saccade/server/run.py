@@ -17,7 +17,7 @@ from functools import partial
 
 import uvloop
 
-from saccade.core.config import MIB
+from saccade.core.config import MIB, Role
 from saccade.core.messages import Ready
 from saccade.core.options import (
     ConnectionOptions,
@@ -27,6 +27,7 @@ from saccade.core.options import (
     ParallelOptions,
     PinOptions,
     ResponseOptions,
+    RoleOptions,
     ServerOptions,
 )
 from saccade.engine.sizing import describe_intake
@@ -58,9 +59,10 @@ class Server(Serving):
         options: ServerOptions,
         edge: ConnectionOptions = EDGE,
         kept: ResponseOptions = KEPT,
+        role: Role = "all",
     ) -> None:
         super().__init__(
-            build_app(front, names, options, edge.body_timeout, kept),
+            build_app(front, names, options, edge.body_timeout, kept, role),
             Crowd(edge, front.metrics),
             edge,
             options.max_body_mb * MIB,
@@ -131,6 +133,7 @@ def serve(
     edge: ConnectionOptions = EDGE,
     kept: ResponseOptions = KEPT,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -150,9 +153,9 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins)
+        front = build_front(model, options, engine, parallel, media, most, pins, role)
         told = partial(announce, manner=front.intake.manner)
-        await Server(front, names, server, edge, kept).run_until_told(told)
+        await Server(front, names, server, edge, kept, role.role).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

@@ -51,6 +51,23 @@ class QwenVLNet:
         return self.text.logits(states)
 
 
+class QwenVLTower:
+    """Implements `TowerNet`."""
+
+    def __init__(self, spec: QwenVLSpec, vision: VisionTower) -> None:
+        self.spec = spec
+        self.vision = vision
+
+
+def build_tower(
+    spec: QwenVLSpec, weights: Weights, encoder_shard: Shard, patch_embed: PatchEmbedding = "exact"
+) -> QwenVLTower:
+    """The vision tower alone; no other tensor is read. Raises as `build` does."""
+    return QwenVLTower(
+        spec, VisionTower(weights, spec.vision, spec.image_rules, encoder_shard, patch_embed)
+    )
+
+
 def build(
     spec: QwenVLSpec,
     weights: Weights,
