@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -102,7 +102,7 @@ class EngineClient(Protocol):
 @dataclass(frozen=True, slots=True)
 class FoundImage:
     """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
-    still in the arena, encoded again. `encoder`: what came of asking an encoder for it, if one was.
+    still in the arena, encoded again. `encoder`: what came of asking an encoder, if one was asked.
 
     The ms are 0 unless this request's own turn made them be spent; `decoded` and `encoded` are
     `time.monotonic()` when that was done.
@@ -522,16 +522,7 @@ class Front:
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
-        return replace(
-            found,
-            decode_ms=spent.decode_ms,
-            wait_ms=wait,
-            encode_ms=spent.encode_ms,
-            decoded=spent.decoded,
-            encoded=spent.encoded,
-            encoder=spent.encoder,
-            encoder_ms=spent.encoder_ms,
-        )
+        return replace(found, wait_ms=wait, **asdict(spent))
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:

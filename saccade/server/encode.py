@@ -79,7 +79,7 @@ class Encoding:
                 f"{mine.dtype}: give both servers the same checkpoint, --dtype, --device and "
                 "--patch-embed, on processors of one kind"
             )
-        if min(image.grid) < 1 or not tokens == image.num_tokens >= 1:
+        if min(image.grid) < 0 or not tokens == image.num_tokens >= 1:
             raise InvalidRequest(f"{WANTED_HEADER}: no image is like that", WANTED_HEADER)
         return wanted
 
