@@ -1,8 +1,8 @@
 """What a server of role language says to an encoder, and hears: the words of `ENCODE_PATH`.
 
-    POST  image: `Wanted` as JSON in a header; body: the encoded picture, or nothing, where the
+    POST  `EmbeddingWanted` as JSON in a header; body: the encoded picture, or nothing, where the
           encoder may know the image by its key
-    200   embedding: `Given` as JSON in a header; body: its values, row by row
+    200   `EmbeddingGiven` as JSON in a header; body: its values, row by row
     404   it does not know the image: send the bytes
     409   its vision tower, or what it makes of the settings, is another
 
@@ -22,7 +22,7 @@ GIVEN_HEADER = "x-saccade-embedding"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EmbeddingWanted:
     """The embedding of `image`, as `tower` makes it. What follows are the request's wishes for its
     size, from which the encoder finds its settings again.
     """
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class EmbeddingGiven:
     """The embedding that follows. blake3: of its bytes, hexadecimal. encode_ms: what the tower took
     for this request; 0.0 where it was found.
     """

@@ -23,7 +23,13 @@ from blake3 import blake3
 
 from saccade.core.arena import Arena
 from saccade.core.config import DISK_BLOCK
-from saccade.core.exchange import ENCODE_PATH, GIVEN_HEADER, WANTED_HEADER, Given, Wanted
+from saccade.core.exchange import (
+    ENCODE_PATH,
+    GIVEN_HEADER,
+    WANTED_HEADER,
+    EmbeddingGiven,
+    EmbeddingWanted,
+)
 from saccade.core.metrics import Metrics
 from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
@@ -42,7 +48,7 @@ MOST_SAID = 2000
 """Bytes of a refusal that are read."""
 
 
-class Failed(Exception):
+class NoEmbedding(Exception):
     """No embedding came. `kind`: as in `saccade_encoder_images_total`. `lasting`: nor will any
     come for other images.
     """
@@ -54,7 +60,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Asked:
     """What became of a question. `outcome`: "embedding", or why there is none. `ms`: what it took,
     of which the encoder's tower `encode_ms`.
     """
@@ -75,7 +81,7 @@ class _Encoder:
         self.away_until = 0.0
         self.away = 0.0
 
-    def failed(self, why: Failed) -> None:
+    def failed(self, why: NoEmbedding) -> None:
         now = time.monotonic()
         if now < self.away_until:
             return  # one of those who asked at the same time
@@ -100,13 +106,13 @@ class Encoders:
         every = (_Encoder(url, options.encoder_connections) for url in options.pool)
         self._encoders = {each.name: each for each in every}
         self.tower = Tower()
-        self._tasks: dict[ImageKey, asyncio.Task[Answer]] = {}
+        self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
 
     def trust(self, tower: Tower) -> None:
         """Only embeddings as this tower makes them are taken."""
         self.tower = tower
 
-    async def ask(self, wanted: Wanted, data: bytes, slot: PixelSlot) -> Answer:
+    async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         """Have an embedding written into `slot`. When this returns or raises, nothing writes there
         any more. `data`: the encoded image, or nothing where only its key is known.
 
@@ -141,11 +147,11 @@ class Encoders:
         """Whether an embedding may be asked for, and has room."""
         return bool(self._encoders) and 0 < self.tower.nbytes(num_tokens) <= slot.room
 
-    async def _ask(self, wanted: Wanted, data: bytes, slot: PixelSlot) -> Answer:
+    async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         begun = time.monotonic()
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
-            return Answer("away")
+            return Asked("away")
         # Without loads: what one encoder has, no other has, however busy it is.
         encoder = self._encoders[rank((wanted.image.key.digest,), here, {})[0]]
         seconds = self._options.encoder_timeout
@@ -153,34 +159,34 @@ class Encoders:
             async with asyncio.timeout(seconds), encoder.places:
                 given = await self._exchange(encoder, wanted, data, slot)
         except TimeoutError:
-            why = Failed("slow", f"it has not given an image within {seconds:g} s")
+            why = NoEmbedding("slow", f"it has not given an image within {seconds:g} s")
         except WorkerGone as gone:
-            why = Failed("unreachable", str(gone))
-        except Failed as failed:
+            why = NoEmbedding("unreachable", str(gone))
+        except NoEmbedding as failed:
             why = failed
         else:
             encoder.answered()
             self._metrics.inc("saccade_encoder_bytes_total", self.tower.nbytes(given.num_tokens))
-            return Answer("embedding", (time.monotonic() - begun) * 1e3, given.encode_ms)
+            return Asked("embedding", (time.monotonic() - begun) * 1e3, given.encode_ms)
         if why.lasting:
             encoder.failed(why)
-        return Answer(why.kind, (time.monotonic() - begun) * 1e3)
+        return Asked(why.kind, (time.monotonic() - begun) * 1e3)
 
     async def _exchange(
-        self, encoder: _Encoder, wanted: Wanted, data: bytes, slot: PixelSlot
-    ) -> Given:
-        """Ask, by the key alone where the bytes are many. Raises Failed, WorkerGone."""
+        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
+    ) -> EmbeddingGiven:
+        """Ask, by the key alone where the bytes are many. Raises NoEmbedding, WorkerGone."""
         if len(data) > SENT_AT_ONCE or not data:
             given = await self._post(encoder, wanted, b"", slot)
             if given is not None:
                 return given
         if data and (given := await self._post(encoder, wanted, data, slot)) is not None:
             return given
-        raise Failed("refused", "it does not know an image that has come by its name", False)
+        raise NoEmbedding("refused", "it does not know an image that has come by its name", False)
 
     async def _post(
-        self, encoder: _Encoder, wanted: Wanted, data: bytes, slot: PixelSlot
-    ) -> Given | None:
+        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
+    ) -> EmbeddingGiven | None:
         """None: the encoder lacks the bytes."""
         head = [
             f"POST {ENCODE_PATH} HTTP/1.1",
@@ -201,32 +207,34 @@ class Encoders:
             await self._receive(given, pieces, slot)
             return given
 
-    def _check_head(self, answer: Head, wanted: Wanted) -> Given:
-        """Raises Failed unless it announces what was asked for."""
+    def _check_head(self, answer: Head, wanted: EmbeddingWanted) -> EmbeddingGiven:
+        """Raises NoEmbedding unless it announces what was asked for."""
         headers = dict(answer.headers)
         try:
-            given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=Given)
+            given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=EmbeddingGiven)
         except (KeyError, msgspec.MsgspecError) as error:
-            raise Failed("damaged", f"its answer makes no sense: {error!r}") from None
+            raise NoEmbedding("damaged", f"its answer makes no sense: {error!r}") from None
         told = given.tower, given.num_tokens
         if told != (wanted.tower, wanted.image.num_tokens):
-            raise Failed("damaged", f"it was asked for another embedding than {told}")
+            raise NoEmbedding("damaged", f"it was asked for another embedding than {told}")
         return given
 
-    async def _receive(self, given: Given, pieces: AsyncIterator[bytes], slot: PixelSlot) -> None:
-        """The values, into the slot, checked. Raises Failed, WorkerGone."""
+    async def _receive(
+        self, given: EmbeddingGiven, pieces: AsyncIterator[bytes], slot: PixelSlot
+    ) -> None:
+        """The values, into the slot, checked. Raises NoEmbedding, WorkerGone."""
         nbytes, came = given.tower.nbytes(given.num_tokens), 0
         target = self._arena.flat(slot.offset, nbytes)
         async for piece in pieces:
             if came + len(piece) > nbytes:
-                raise Failed("damaged", f"an embedding of {nbytes} bytes goes on after them")
+                raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes goes on after them")
             target[came : came + len(piece)] = piece
             came += len(piece)
         if came != nbytes:
-            raise Failed("damaged", f"an embedding of {nbytes} bytes ends after {came}")
+            raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
         digest = await asyncio.to_thread(partial(_digest, target))
         if digest != given.blake3:
-            raise Failed("damaged", "the checksum of an embedding is wrong")
+            raise NoEmbedding("damaged", "the checksum of an embedding is wrong")
 
 
 def _digest(values: memoryview) -> str:
@@ -244,7 +252,7 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
         return told.decode("latin-1")[:200]
 
 
-def _refusal(status: int, said: str) -> Failed:
+def _refusal(status: int, said: str) -> NoEmbedding:
     """An image that cannot be read, or is too large for it, says nothing of others."""
     lasting = status not in (400, 404, 413, 429)
-    return Failed("refused", f"it answers {status}: {said}", lasting)
+    return NoEmbedding("refused", f"it answers {status}: {said}", lasting)

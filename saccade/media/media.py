@@ -27,7 +27,7 @@ from cachetools import LRUCache
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
-from saccade.core.exchange import Wanted
+from saccade.core.exchange import EmbeddingWanted
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
@@ -386,7 +386,7 @@ class Media:
         if opened is not None and self.encoders.fits(opened.image.num_tokens, slot):
             data = next((each.data for each in self._held[key] if each.data), b"")
             budget, tower = opened.budget, self.encoders.tower
-            wanted = Wanted(
+            wanted = EmbeddingWanted(
                 opened.image, tower, budget.detail, budget.min_pixels, budget.max_pixels
             )
             answer = await self.encoders.ask(wanted, data, slot)

@@ -21,7 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
-from saccade.core.exchange import ENCODE_PATH, GIVEN_HEADER, WANTED_HEADER, Given, Wanted
+from saccade.core.exchange import (
+    ENCODE_PATH,
+    GIVEN_HEADER,
+    WANTED_HEADER,
+    EmbeddingGiven,
+    EmbeddingWanted,
+)
 from saccade.core.types import Request, SamplingParams, Span
 from saccade.front.front import Event
 from saccade.front.intake import Prepared
@@ -39,10 +45,10 @@ UNKNOWN = "this image is not known here by its key: send its bytes"
 
 
 def encode_routes(door: Door) -> Sequence[Route]:
-    return (Route(ENCODE_PATH, Endpoint(Encoding(door).embedding), methods=["POST"]),)
+    return (Route(ENCODE_PATH, Endpoint(EmbeddingDoor(door).embedding), methods=["POST"]),)
 
 
-class Encoding:
+class EmbeddingDoor:
     """The handler."""
 
     def __init__(self, door: Door) -> None:
@@ -64,10 +70,10 @@ class Encoding:
                 work = self._answer(send, wanted, bytes(body), held)
                 await while_connected(receive, work)
 
-    def _read(self, told: str) -> Wanted:
+    def _read(self, told: str) -> EmbeddingWanted:
         """What is wanted. Raises InvalidRequest, OtherTower."""
         try:
-            wanted = msgspec.json.decode(told, type=Wanted)
+            wanted = msgspec.json.decode(told, type=EmbeddingWanted)
             tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             raise InvalidRequest(f"{WANTED_HEADER}: {error}", WANTED_HEADER) from None
@@ -83,7 +89,7 @@ class Encoding:
             raise InvalidRequest(f"{WANTED_HEADER}: no image is like that", WANTED_HEADER)
         return wanted
 
-    async def _answer(self, send: Send, wanted: Wanted, body: bytes, held: Held) -> None:
+    async def _answer(self, send: Send, wanted: EmbeddingWanted, body: bytes, held: Held) -> None:
         opened = await self._open(wanted, body, held) if body else None
         prepared = _prepare(wanted, opened, held)
         try:
@@ -94,7 +100,7 @@ class Encoding:
                 raise NotFound(UNKNOWN) from error
             raise
 
-    async def _open(self, wanted: Wanted, body: bytes, held: Held) -> OpenedImage:
+    async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
         """The image, as any client's. Raises OtherTower where it is not the one that is wanted."""
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         asker = Asker(held.client.share(""), held.client.name, held)
@@ -118,12 +124,12 @@ class Encoding:
         finally:
             self._front.taken(f"{prepared.request.id}-0")  # also where it came too late
 
-    async def _send(self, send: Send, wanted: Wanted, event: Event) -> None:
+    async def _send(self, send: Send, wanted: EmbeddingWanted, event: Event) -> None:
         assert event.embedding is not None
         found = event.found[0]
         values = self._media.embedding(*event.embedding)
         digest = await self._front.intake.in_thread(partial(_digest, values))
-        given = Given(wanted.tower, wanted.image.num_tokens, digest, found.encode_ms)
+        given = EmbeddingGiven(wanted.tower, wanted.image.num_tokens, digest, found.encode_ms)
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(len(values)).encode()),
@@ -138,7 +144,7 @@ class Encoding:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _prepare(wanted: Wanted, opened: OpenedImage | None, held: Held) -> Prepared:
+def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> Prepared:
     """An engine request for one image; its tokens stand for nothing."""
     image = wanted.image
     request = Request(

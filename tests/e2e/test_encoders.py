@@ -188,6 +188,7 @@ def test_an_encoder_that_is_not_to_be_trusted_costs_nobody_an_answer(
                 assert server.metric(ENCODED) == 1 and text == ask(alone, image)[0]
                 assert ask(server, picture(96, 64, seed=200))[1][0]["encoder"] == "away"
             crooked.shutdown()
+            crooked.server_close()
 
 
 @pytest.mark.slow
