@@ -37,7 +37,7 @@ def folder(checkpoint: Callable[..., Path]) -> Path:
 
 def encodes_per_image(fleet: Fleet, router: Server, seed: int) -> float:
     before = sum(fleet.encodes)
-    chats(router.url, CHATS, seed)
+    chats(router.url, [picture(64, 64, seed=seed + number) for number in range(CHATS)])
     return (sum(fleet.encodes) - before) / CHATS
 
 

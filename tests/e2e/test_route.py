@@ -21,7 +21,9 @@ import numpy as np
 import openai
 import psutil
 import pytest
+from blake3 import blake3
 
+from saccade.route.rank import rank
 from tests.checkpoints import picture
 from tests.e2e.server import Server, routing, serving
 from tests.e2e.test_serve import image_part, png, text_part, user
@@ -93,12 +95,21 @@ def chat(client: openai.OpenAI, pixels: np.ndarray, rounds: int = ROUNDS) -> lis
     return messages
 
 
-def chats(url: str, count: int, seed: int, abreast: int = 4) -> None:
-    """Of as many images."""
+def chats(url: str, images: Sequence[np.ndarray], abreast: int = 4) -> None:
+    """One about each image."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
     with ThreadPoolExecutor(abreast) as pool:
-        images = [picture(64, 64, seed=seed + number) for number in range(count)]
         list(pool.map(lambda pixels: chat(client, pixels), images))
+
+
+def shared_out(fleet: Fleet, each: int, seed: int) -> list[np.ndarray]:
+    """New images, so many for each server, in turns: servers have other names in every run."""
+    found: dict[str, list[np.ndarray]] = {worker.url: [] for worker in fleet.workers}
+    while any(len(images) < each for images in found.values()):
+        pixels = picture(64, 64, seed=(seed := seed + 1))
+        data = base64.b64decode(png(pixels).partition(",")[2])
+        found[rank([blake3(data).digest()], [*found], {})[0]].append(pixels)
+    return [pixels for turn in zip(*found.values(), strict=False) for pixels in turn][: 2 * each]
 
 
 # ---- what a fleet is worth
@@ -106,15 +117,18 @@ def chats(url: str, count: int, seed: int, abreast: int = 4) -> None:
 
 def test_every_image_of_every_chat_is_encoded_once_in_the_whole_fleet(fleet: Fleet) -> None:
     before = fleet.encodes
-    chats(fleet.router.url, 10, seed=100)
+    chats(fleet.router.url, shared_out(fleet, 4, seed=1000))
     encoded = [now - then for now, then in zip(fleet.encodes, before, strict=True)]
-    assert sum(encoded) == 10
-    assert min(encoded) > 0, "both have something to do"
+    assert encoded == [4, 4]
 
 
 # ---- one server or several: the same to clients
 
-ways = pytest.mark.parametrize("way", ["direct", "routed"])
+ways = pytest.mark.parametrize(
+    "way",
+    # That one server keeps to this, tests of its own show, too.
+    [pytest.param("direct", marks=pytest.mark.slow), "routed"],
+)
 
 
 @ways
@@ -283,11 +297,11 @@ def test_a_server_that_is_killed_takes_nothing_along_but_what_it_was_answering(
     client, doomed = fleet.client(), fleet.workers[-1]
     family = psutil.Process(doomed.process.pid).children(recursive=True)
     deaths: list[float] = []
-    images = [picture(64, 64, seed=200 + number) for number in range(10)]
+    images = shared_out(fleet, 5, seed=2000)
     began = [chat(client, pixels, rounds=1) for pixels in images[:4]]
     with ThreadPoolExecutor(10) as pool:
         asking = [
-            pool.submit(outcome, client, pixels, number % 2 == 0, deaths)
+            pool.submit(outcome, client, pixels, number // 2 % 2 == 0, deaths)
             for number, pixels in enumerate(images)
         ]
         deadline = time.monotonic() + 20
@@ -298,7 +312,7 @@ def test_a_server_that_is_killed_takes_nothing_along_but_what_it_was_answering(
         doomed.process.kill()
         ends = [each.result(timeout=60) for each in asking]
     assert ends.count("answer") >= 1
-    assert all(end == "answer" for end in ends[1::2]), "what had not begun is answered elsewhere"
+    assert {*ends[2::4], *ends[3::4]} == {"answer"}, "what had not begun is answered elsewhere"
     for messages in began:
         assert ask(client, messages).choices
     assert not psutil.wait_procs(family, timeout=10)[1]

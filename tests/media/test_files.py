@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import NotFound, StorageBusy, StorageFull, TooLarge
+from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
 from saccade.media.files import BLOCK, FileStore, Stored
 from saccade.media.uploads import Uploads
 
@@ -401,3 +401,19 @@ def test_many_writers_in_two_stores_over_one_folder(tmp_path: Path) -> None:
     assert sorted(stored.name for stored in left) == sorted(str(n) for n in range(1, 40, 2))
     assert all(stores[1].read(stored.id) == bytes([int(stored.name) % 5]) * 100 for stored in left)
     assert json.loads(next(tmp_path.glob("*/*.json")).read_bytes())["purpose"] == "vision"
+
+
+def test_an_upload_to_several_servers_has_one_id_and_is_kept_once_where_they_share(
+    tmp_path: Path,
+) -> None:
+    stores = [FileStore(tmp_path, 1 << 20) for _ in range(2)]
+    one, other = (
+        store.save(b"data", "a", "vision", None, "me", 1.0, "0badcafe") for store in stores
+    )
+    assert one == other and one.id.endswith("-0badcafe")
+    assert len(stores[0].entries("me")) == 1
+    with pytest.raises(InvalidRequest):
+        stores[1].save(b"data", "b", "vision", None, "another", 1.0, "0badcafe")
+    assert stores[0].read(one.id, "me") == b"data"
+    used = json.loads((tmp_path / "lock").read_text())
+    assert used["files"] == 1 == used["owners"]["me"][1]
