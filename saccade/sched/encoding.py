@@ -251,6 +251,13 @@ class EncodeScheduler:
 
     # ---- for tests
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Requests whose embeddings wait to be sent."""
+        return frozenset(self._told)
+
     def audit(self) -> None:
-        """Assert that what is in use is somebody's."""
+        """Assert that every byte for embeddings is free, being copied or being sent."""
         self.gallery.audit()
+        copying = {each.offset for _, deliveries in self._flights for each in deliveries}
+        assert self._memory.taken == copying | set(self._told.values())

@@ -52,6 +52,11 @@ class Allocator:
                 return offset
         return None
 
+    @property
+    def taken(self) -> set[int]:
+        """The offsets that `allocate` returned and nobody has given back."""
+        return set(self._taken)
+
     def free(self, offset: int) -> None:
         """Give back what `allocate` returned."""
         insort(self._holes, (offset, self._taken.pop(offset)))
