@@ -33,10 +33,12 @@ def request(id: str, image: Image, client: str = "") -> Request:
 def step(decider: EncodeScheduler) -> tuple[Plan, list[Delta]]:
     """Plan, and carry out what was planned."""
     plan = decider.plan()
-    if plan.empty:
-        return plan, []
+    return plan, [] if plan.empty else carry_out(decider, plan)
+
+
+def carry_out(decider: EncodeScheduler, plan: Plan) -> list[Delta]:
     encoded = tuple((encode.key, 1.0, 0.0) for encode in plan.encode)
-    return plan, decider.apply(StepResult(plan.step, encoded=encoded))
+    return decider.apply(StepResult(plan.step, encoded=encoded))
 
 
 def ready(decider: EncodeScheduler) -> list[ImageKey]:
@@ -97,6 +99,7 @@ def test_whoever_leaves_and_whatever_fails_leaves_nothing_behind() -> None:
         decider = scheduler(pages=16, device=rng.choice([0, 1 << 15, 1 << 20]))
         wanted: list[ImageKey] = []
         alive: set[str] = set()
+        flights: list[Plan] = []
         for number in range(120):
             if rng.random() < 0.5:
                 id = str(number)
@@ -111,9 +114,13 @@ def test_whoever_leaves_and_whatever_fails_leaves_nothing_behind() -> None:
                     decider.pixels_ready(key)
             if alive and rng.random() < 0.3:
                 decider.abort(alive.pop())
-            if rng.random() < 0.8:
-                step(decider)
+            if len(flights) < 2 and rng.random() < 0.8 and not (plan := decider.plan()).empty:
+                flights.append(plan)
+            if flights and rng.random() < 0.6:
+                carry_out(decider, flights.pop(0))
             decider.audit()
+        for plan in flights:
+            carry_out(decider, plan)
         for _ in range(60):  # those that are left end by themselves, once what was told is sent
             wanted += [key for key, _ in decider.take_notices().want]
             while wanted:
