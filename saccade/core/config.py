@@ -19,6 +19,10 @@ EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
+Role = Literal["all", "encode", "language"]
+"""What a server does of a model: all of it; only its vision tower, for others; or all, with images
+encoded by others as long as they do.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class EngineConfig:
     patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
     per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
     prompts, one in so many tokens. 0 where the model keeps nothing.
+    `role` "encode": no page and no row will ever be asked for.
     """
 
     device: Literal["cpu", "cuda"]
@@ -140,6 +145,7 @@ class EngineConfig:
     graphs: StepGraphSizes = StepGraphSizes()
     snapshots: int = 0
     snapshot_tokens: int = 0
+    role: Role = "all"
 
     @property
     def kv_tokens(self) -> int:

@@ -29,6 +29,7 @@ from saccade.core.config import (
     KVConfig,
     KVDtype,
     ParallelConfig,
+    Role,
     StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
@@ -201,12 +202,15 @@ def resolve(
     hardware: Hardware,
     ranks: int = 1,
     keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    role: Role = "all",
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
 
     Raises ConfigError where a setting cannot work.
     """
+    if role == "encode":
+        return resolve_tower(model, engine, spec, dtype, hardware, keep)
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
@@ -258,6 +262,39 @@ def resolve(
         graphs=graphs,
         snapshots=snapshots,
         snapshot_tokens=every,
+        role=role,
+    )
+
+
+def resolve_tower(
+    model: ModelOptions,
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    hardware: Hardware,
+    keep: PinOptions,
+) -> EngineConfig:
+    """As `resolve`, for a server that only encodes: no pages, and no rows that the tower would have
+    to leave time to.
+    """
+    cuda = hardware.device == "cuda"
+    fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
+    left = int(fraction * hardware.free_bytes)
+    return EngineConfig(
+        device=hardware.device,
+        dtype=dtype,
+        context_length=model.context_length or spec.context_length,
+        max_running=engine.max_running_requests or (256 if cuda else 32),
+        chunk_tokens=engine.chunked_prefill_size or (8192 if cuda else 2048),
+        page_size=engine.page_size,
+        kv_pages=1,
+        prefix_cache=False,
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
+        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        encoder=resolve_encoder(
+            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+        ),
+        role="encode",
     )
 
 
@@ -592,18 +629,10 @@ def describe(
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
-        ("context", f"{config.context_length} tokens"),
-        ("KV cache", kv + each),
-        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
         *(
-            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
-            if state_bytes
+            _describe_language(config, kv + each, state_bytes, each)
+            if config.role != "encode"
             else ()
-        ),
-        (
-            "batch",
-            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
-            "per step",
         ),
         (
             "vision tower",
@@ -627,6 +656,27 @@ def describe(
         ),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
         ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
+    )
+
+
+def _describe_language(
+    config: EngineConfig, kv: str, state_bytes: int, each: str
+) -> tuple[tuple[str, str], ...]:
+    """What a server that only encodes does not have."""
+    return (
+        ("context", f"{config.context_length} tokens"),
+        ("KV cache", kv),
+        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
+        *(
+            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
+            if state_bytes
+            else ()
+        ),
+        (
+            "batch",
+            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
+            "per step",
+        ),
     )
 
 
