@@ -40,7 +40,7 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
         with safe_open(path, framework="pt") as file:
             for name in list(file.keys()):
                 tensors[name] = file.get_tensor(name)
-                if module.projection(module.canonical_name(name)):
+                if ".layers." in name and module.projection(module.canonical_name(name)):
                     tensors[name], scales = quantise_blocks(tensors[name])
                     tensors[f"{name}_scale_inv"] = scales
         save_file(tensors, folder / path.name, metadata={"format": "pt"})

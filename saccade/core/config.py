@@ -61,11 +61,13 @@ class ParallelConfig:
 class EncoderConfig:
     """How the vision tower runs.
 
-    `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs.
+    `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs. `role`:
+    whether it runs for others, or others for it.
     """
 
     attention: EncoderAttention = "sdpa"
     graph_sizes: tuple[int, ...] = ()
+    role: Role = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ class KVConfig:
 
     dtype: KVDtype = "auto"
     scales: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """Of what the model keeps per sequence (`family.KVSpec.state_bytes`), for the prefix cache: how
+    many, and one in so many tokens of a long prompt. 0 where the model keeps nothing.
+    """
+
+    count: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +135,7 @@ class EmbeddingBudgets:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine runs by. `kv_pages` includes the dummy page 0. `tower_budget`:
-    patch-blocks of the vision tower in a step; 0: no bound. `snapshots`: of what the model keeps
-    per sequence (`family.KVSpec.state_bytes`), for the prefix cache; `snapshot_tokens`: of long
-    prompts, one in so many tokens. 0 where the model keeps nothing.
-    `role` "encode": no page and no row will ever be asked for.
+    patch-blocks of the vision tower in a step; 0: no bound.
     """
 
     device: Literal["cpu", "cuda"]
@@ -143,9 +152,7 @@ class EngineConfig:
     tower_budget: int = 0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
-    snapshots: int = 0
-    snapshot_tokens: int = 0
-    role: Role = "all"
+    snapshots: SnapshotConfig = SnapshotConfig()
 
     @property
     def kv_tokens(self) -> int:

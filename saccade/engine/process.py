@@ -43,15 +43,15 @@ from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
 from saccade.engine.sizing import (
-    LoadFacts,
-    describe,
     embedding_bytes_per_token,
     pick_device,
     pick_dtype,
     resolve,
     resolve_parallel,
+    resolve_tower,
     share_hardware,
 )
+from saccade.engine.words import LoadFacts, describe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
 from saccade.sched.encoding import EncodeScheduler
@@ -114,15 +114,18 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(
-        boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins, boot.role
-    )
+    dials = boot.model, boot.engine, spec, load.dtype, hardware
+    if boot.role == "encode":
+        config = resolve_tower(*dials, boot.pins)
+    else:
+        config = resolve(*dials, size, boot.pins)
+    config = replace(config, encoder=replace(config.encoder, role=boot.role))
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
     scheduler: Scheduler | EncodeScheduler
-    if config.role == "encode":
+    if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
         scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
@@ -172,9 +175,9 @@ def build_scheduler(
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
-    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots)
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
     prefix = None
-    if config.prefix_cache and (config.snapshots or not keeps_states):
+    if config.prefix_cache and (config.snapshots.count or not keeps_states):
         prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
     return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
@@ -192,7 +195,9 @@ def build_encode_scheduler(
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
     """What bounds the scheduler."""
-    given = embedding_bytes_per_token(spec, config.dtype) if config.role == "language" else 0
+    given = (
+        embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
+    )
     return SchedulerLimits(
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
@@ -201,7 +206,7 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
         arena_bytes=arena_bytes,
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
-        snapshot_tokens=config.snapshot_tokens,
+        snapshot_tokens=config.snapshots.tokens,
         given_bytes=given,
     )
 

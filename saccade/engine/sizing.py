@@ -11,7 +11,7 @@ import platform
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ from saccade.core.config import (
     KVConfig,
     KVDtype,
     ParallelConfig,
-    Role,
+    SnapshotConfig,
     StepGraphSizes,
 )
 from saccade.core.errors import ConfigError
@@ -202,15 +202,12 @@ def resolve(
     hardware: Hardware,
     ranks: int = 1,
     keep: PinOptions = PinOptions(),  # noqa: B008 - frozen
-    role: Role = "all",
 ) -> EngineConfig:
     """Fix every open dial. `dtype` is what the weights were loaded as; `hardware` is what one of
     `ranks` ranks has.
 
     Raises ConfigError where a setting cannot work.
     """
-    if role == "encode":
-        return resolve_tower(model, engine, spec, dtype, hardware, keep)
     cuda = hardware.device == "cuda"
     context = model.context_length or spec.context_length
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
@@ -225,21 +222,16 @@ def resolve(
     page_bytes = engine.page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
-    graphs = resolve_step_graphs(model, max_running, chunk, cuda=cuda)
-    if model.piecewise_graph_tokens is None:
-        graphs = afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
+    graphs = resolve_step_graphs(model, max_running, chunk, spec, dtype, hardware)
     claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
     free = max(0, hardware.free_bytes - claimed)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
-    snapshots, every = resolve_snapshots(
-        engine, kept, dtype, min(budget, free), max_running, enough
-    )
-    states = (max_running + snapshots) * kept.state_bytes(dtype)
+    snapshots = resolve_snapshots(engine, kept, dtype, min(budget, free), max_running, enough)
+    states = (max_running + snapshots.count) * kept.state_bytes(dtype)
     kv_bytes = min(budget, free) - states
     kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
-    # Below one context the pool itself is the limit.
-    if kv_pages < 2:
+    if kv_pages < 2:  # below one context the pool itself is the limit
         raise _no_memory(hardware, fraction, kv_bytes)
     context = min(context, (kv_pages - 1) * engine.page_size)
     left = max(0, free - kv_pages * page_bytes - states)
@@ -251,7 +243,7 @@ def resolve(
         chunk_tokens=chunk,
         page_size=engine.page_size,
         kv_pages=kv_pages,
-        prefix_cache=not engine.disable_radix_cache and bool(snapshots or not states),
+        prefix_cache=not engine.disable_radix_cache and bool(snapshots.count or not states),
         embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
         encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
         kv=kv,
@@ -261,8 +253,6 @@ def resolve(
         ),
         graphs=graphs,
         snapshots=snapshots,
-        snapshot_tokens=every,
-        role=role,
     )
 
 
@@ -294,7 +284,6 @@ def resolve_tower(
         encoder=resolve_encoder(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
-        role="encode",
     )
 
 
@@ -332,21 +321,21 @@ def resolve_snapshots(
     budget: int,
     max_running: int,
     enough: int,
-) -> tuple[int, int]:
+) -> SnapshotConfig:
     """How many snapshots of states the prefix cache may hold, and the tokens between two of a long
     prompt: so many as take as much memory as a snapshot. `budget`: bytes for states and pages;
     `enough`: tokens that pages are of use for.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
-        return 0, 0
+        return SnapshotConfig()
     every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
     if engine.disable_radix_cache:
-        return 0, every
+        return SnapshotConfig(0, every)
     room = (budget - max_running * state_bytes) // SNAPSHOTS_PART // state_bytes
     # Each sequence that runs writes one beside the one that it keeps.
     count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
-    return (count if count >= FEWEST_SNAPSHOTS else 0), every
+    return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every)
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
@@ -371,9 +360,15 @@ def resolve_kv(model: ModelOptions, hardware: Hardware) -> KVConfig:
 
 
 def resolve_step_graphs(
-    model: ModelOptions, max_running: int, chunk_tokens: int, *, cuda: bool
+    model: ModelOptions,
+    max_running: int,
+    chunk_tokens: int,
+    spec: FamilySpec,
+    dtype: Dtype,
+    hardware: Hardware,
 ) -> StepGraphSizes:
     """Where the language model's steps are captured. Raises ConfigError."""
+    cuda = hardware.device == "cuda"
     most, tokens = model.cuda_graph_max_bs, model.piecewise_graph_tokens
     if model.disable_cuda_graph or not cuda:
         why = "--disable-cuda-graph is set" if cuda else "graphs need --device cuda"
@@ -391,7 +386,10 @@ def resolve_step_graphs(
         return StepGraphSizes(rows)
     beside = (*(few for few in MIXED_GRAPH_ROWS if few < most), most)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
-    return StepGraphSizes(rows, beside, sizes)
+    graphs = StepGraphSizes(rows, beside, sizes)
+    if model.piecewise_graph_tokens is not None:
+        return graphs
+    return afford(graphs, spec, dtype, hardware.free_bytes // MIXED_GRAPH_SHARE)
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
@@ -589,145 +587,3 @@ def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFacts:
-    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
-    nothing where nothing is. `saved`: embeddings found on disk.
-    """
-
-    options: tuple[str, ...]
-    quantised: str
-    saved: int
-
-
-def describe(
-    config: EngineConfig,
-    parallel: ParallelConfig,
-    spec: FamilySpec,
-    hardware: Hardware,
-    facts: LoadFacts,
-) -> tuple[tuple[str, str], ...]:
-    """What the engine decided, for people: (name, value)."""
-    page_bytes = kv_page_bytes(
-        spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
-    )
-    kv = (
-        f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
-        f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
-        f"{_describe_kv(config.kv)}"
-    )
-    state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
-    bounds, graphs = spec.pixel_bounds, config.graphs
-    each = " per rank" if parallel.size > 1 else ""
-    shared = (
-        f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
-    )
-    return (
-        ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
-        *((("ranks", shared),) if parallel.size > 1 else ()),
-        *((("quantised", facts.quantised + each),) if facts.quantised else ()),
-        *((("family options", ", ".join(facts.options)),) if facts.options else ()),
-        *(
-            _describe_language(config, kv + each, state_bytes, each)
-            if config.role != "encode"
-            else ()
-        ),
-        (
-            "vision tower",
-            f"{config.encoder.attention} attention, "
-            f"{_count(config.encode_patches, 'patch')} per step",
-        ),
-        *(
-            (("vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"),)
-            if config.encoder.graph_sizes
-            else ()
-        ),
-        *(
-            (("decode graphs", f"up to {_count(max(graphs.rows), 'sequence')}"),)
-            if graphs.rows
-            else ()
-        ),
-        *(
-            (("prompt graphs", f"up to {_count(max(graphs.mixed_tokens), 'token')} in a step"),)
-            if graphs.mixed_tokens
-            else ()
-        ),
-        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
-        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
-    )
-
-
-def _describe_language(
-    config: EngineConfig, kv: str, state_bytes: int, each: str
-) -> tuple[tuple[str, str], ...]:
-    """What a server that only encodes does not have."""
-    return (
-        ("context", f"{config.context_length} tokens"),
-        ("KV cache", kv),
-        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
-        *(
-            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
-            if state_bytes
-            else ()
-        ),
-        (
-            "batch",
-            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
-            "per step",
-        ),
-    )
-
-
-def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """The same of what becomes of pictures before the engine sees them."""
-    return (
-        (
-            "sent pictures",
-            f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by "
-            f"{_count(media.workers, 'process')}",
-        ),
-    )
-
-
-def _describe_kv(kv: KVConfig) -> str:
-    if kv.dtype == "auto":
-        return ""
-    return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
-
-
-def _describe_prefix_cache(config: EngineConfig, state_bytes: int) -> str:
-    if not config.prefix_cache:
-        return "off"
-    if not state_bytes:
-        return "on"
-    taken = config.snapshots * state_bytes / MIB
-    return (
-        f"on, {_count(config.snapshots, 'snapshot')} of states = {taken:.0f} MiB, one in at most "
-        f"{_count(config.snapshot_tokens, 'token')}"
-    )
-
-
-def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
-    parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
-    if budgets.host_bytes:
-        parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
-    if budgets.disk_bytes:
-        found = _count(saved, "picture")
-        parts.append(
-            f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
-            + ("shared with other servers" if budgets.shared else f"({found} found there)")
-        )
-    return ", ".join(parts)
-
-
-def _count(number: int, thing: str) -> str:
-    """1 patch, 2 patches."""
-    return (
-        f"{number} {thing}"
-        if number == 1
-        else f"{number} {thing}es"
-        if thing.endswith(("s", "ch"))
-        else f"{number} {thing}s"
-    )

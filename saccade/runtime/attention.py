@@ -91,7 +91,6 @@ class SequenceAttention:
         self._page_size = page_size
         keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
         self._dtype = dtype
-        self._converts = keys.dtype != dtype
         _, self._kv_heads, self._dim = keys.shape
         self._scale = self._dim**-0.5
         slot, head, value = keys.stride()
@@ -177,7 +176,7 @@ class SequenceAttention:
 
     def _reads(self, read: Read) -> Read:
         """`read`, as queries need it."""
-        if not self._converts:
+        if next(iter(self._caches.values())).keys.dtype == self._dtype:
             return read
         return lambda kept: read(kept).to(self._dtype)
 

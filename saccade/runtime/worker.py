@@ -151,7 +151,7 @@ class Worker:
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
-        self._states = StateMemory(kept, config.max_running + config.snapshots, dtype, device)
+        self._states = StateMemory(kept, config.max_running + config.snapshots.count, dtype, device)
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
@@ -306,7 +306,7 @@ def open_disk(
     may be used, and where they are kept the files: of the first rank; the others only take part in
     finding out what model this is. Raises StartupError.
     """
-    if config.embeddings.folder is None and config.role == "all":
+    if config.embeddings.folder is None and config.encoder.role == "all":
         return "", None
     fingerprint = fingerprint_encoder(spec, torch.device(config.device), vision.encode_now)
     if shard.rank or config.embeddings.folder is None:

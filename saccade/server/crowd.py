@@ -40,6 +40,10 @@ SHARE = 64
 class Member(Protocol):
     """What a connection answers to whom it belongs."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a request of it may have come, which nobody has looked at yet."""
+
     def check(self, now: float) -> None:
         """Once a second: end what is overdue."""
 
@@ -184,7 +188,7 @@ class Crowd:
     def _make_room(self, address: str | None) -> None:
         """End the longest idle connection, of `address` if that is given."""
         for member in self._idle:
-            if address is None or self._members[member] == address:
+            if (address is None or self._members[member] == address) and not member.waits:
                 self._end(member)
                 return
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 log = logging.getLogger("saccade")
 
 ACCEPTS_PER_TURN = 8
 """Each costs some forty microseconds."""
+TURNS_TO_READ = 2
+"""Of the event loop, until what a new connection has sent already was read."""
 BACKLOG = 2048
 """Connections that the kernel keeps until they are accepted."""
 PAUSE_SECONDS = 0.5
@@ -53,20 +55,32 @@ class Listener:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """A few; the loop calls again in its next turn while others wait."""
-        for _ in range(ACCEPTS_PER_TURN):
+        """A few. Others wait until what these have sent was read: who has asked is not idle, and
+        gives no room to those who come later.
+        """
+        few: list[socket.socket] = []
+        while len(few) < ACCEPTS_PER_TURN:
             try:
-                accepted, _ = self._bound.accept()
+                few.append(self._bound.accept()[0])
             except (BlockingIOError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:
                 log.error("no connection can be accepted: %s", error)
                 self._loop.remove_reader(self._bound)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
-                return
-            task = self._loop.create_task(self._connect(accepted))
+                break
+        if few:
+            self._loop.remove_reader(self._bound)
+            task = self._loop.create_task(self._let_in(few))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    async def _let_in(self, few: Sequence[socket.socket]) -> None:
+        await asyncio.gather(*map(self._connect, few))
+        for _ in range(TURNS_TO_READ):
+            await asyncio.sleep(0)
+        if self._open and self._pause is None:
+            self._resume()
 
     async def _connect(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)

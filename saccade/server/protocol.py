@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import httptools
 from starlette.datastructures import Headers
@@ -29,6 +29,7 @@ from saccade.core.errors import (
 from saccade.core.options import ConnectionOptions
 from saccade.server.crowd import Crowd
 from saccade.server.gate import Stamp, name_of
+from saccade.server.listener import TURNS_TO_READ
 from saccade.server.refusals import refusal
 
 HEAD_BYTES = 32 * 1024
@@ -155,8 +156,19 @@ class Connection(HttpToolsProtocol):
         self._lingering: int | None = None  # bytes that are still thrown away
         self._outlet = cast(_Outlet, None)
         self._stopping = False
-        self._scheduled = False
+        # Not read yet for the first time; or a piece of work is asked for.
+        self._due: Literal["", "new", "soon"] = "new"
         self.url = b""  # uvicorn knows none before a request has begun
+
+    @property
+    def waits(self) -> bool:
+        return self._due == "new" or (self._due == "soon" and not self._message.meagre)
+
+    def _age(self, turns: int) -> None:
+        if turns:
+            self.loop.call_soon(self._age, turns - 1)
+        elif self._due == "new":
+            self._due = ""
 
     # ---- what the transport says
 
@@ -165,6 +177,7 @@ class Connection(HttpToolsProtocol):
         self._outlet = _Outlet(transport, self._finish)
         self.flow = _Flow(transport, self._pump_soon)
         self._deadline = self.loop.time() + self._options.header_timeout
+        self._age(TURNS_TO_READ)
         self._welcome = self._crowd.join(self, self.client[0] if self.client else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -207,13 +220,13 @@ class Connection(HttpToolsProtocol):
     def _pump_soon(self) -> None:
         if not self._surplus:
             self.flow.open()  # type: ignore[attr-defined]
-        elif not self._scheduled:
-            self._scheduled = True
+        elif self._due != "soon":
+            self._due = "soon"
             self._crowd.soon(self._pump)
 
     def _pump(self) -> None:
         """Give the parser what has come of this message; what belongs to the next waits."""
-        self._scheduled = False
+        self._due = ""
         budget = PIECE
         while self._surplus and budget > 0 and self._lingering is None:
             if self._message.ended:

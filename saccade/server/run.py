@@ -32,7 +32,7 @@ from saccade.core.options import (
     RoleOptions,
     ServerOptions,
 )
-from saccade.engine.sizing import describe_intake
+from saccade.engine.words import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
 from saccade.server.app import KEPT, OPEN_PATHS, WATCH, build_app

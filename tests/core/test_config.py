@@ -38,15 +38,13 @@ from saccade.core.options import (
 )
 from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
-    LoadFacts,
     arena_bytes,
-    describe,
-    describe_intake,
     kv_page_bytes,
     resolve,
     resolve_parallel,
     step_graph_bytes,
 )
+from saccade.engine.words import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
 

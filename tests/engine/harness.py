@@ -17,7 +17,7 @@ import torch
 
 from lab.qwen import qwen
 from saccade.core.arena import Arena
-from saccade.core.config import EmbeddingBudgets, EngineConfig
+from saccade.core.config import EmbeddingBudgets, EngineConfig, SnapshotConfig
 from saccade.core.messages import ToEngine, ToFront
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, StepResult
@@ -41,8 +41,7 @@ CONFIG = EngineConfig(
     prefix_cache=True,
     embeddings=EmbeddingBudgets(64 << 20),
     encode_patches=1 << 16,
-    snapshots=64,
-    snapshot_tokens=256,
+    snapshots=SnapshotConfig(64, 256),
 )
 
 

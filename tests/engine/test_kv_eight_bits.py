@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from saccade.core.config import KVConfig
+from saccade.core.config import KVConfig, StepGraphSizes
 from saccade.core.errors import CheckpointError
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -100,7 +100,7 @@ def test_answers_do_not_depend_on_how_they_come_about(
 
 
 def test_graphs_of_decoding_answer_the_same(net: FamilyNet) -> None:
-    over = Harness(net, kv=EIGHT, decode_graph_sizes=(1, 4))
+    over = Harness(net, kv=EIGHT, graphs=StepGraphSizes((1, 4)))
     assert answers(over) == answers(Harness(net, kv=EIGHT))
 
 

@@ -13,11 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from lab.qwen import qwen
-from saccade.core.config import MIB, EngineConfig, Hardware
+from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
-from saccade.engine.sizing import LoadFacts, describe, kv_page_bytes, resolve, resolve_parallel
+from saccade.engine.sizing import kv_page_bytes, resolve, resolve_parallel
+from saccade.engine.words import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
@@ -105,7 +106,7 @@ def test_answers_are_those_of_transformers(
 
 @pytest.mark.parametrize("snapshots", [1, 3])
 def test_few_snapshots_change_no_answer(net: FamilyNet, snapshots: int) -> None:
-    harness = Harness(net, page_size=PAGE, snapshots=snapshots)
+    harness = Harness(net, page_size=PAGE, snapshots=SnapshotConfig(snapshots, 256))
     assert isinstance(harness.worker, Worker)
     prefix = harness.scheduler.prefix
     assert prefix is not None and prefix.snapshots is not None
@@ -116,7 +117,7 @@ def test_few_snapshots_change_no_answer(net: FamilyNet, snapshots: int) -> None:
 
 
 def test_states_take_the_memory_that_was_counted(net: FamilyNet) -> None:
-    harness = Harness(net, max_running=3, snapshots=5)
+    harness = Harness(net, max_running=3, snapshots=SnapshotConfig(5, 256))
     assert isinstance(harness.worker, Worker)
     each = net.spec.kv_spec().state_bytes("float32")
     assert harness.worker._states.nbytes == (3 + 5) * each
@@ -133,7 +134,7 @@ def test_twins_share_a_prompt_that_is_being_computed(net: FamilyNet) -> None:
 
 
 def test_without_snapshots_the_prefix_cache_is_off(net: FamilyNet) -> None:
-    harness = Harness(net, snapshots=0)
+    harness = Harness(net, snapshots=SnapshotConfig(0, 256))
     assert harness.scheduler.prefix is None
     assert [cached for _, cached, _ in chat(harness, 2)] == [0, 0]
 
@@ -147,14 +148,14 @@ def test_pages_states_and_snapshots_share_the_memory(
     """
     config = decide(net, free, running)
     each, page = net.spec.kv_spec().state_bytes("float32"), kv_page_bytes(net.spec, PAGE, "float32")
-    states = (config.max_running + config.snapshots) * each
+    states = (config.max_running + config.snapshots.count) * each
     assert states + config.kv_pages * page <= 0.5 * free * MIB
     assert 1 <= config.max_running <= 32
-    assert config.prefix_cache == (config.snapshots > 0) == (running is None)
+    assert config.prefix_cache == (config.snapshots.count > 0) == (running is None)
     hardware, parallel = machine(free), resolve_parallel(ParallelOptions(), net.spec, "cpu")
     said = dict(describe(config, parallel, net.spec, hardware, LoadFacts((), "", 0)))
     assert said["states"].startswith(f"{each / MIB:.1f} MiB")
-    on = f"on, {config.snapshots} snapshots of states"
+    on = f"on, {config.snapshots.count} snapshots of states"
     assert said["prefix cache"].startswith(on if running is None else "off")
 
 

@@ -462,6 +462,7 @@ PARENT = """
 import asyncio, sys
 import psutil
 from saccade.core.arena import Arena
+from saccade.core.recipe import whole
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import encode_array, read_raw

@@ -208,7 +208,7 @@ def test_blocks_that_no_product_can_be_made_of_are_made_whole(
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
     net, line = load(quantised, "auto")
     assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(net))
-    assert "20 8-bit matrices of the checkpoint made float32 at load" in line
+    assert "20 quantised matrices of the checkpoint made float32 at load" in line
     assert torch.equal(logits(net), logits(load(twin, "none")[0]))
 
 

@@ -279,7 +279,7 @@ def test_tokens_are_counted_of_the_same_chat() -> None:
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
         {"messages": []},
         {"thinking": {"type": "between_tools"}},
-        {"cache_control": {"type": "ephemeral", "ttl": "9d"}},
+        {"cache_control": {"type": "ephemeral", "ttl": 9}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) -> None:

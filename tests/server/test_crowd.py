@@ -16,8 +16,9 @@ from saccade.server.crowd import PIECES_PER_TURN, Crowd, client_of
 class Member:
     """A connection that notes how it was ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool = False) -> None:
         self.dropped: str | None = None
+        self.waits = waits
 
     def check(self, now: float) -> None:
         """Nothing is ever overdue."""
@@ -167,3 +168,11 @@ def test_descriptors_are_left_for_files_and_health(
     assert (found.limit, found.limit_per_address) == (limit, limit // 2)
     with pytest.raises(ConfigError, match=r"--max-connections 999999.*ulimit"):
         Crowd(ConnectionOptions(max_connections=999_999), Metrics())
+
+
+def test_who_has_sent_what_nobody_has_looked_at_is_not_idle() -> None:
+    host, _ = crowd(16, 2)
+    asking, idle, new = Member(waits=True), Member(), Member()
+    assert host.join(asking, "1.1.1.1") and host.join(idle, "1.1.1.1")
+    assert host.join(new, "1.1.1.1")
+    assert (asking.dropped, idle.dropped) == (None, "crowd")

@@ -1,0 +1,152 @@
+"""What start-up has decided, in words for people. Decides nothing (`sizing.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from saccade.core.config import (
+    MIB,
+    EmbeddingBudgets,
+    EngineConfig,
+    Hardware,
+    KVConfig,
+    ParallelConfig,
+)
+from saccade.core.family import FamilySpec
+from saccade.core.options import MediaOptions
+from saccade.engine.sizing import kv_page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    """What was loaded, for people. `options`: the family's own. `quantised`: what is in 8 bits;
+    nothing where nothing is. `saved`: embeddings found on disk.
+    """
+
+    options: tuple[str, ...]
+    quantised: str
+    saved: int
+
+
+def describe(
+    config: EngineConfig,
+    parallel: ParallelConfig,
+    spec: FamilySpec,
+    hardware: Hardware,
+    facts: LoadFacts,
+) -> tuple[tuple[str, str], ...]:
+    """What the engine decided, for people: (name, value)."""
+    page_bytes = kv_page_bytes(
+        spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
+    )
+    kv = (
+        f"{_count(config.kv_pages - 1, 'page')} of {config.page_size} = "
+        f"{_count(config.kv_tokens, 'token')}, {config.kv_pages * page_bytes / MIB:.0f} MiB"
+        f"{_describe_kv(config.kv)}"
+    )
+    state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
+    bounds = spec.pixel_bounds
+    each = " per rank" if parallel.size > 1 else ""
+    shared = (
+        f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
+    )
+    language = config.encoder.role != "encode"
+    return (
+        ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
+        *((("ranks", shared),) if parallel.size > 1 else ()),
+        *((("quantised", facts.quantised + each),) if facts.quantised else ()),
+        *((("family options", ", ".join(facts.options)),) if facts.options else ()),
+        *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
+        (
+            "vision tower",
+            f"{config.encoder.attention} attention, "
+            f"{_count(config.encode_patches, 'patch')} per step",
+        ),
+        *_describe_graphs(config),
+        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
+        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
+    )
+
+
+def _describe_language(
+    config: EngineConfig, kv: str, state_bytes: int, each: str
+) -> tuple[tuple[str, str], ...]:
+    """What a server that only encodes does not have."""
+    return (
+        ("context", f"{config.context_length} tokens"),
+        ("KV cache", kv),
+        ("prefix cache", _describe_prefix_cache(config, state_bytes)),
+        *(
+            (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
+            if state_bytes
+            else ()
+        ),
+        (
+            "batch",
+            f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
+            "per step",
+        ),
+    )
+
+
+def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
+    """The same of what becomes of pictures before the engine sees them."""
+    return (
+        (
+            "sent pictures",
+            f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by "
+            f"{_count(media.workers, 'process')}",
+        ),
+    )
+
+
+def _describe_graphs(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    if config.encoder.graph_sizes:
+        yield "vision graphs", ", ".join(map(str, config.encoder.graph_sizes)) + " patches"
+    if rows := config.graphs.rows:
+        yield "decode graphs", f"up to {_count(max(rows), 'sequence')}"
+    if tokens := config.graphs.mixed_tokens:
+        yield "prompt graphs", f"up to {_count(max(tokens), 'token')} in a step"
+
+
+def _describe_kv(kv: KVConfig) -> str:
+    if kv.dtype == "auto":
+        return ""
+    return f" in {kv.dtype}, scales {'of the checkpoint' if kv.scales else '1.0'}"
+
+
+def _describe_prefix_cache(config: EngineConfig, state_bytes: int) -> str:
+    if not config.prefix_cache:
+        return "off"
+    if not state_bytes:
+        return "on"
+    taken = config.snapshots.count * state_bytes / MIB
+    return (
+        f"on, {_count(config.snapshots.count, 'snapshot')} of states = {taken:.0f} MiB, "
+        f"one in at most {_count(config.snapshots.tokens, 'token')}"
+    )
+
+
+def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
+    parts = [f"{budgets.device_bytes / MIB:.0f} MiB"]
+    if budgets.host_bytes:
+        parts.append(f"{budgets.host_bytes / MIB:.0f} MiB on the host")
+    if budgets.disk_bytes:
+        found = _count(saved, "picture")
+        parts.append(
+            f"{budgets.disk_bytes / MIB:.0f} MiB in {budgets.folder} "
+            + ("shared with other servers" if budgets.shared else f"({found} found there)")
+        )
+    return ", ".join(parts)
+
+
+def _count(number: int, thing: str) -> str:
+    """1 patch, 2 patches."""
+    return (
+        f"{number} {thing}"
+        if number == 1
+        else f"{number} {thing}es"
+        if thing.endswith(("s", "ch"))
+        else f"{number} {thing}s"
+    )
