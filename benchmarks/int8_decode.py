@@ -68,9 +68,6 @@ class Tiled:
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
 
-    def as_matrix(self, weight: torch.Tensor, part: Part) -> Matrix:
-        return self._ways.make(weight, [part])
-
 
 def batch_of(rows: int, context: int, width: int) -> Batch:
     """One token of each of `rows` sequences, of which `context` tokens are cached."""

@@ -28,6 +28,7 @@ from saccade.core.options import (
     ParallelOptions,
     PinOptions,
     ResponseOptions,
+    RoleOptions,
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
@@ -132,6 +133,7 @@ def serve(
     edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
     watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
+    role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -145,7 +147,7 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return serve_model(
-        model, model_options, engine, parallel, media, server, edge, kept, pins, watch
+        model, model_options, engine, parallel, media, server, edge, kept, pins, watch, role
     )
 
 

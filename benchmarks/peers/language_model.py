@@ -42,8 +42,9 @@ from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
-from saccade.runtime.quantized import LoadTally
-from saccade.runtime.weights import CheckpointWeights, Ways
+from saccade.runtime.memory import allocate_caches, keys_and_values
+from saccade.runtime.quantized import LoadTally, Ways
+from saccade.runtime.weights import CheckpointWeights
 
 PAGE = 16
 AGREE_TOKENS = 32
@@ -71,7 +72,10 @@ class Kept:
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 
-    def as_matrix(self, weight: torch.Tensor, _: Part) -> torch.Tensor:
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 
 
@@ -116,11 +120,11 @@ class Saccade:
             self._model = TextModel(weights, spec.text, WHOLE)
         self._width = spec.embedding_width
         self._pages = context // PAGE
-        layout = spec.kv_layout
-        empty = torch.zeros(
-            PAGE * (1 + rows * self._pages), layout.kv_heads, layout.head_dim, dtype=dtype
-        )
-        cache = [(empty.clone(), empty.clone()) for _ in range(spec.text.layers)]
+        pages, device = 1 + rows * self._pages, torch.device("cpu")
+        cache = keys_and_values(allocate_caches(spec.kv_spec(), pages, PAGE, dtype, device))
+        for keys, values in cache.values():
+            keys.zero_()
+            values.zero_()
         self._attention = attention_for(cache, PAGE)
         self._table = torch.arange(1, 1 + rows * self._pages, dtype=torch.int32)
         self._table = self._table.view(rows, self._pages)

@@ -123,6 +123,11 @@ class EmbeddingCache:
             return "staged"
         return "disk" if key in self.disk else None
 
+    def num_tokens(self, key: ImageKey) -> int | None:
+        """Of an embedding that lies in some tier."""
+        known = self._known.get(key)
+        return None if known is None else known.num_tokens
+
     def ready(self, key: ImageKey) -> bool:
         """Whether the embedding can be shown in the step being planned."""
         return key in self.device or key in self.host or key in self._staged

@@ -53,6 +53,10 @@ class Arena:
         flat = np.frombuffer(self._memory, dtype=np.uint8, count=slot.nbytes, offset=slot.offset)
         return flat.reshape(slot.height, slot.width, 3)
 
+    def flat(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the caller's own, without a copy."""
+        return memoryview(self._memory)[offset : offset + nbytes]
+
     def whole(self) -> npt.NDArray[np.uint8]:
         """All of it, for who registers the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)

@@ -19,6 +19,10 @@ EncoderAttention = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 QuantizationMode = Literal["auto", "int8", "none"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
+Role = Literal["all", "encode", "language"]
+"""What a server does of a model: all of it; only its vision tower, for others; or all, with images
+encoded by others as long as they do.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,13 @@ class ParallelConfig:
 class EncoderConfig:
     """How the vision tower runs.
 
-    `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs.
+    `graph_sizes`: patch counts to capture CUDA graphs at, ascending; none without graphs. `role`:
+    whether it runs for others, or others for it.
     """
 
     attention: EncoderAttention = "sdpa"
     graph_sizes: tuple[int, ...] = ()
+    role: Role = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ SaccadeError
 │   ├── NotFound          404
 │   ├── TooSlow           408  the request did not come in time
 │   ├── Cancelled         409  ended early by whoever made it
+│   ├── OtherTower        409  the embedding of another vision tower, or settings, is wanted
 │   ├── TooLarge          413  over a byte limit
 │   ├── UnsupportedMedia  415  a body in an encoding that is not read
 │   ├── HeadTooLarge      431  request line and headers over a limit
@@ -87,6 +88,15 @@ class Cancelled(RequestError):
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")
+
+
+class OtherTower(RequestError):
+    """409: a server wants an embedding that this one cannot make: its tower, or its settings, are
+    others.
+    """
+
+    status = 409
+    code = "wrong_tower"
 
 
 class UnsupportedMedia(RequestError):

@@ -16,10 +16,11 @@ from saccade.core.config import (
     KVDtype,
     ParallelConfig,
     QuantizationMode,
+    Role,
 )
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions, PinOptions
 from saccade.core.plan import Masks, PixelSlot, Plan, StepResult
-from saccade.core.types import Delta, ImageKey, Request
+from saccade.core.types import Delta, ImageKey, Request, Tower
 
 Values = tuple[tuple[str, tuple[str, ...], float], ...]
 """Absolute values of metrics: (name, label values, value)."""
@@ -41,6 +42,7 @@ class EngineBoot:
     arena_fd: int
     arena_bytes: int
     pins: PinOptions
+    role: Role = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,15 @@ class PixelsReady:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingReady:
+    """Instead of the image's pixels its embedding lies in the slot that `Output.want` named, whole
+    and as an equal vision tower made it; nothing writes there any more.
+    """
+
+    key: ImageKey
+
+
+@dataclass(frozen=True, slots=True)
 class PixelsFailed:
     """The image cannot be decoded, or its decode was called off; nothing writes to its slot any
     more. Every request that waits for an image that was wanted ends with this error.
@@ -132,6 +143,9 @@ class Stop:
 # ---- engine -> front
 
 
+UNTOLD = Tower()
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The engine has loaded the model.
@@ -142,6 +156,7 @@ class Ready:
     kv_tokens: int
     context_length: int
     decided: tuple[tuple[str, str], ...]
+    tower: Tower = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +187,9 @@ class Figures:
 class Output:
     """What one turn of the engine loop has for the front; empty parts are usual.
 
-    want: images to decode, each into its slot of the arena; answered by `PixelsReady` or
-    `PixelsFailed`. unwanted: images, wanted before, that nobody needs any more: stop decoding them.
+    want: images to decode, each into its slot of the arena; answered by `PixelsReady`,
+    `EmbeddingReady` or `PixelsFailed`. unwanted: images, wanted before, that nobody needs any more:
+    stop decoding them.
     encoded: images that were run through the vision tower, the ms that took, and when it was
     done, as in `plan.StepResult`.
     """
@@ -189,7 +205,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank."""
+    """Load a slice of the model: the same on every rank. `role` "encode": of its tower alone."""
 
     folder: str
     device: Literal["cpu", "cuda"]
@@ -200,6 +216,7 @@ class Load:
     family_option: tuple[str, ...] = ()
     quantization: QuantizationMode = "auto"
     kv_dtype: KVDtype = "auto"
+    role: Role = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +256,25 @@ class Loaded:
 class Begun:
     """Answers `Begin`. `saved`: (key, tokens) of embeddings that an earlier run has left on disk,
     the oldest first. `store`: where embeddings lie that other servers write, too; "" for nowhere.
+    `tower`: its fingerprint, where that was asked for.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
     store: str = ""
+    tower: str = ""
 
 
-ToEngine = TokenizerText | Submit | Abort | PixelsReady | PixelsFailed | Flush | Scrape | Stop
+ToEngine = (
+    TokenizerText
+    | Submit
+    | Abort
+    | PixelsReady
+    | EmbeddingReady
+    | PixelsFailed
+    | Flush
+    | Scrape
+    | Stop
+)
 ToFront = Ready | Failed | Output | Figures | Alive
 ToWorker = Load | Begin | Plan | Masks | Finish
 FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed

@@ -72,6 +72,22 @@ DECLARED: tuple[Metric, ...] = (
         "Pictures of requests found at a level of cache",
         ("level",),
     ),
+    Metric(
+        "saccade_encoder_images_total",
+        "counter",
+        "Images that an encoder was asked for, by what came of it: an embedding; or, encoded here: "
+        "unreachable, slow, refused, damaged (what came was no such embedding), away (it failed a "
+        "moment ago)",
+        ("outcome",),
+    ),
+    Metric("saccade_encoder_bytes_total", "counter", "Bytes of embeddings that encoders have sent"),
+    Metric(
+        "saccade_embeddings_sent_total",
+        "counter",
+        "Embeddings sent to other servers: encoded for the request (tower), or found (cache; also "
+        "what another request was having encoded)",
+        ("source",),
+    ),
     Metric("saccade_arena_bytes_in_use", "gauge", "Bytes of the shared pixel arena in use"),
     Metric("saccade_headers_read_total", "counter", "Image headers read by image workers"),
     Metric(

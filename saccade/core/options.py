@@ -1,9 +1,9 @@
 """What the user may set: the command line's options, and the environment.
 
 Each field of `ModelOptions`, `EngineOptions`, `PinOptions`, `ParallelOptions`, `MediaOptions`,
-`ServerOptions`, `ObservabilityOptions`, `ResponseOptions` and `ConnectionOptions` is one option;
-the string below it is its help; None means "derive it". This is the only module that reads the
-environment. It does not know how an open option is decided: that is `engine/sizing.py`.
+`ServerOptions`, `ObservabilityOptions`, `ResponseOptions`, `ConnectionOptions` and `RoleOptions` is
+one option; the string below it is its help; None means "derive it". This is the only module that
+reads the environment. It does not know how an open option is decided: that is `engine/sizing.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from saccade.core.config import (
     EncoderMode,
     KVDtype,
     QuantizationMode,
+    Role,
 )
 from saccade.core.errors import ConfigError
 
@@ -461,6 +462,50 @@ class ConnectionOptions:
         at_least(16, self, "max_connections")
         at_least(1, self, "max_connections_per_address")
         above(0, self, "header_timeout", "keep_alive_timeout", "body_timeout", "write_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOptions:
+    """What this server does of the model, and who does the rest."""
+
+    role: Role = "all"
+    """all: everything. encode: only encode images, for servers of role language: no language model
+    is loaded. language: have images encoded by --encoders, and by this server itself where that
+    fails.
+    """
+    encoders: tuple[str, ...] = ()
+    """The servers of role encode, as http://HOST:PORT,...; an image's digest says which one encodes
+    it. Every server of role language must name them alike.
+    """
+    encoder_key: str | None = None
+    """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps it out of process
+    lists.
+    """
+    encoder_timeout: float = 10.0
+    """Seconds that an encoder has for an image, from the question to the last byte; after that the
+    image is encoded here.
+    """
+    encoder_connections: int = 16
+    """Images that one encoder is asked for at a time; others wait their turn, within the time."""
+
+    def __post_init__(self) -> None:
+        above(0, self, "encoder_timeout")
+        at_least(1, self, "encoder_connections")
+        named(self, "encoders")
+        if (self.role == "language") != bool(self.encoders):
+            raise ConfigError(
+                "--role language and --encoders go together: say who encodes, or leave both out"
+            )
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The encoders, one by one."""
+        return tuple(part for each in self.encoders for part in each.split(",") if part)
+
+    @property
+    def key(self) -> str:
+        """What encoders are shown; "" for nothing."""
+        return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
 
 def share_of_memory(limit_mb: int | None) -> int:

@@ -30,12 +30,14 @@ from saccade.core.types import (
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
     """Where an image's canvas, uint8 RGB [height, width, 3], lies in the shared arena: `offset` in
-    bytes.
+    bytes. `room`: bytes from there on in which an embedding that another server made may lie
+    instead; 0: none may.
     """
 
     offset: int
     height: int
     width: int
+    room: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -104,12 +106,26 @@ class Encode:
     `StepResult.encoded` names `key`, the embedding is on the device under it until it is moved.
 
     Until then nothing else is written to `pixels`, and no plan shows the image.
+    given: tokens of the embedding that lies there instead of pixels, made by another server: it is
+    taken over in this step, and the tower has nothing to do; 0: pixels lie there.
     """
 
     key: ImageKey
     grid: Grid
     patches: int
     pixels: PixelSlot
+    given: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Copy the embedding of `key`, which is on the device, into the arena at `offset`: it is
+    there once the step has ended.
+    """
+
+    key: ImageKey
+    num_tokens: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +154,7 @@ class StateCopy:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step, executed in this order: close, open, moves, restore, encode, one forward over
-    `rows`, snapshot, save.
+    `rows`, snapshot, deliver, save.
 
     Batch rows are the concatenation of `rows` in order. Rows that decode come first, then prefill
     chunks.
@@ -159,6 +175,7 @@ class Plan:
     encode: tuple[Encode, ...] = ()
     tower: int = 0
     save: tuple[ImageKey, ...] = ()
+    deliver: tuple[Deliver, ...] = ()
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
     restore: tuple[StateCopy, ...] = ()
@@ -173,13 +190,14 @@ class Plan:
     @property
     def patches(self) -> int:
         """To be run through the vision tower."""
-        return sum(encode.patches for encode in self.encode)
+        return sum(encode.patches for encode in self.encode if not encode.given)
 
     @property
     def empty(self) -> bool:
         """Whether the step does nothing. A plan that only goes on with the tower is not empty."""
         work = self.close or self.open or self.moves or self.encode or self.rows
-        return not (work or self.tower or self.save or self.wait or self.adapt)
+        beside = self.tower or self.save or self.deliver
+        return not (work or beside or self.wait or self.adapt)
 
 
 MOST_COMPARED = 16

@@ -55,6 +55,22 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Tower:
+    """What the vision tower of a server makes: rows of `width` values of `dtype`, and a
+    `fingerprint` (hexadecimal) that two servers share if theirs are the same, bit for bit; "" where
+    nobody asked for it.
+    """
+
+    fingerprint: str = ""
+    dtype: str = ""
+    width: int = 0
+
+    def nbytes(self, num_tokens: int) -> int:
+        """Of an embedding."""
+        return num_tokens * self.width * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Tokens `[start, start + length)` of the prompt are rows `[offset, offset + length)` of the
     embedding of `images[image]`.
@@ -294,15 +310,15 @@ Tier = Literal["device", "host", "disk"]
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
     """Where one picture was found: `kv` (its tokens lay wholly in the cached prefix), `embedding`,
-    `pixels` (it was encoded from pixels that were still in the arena), or `none` (it was decoded
-    and encoded).
+    `pixels` (it was encoded from pixels that were still in the arena), `encoder` (another server
+    gave its embedding), or `none` (it was decoded and encoded).
 
     `missed_kv`, `missed_embedding`: why not there; None at the level where it was found and below.
     `tier`: where the embedding was.
     """
 
     image: int
-    level: Literal["kv", "embedding", "pixels", "none"]
+    level: Literal["kv", "embedding", "pixels", "encoder", "none"]
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
     tier: Tier | None = None
@@ -370,6 +386,8 @@ class Delta:
     `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
     fault. `scores` go on where the last ones ended, and come before any token. `admitted`:
     `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
+    `embedding`: offset and bytes of the embedding in the arena, of a request that asked for
+    nothing else; it stays there until the request is aborted.
     """
 
     id: str
@@ -383,3 +401,4 @@ class Delta:
     caching: CacheReport | None = None
     scores: PromptScores | None = None
     admitted: float = 0.0
+    embedding: tuple[int, int] | None = None

@@ -16,6 +16,7 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.messages import (
     Abort,
     Alive,
+    EmbeddingReady,
     Figures,
     Flush,
     Output,
@@ -34,6 +35,7 @@ from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
 from saccade.engine.workers import WorkersLost
+from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.masks import Guide
 from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
 
@@ -103,7 +105,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | EncodeScheduler,
         workers: Ranks,
         front: FrontLink,
         arrived: asyncio.Event,
@@ -192,6 +194,8 @@ class Engine:
                 self._deltas += scheduler.abort(id)
             case PixelsReady(key):
                 self._deltas += scheduler.pixels_ready(key)
+            case EmbeddingReady(key):
+                self._deltas += scheduler.embedding_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
             case Flush(embeddings):
@@ -244,7 +248,7 @@ class Engine:
     def _send(self, plan: Plan) -> None:
         self._workers.send(plan)
         self._send_masks()
-        if plan.encode:
+        if plan.patches:
             self._unadapted = True
             most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
             self._metrics.set("saccade_step_patches_largest", most)
@@ -274,7 +278,7 @@ class Engine:
             self._front.send(output)
 
 
-def measure(scheduler: Scheduler, metrics: Metrics) -> None:
+def measure(scheduler: Scheduler | EncodeScheduler, metrics: Metrics) -> None:
     """Copy the scheduler's counts and levels into the metrics that users see."""
     counts, pool, embeddings = scheduler.counts, scheduler.pool, scheduler.embeddings
     for name, value in (
@@ -292,6 +296,7 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_image_hits_total", counts.images_kv, level="kv")
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
     metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
+    metrics.set("saccade_image_hits_total", counts.images_given, level="encoder")
     metrics.set("saccade_arena_bytes_in_use", scheduler.gallery.slots.bytes_in_use)
     for tier, shelf in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
@@ -313,7 +318,7 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
 
 
-def _measure_pins(scheduler: Scheduler, metrics: Metrics) -> None:
+def _measure_pins(scheduler: Scheduler | EncodeScheduler, metrics: Metrics) -> None:
     prefix, embeddings = scheduler.prefix, scheduler.embeddings
     embeddings.end_pins()
     metrics.set("saccade_pinned", embeddings.kept_bytes, cache="embeddings")

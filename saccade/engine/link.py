@@ -11,6 +11,7 @@ from pathlib import Path
 
 from saccade.core.arena import Arena
 from saccade.core.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
+from saccade.core.config import Role
 from saccade.core.errors import EngineUnavailable, StartupError
 from saccade.core.messages import (
     FRONT_END,
@@ -50,10 +51,12 @@ class EngineProcess:
         arena: Arena,
         tokenizer_json: str = "",
         pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+        role: Role = "all",
     ) -> None:
         """`tokenizer_json`: for grammars, as in `messages.TokenizerText`."""
         self._vocabulary = TokenizerText(tokenizer_json)
-        self._boot = EngineBoot(str(folder), model, engine, parallel, arena.fd, arena.size, pins)
+        told = str(folder), model, engine, parallel, arena.fd, arena.size, pins, role
+        self._boot = EngineBoot(*told)
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
         self._silence = Silence()

@@ -38,7 +38,7 @@ from saccade.core.messages import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
-from saccade.core.types import ImageKey
+from saccade.core.types import ImageKey, Tower
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
@@ -48,11 +48,13 @@ from saccade.engine.sizing import (
     pick_dtype,
     resolve,
     resolve_parallel,
+    resolve_tower,
     share_hardware,
 )
 from saccade.engine.words import LoadFacts, describe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
+from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.scheduler import Scheduler
 
@@ -112,17 +114,27 @@ async def serve(
     await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     loaded = await loading
     hardware = share_hardware([each.hardware for each in loaded])
-    config = resolve(boot.model, boot.engine, spec, load.dtype, hardware, size, boot.pins)
+    dials = boot.model, boot.engine, spec, load.dtype, hardware
+    if boot.role == "encode":
+        config = resolve_tower(*dials, boot.pins)
+    else:
+        config = resolve(*dials, size, boot.pins)
+    config = replace(config, encoder=replace(config.encoder, role=boot.role))
     config = replace(config, kv=replace(config.kv, scales=loaded[0].kv_scales))
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
-    scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
+    scheduler: Scheduler | EncodeScheduler
+    if config.encoder.role == "encode":
+        scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
+    else:
+        scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
     engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
-    front.send(Ready(config.kv_tokens, config.context_length, decided))
+    tower = Tower(begun.tower, config.dtype, spec.embedding_width)
+    front.send(Ready(config.kv_tokens, config.context_length, decided, tower))
     await engine.run()
     await workers.close()
 
@@ -143,6 +155,7 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
         family_option=boot.model.family_option,
         quantization=boot.model.quantization,
         kv_dtype=boot.model.kv_cache_dtype,
+        role=boot.role,
     )
 
 
@@ -158,7 +171,34 @@ def build_scheduler(
     `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `PinOptions.pinned_share`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
-    limits = SchedulerLimits(
+    limits = limits_of(config, spec, arena_bytes)
+    embeddings = build_embeddings(config, spec, saved, pinned_share)
+    pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
+    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
+    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
+    prefix = None
+    if config.prefix_cache and (config.snapshots.count or not keeps_states):
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
+    return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
+
+
+def build_encode_scheduler(
+    config: EngineConfig,
+    spec: FamilySpec,
+    saved: Iterable[tuple[ImageKey, int]],
+    arena_bytes: int,
+) -> EncodeScheduler:
+    """The same where there is only the vision tower."""
+    limits = limits_of(config, spec, arena_bytes)
+    return EncodeScheduler(limits, build_embeddings(config, spec, saved))
+
+
+def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
+    """What bounds the scheduler."""
+    given = (
+        embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
+    )
+    return SchedulerLimits(
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
         context_length=config.context_length,
@@ -167,20 +207,20 @@ def build_scheduler(
         tower_budget=config.tower_budget,
         tower_blocks=spec.encoder_blocks,
         snapshot_tokens=config.snapshots.tokens,
+        given_bytes=given,
     )
-    embeddings = EmbeddingCache(
-        config.embeddings,
-        embedding_bytes_per_token(spec, config.dtype),
-        saved,
-        pins=PinBook(int(pinned_share * config.embeddings.device_bytes)),
-    )
-    pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
-    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
-    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
-    prefix = None
-    if config.prefix_cache and (config.snapshots.count or not keeps_states):
-        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
-    return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
+
+
+def build_embeddings(
+    config: EngineConfig,
+    spec: FamilySpec,
+    saved: Iterable[tuple[ImageKey, int]],
+    pinned_share: float = 0.0,
+) -> EmbeddingCache:
+    """The book of the embeddings, `saved` ones on disk."""
+    pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
+    row = embedding_bytes_per_token(spec, config.dtype)
+    return EmbeddingCache(config.embeddings, row, saved, pins=pins)
 
 
 if __name__ == "__main__":

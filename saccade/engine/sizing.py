@@ -256,6 +256,37 @@ def resolve(
     )
 
 
+def resolve_tower(
+    model: ModelOptions,
+    engine: EngineOptions,
+    spec: FamilySpec,
+    dtype: Dtype,
+    hardware: Hardware,
+    keep: PinOptions,
+) -> EngineConfig:
+    """As `resolve`, for a server that only encodes: no pages, and no rows that the tower would have
+    to leave time to.
+    """
+    cuda = hardware.device == "cuda"
+    fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
+    left = int(fraction * hardware.free_bytes)
+    return EngineConfig(
+        device=hardware.device,
+        dtype=dtype,
+        context_length=model.context_length or spec.context_length,
+        max_running=engine.max_running_requests or (256 if cuda else 32),
+        chunk_tokens=engine.chunked_prefill_size or (8192 if cuda else 2048),
+        page_size=engine.page_size,
+        kv_pages=1,
+        prefix_cache=False,
+        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
+        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        encoder=resolve_encoder(
+            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+        ),
+    )
+
+
 def memory_budget(hardware: Hardware, fraction: float) -> int:
     """Bytes for pages and states. A GPU is the engine's alone; of a CPU's memory only what is free
     is ours to count on.

@@ -51,13 +51,31 @@ def describe(
     shared = (
         f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
     )
+    language = config.encoder.role != "encode"
     return (
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
         *((("ranks", shared),) if parallel.size > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
+        *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
+        (
+            "vision tower",
+            f"{config.encoder.attention} attention, "
+            f"{_count(config.encode_patches, 'patch')} per step",
+        ),
+        *_describe_graphs(config),
+        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
+        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
+    )
+
+
+def _describe_language(
+    config: EngineConfig, kv: str, state_bytes: int, each: str
+) -> tuple[tuple[str, str], ...]:
+    """What a server that only encodes does not have."""
+    return (
         ("context", f"{config.context_length} tokens"),
-        ("KV cache", kv + each),
+        ("KV cache", kv),
         ("prefix cache", _describe_prefix_cache(config, state_bytes)),
         *(
             (("states", f"{state_bytes / MIB:.1f} MiB for each running request" + each),)
@@ -69,14 +87,6 @@ def describe(
             f"{_count(config.max_running, 'request')}, {_count(config.chunk_tokens, 'token')} "
             "per step",
         ),
-        (
-            "vision tower",
-            f"{config.encoder.attention} attention, "
-            f"{_count(config.encode_patches, 'patch')} per step",
-        ),
-        *_describe_graphs(config),
-        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
-        ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Family:
     """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard,
-    encoder_shard) -> FamilyNet`, `canonical_name(name)`, `harmless(name, spec)` and
+    encoder_shard) -> FamilyNet`, `build_tower(spec, weights, encoder_shard) -> TowerNet`,
+    `canonical_name(name)`, `harmless(name, spec)` and
     `projection(name)`.
     """
 

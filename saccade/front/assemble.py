@@ -14,6 +14,7 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
     PinOptions,
+    RoleOptions,
 )
 from saccade.engine.link import EngineProcess
 from saccade.engine.sizing import arena_bytes, check_one_disk, resolve_encoder
@@ -35,6 +36,7 @@ def build_front(
     media: MediaOptions,
     max_requests: int = 1024,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
 ) -> Front:
     """A front that has yet to be started.
 
@@ -57,11 +59,11 @@ def build_front(
         spec,
         tokenizer,
         template,
-        Media(spec, media, arena, metrics),
+        Media(spec, media, arena, metrics, role),
         load_sampling_defaults(folder),
         options.special_tokens_in_content,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),
     )
-    link = EngineProcess(folder, options, engine, parallel, arena, words, pins)
+    link = EngineProcess(folder, options, engine, parallel, arena, words, pins, role.role)
     return Front(intake, link, metrics, max_requests)

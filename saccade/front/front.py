@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -30,6 +30,7 @@ from saccade.core.errors import (
 )
 from saccade.core.messages import (
     Abort,
+    EmbeddingReady,
     Failed,
     Figures,
     Flush,
@@ -67,7 +68,7 @@ log = logging.getLogger("saccade")
 
 State = Literal["starting", "ready", "stopping", "failed"]
 Finish = Literal["stop", "length"]
-Level = Literal["kv", "embedding", "pixels", "none"]
+Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 SCRAPE_SECONDS = 1.0
 """An engine that does not tell its figures for so long is frozen: the last ones are shown."""
@@ -101,7 +102,7 @@ class EngineClient(Protocol):
 @dataclass(frozen=True, slots=True)
 class FoundImage:
     """Where picture `image` of a request was found, why not above that, and what it took. `pixels`:
-    still in the arena, encoded again.
+    still in the arena, encoded again. `encoder`: what came of asking an encoder, if one was asked.
 
     The ms are 0 unless this request's own turn made them be spent; `decoded` and `encoded` are
     `time.monotonic()` when that was done.
@@ -117,6 +118,8 @@ class FoundImage:
     encode_ms: float = 0.0
     decoded: float = 0.0
     encoded: float = 0.0
+    encoder: str = ""
+    encoder_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class Event:
     `cached_tokens`, `found` and `caching` (what the request asked of the cache, and what came of
     it) stand in a choice's first, and so does `admitted`: `time.monotonic()` when the engine began
     with it. `scores`: of the prompt, in the first of its answers alone, before any token.
+    `embedding`: as in `Delta`, until `Front.taken`.
     """
 
     choice: int
@@ -145,6 +149,7 @@ class Event:
     stop: str | None = None
     caching: CacheReport | None = None
     admitted: float = 0.0
+    embedding: tuple[int, int] | None = None
 
 
 class _Answer:
@@ -231,11 +236,7 @@ class Front:
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
         self.reason = "the model is being loaded"
-        for level in (
-            "kv",
-            "embedding",
-            "pixels",
-        ):  # there from the start, as counters without labels are
+        for level in ("kv", "embedding", "pixels", "encoder"):  # as counters without labels are
             metrics.inc("saccade_image_hits_total", 0, level=level)
         self._engine = engine
         self._max_requests = max_requests
@@ -261,6 +262,7 @@ class Front:
         except StartupError as error:
             self._fail(str(error))
             raise
+        self.intake.media.encoders.trust(self._ready.tower)
         self._spawn(self._listen())
         if self.state == "starting":
             self.state, self.reason = "ready", ""
@@ -398,6 +400,10 @@ class Front:
             for image in opened:
                 media.release(image)
 
+    def taken(self, id: str) -> None:
+        """An answer's embedding was sent: its place may be used again."""
+        self._tell(Abort(id))
+
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
         """The answers on their way, the longest first, `most` at most: of one of several keys only
         its own, of anybody else all.
@@ -501,6 +507,7 @@ class Front:
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
             caching=_placed(delta.caching, answer.landmarks),
             admitted=delta.admitted,
+            embedding=delta.embedding,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
@@ -510,19 +517,12 @@ class Front:
         found = FoundImage(
             outcome.image, outcome.level, outcome.missed_kv, outcome.missed_embedding, outcome.tier
         )
-        if outcome.level not in ("none", "pixels"):
+        if outcome.level in ("kv", "embedding"):
             return found
         spent = self.intake.media.spent(answer.request.images[outcome.image].key)
         passed = (spent.encoded - answer.submitted) * 1e3
-        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms)
-        return replace(
-            found,
-            decode_ms=spent.decode_ms,
-            wait_ms=wait,
-            encode_ms=spent.encode_ms,
-            decoded=spent.decoded,
-            encoded=spent.encoded,
-        )
+        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
+        return replace(found, wait_ms=wait, **asdict(spent))
 
     def _time(self, answer: _Answer, num_tokens: int) -> None:
         if not num_tokens:
@@ -540,8 +540,8 @@ class Front:
         names the image.
         """
         try:
-            await self.intake.media.decode(key, slot)
-            self._tell(PixelsReady(key))
+            given = await self.intake.media.bring(key, slot)
+            self._tell(EmbeddingReady(key) if given else PixelsReady(key))
         except asyncio.CancelledError:
             self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:

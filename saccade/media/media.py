@@ -27,9 +27,10 @@ from cachetools import LRUCache
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
+from saccade.core.exchange import EmbeddingWanted
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
+from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Image, ImageKey
@@ -44,6 +45,7 @@ from saccade.media.content import (
     identify,
     read_raw,
 )
+from saccade.media.encoders import Encoders
 from saccade.media.fetch import Fetcher
 from saccade.media.files import FileStore
 from saccade.media.flights import ByteFlight, Flights
@@ -132,6 +134,7 @@ class OpenedImage:
     fetch_ms: float
     digest_ms: float
     read: float
+    budget: Budget = DEFAULT_BUDGET
 
     @property
     def data(self) -> bytes:
@@ -143,13 +146,16 @@ class Spent:
     """What the pixels and the embedding of a picture in flight have cost so far.
 
     `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision tower, were
-    done with it.
+    done with it. `encoder`: what came of asking another server for it ("" if none was asked), and
+    `encoder_ms` what that took, its tower's `encode_ms` included.
     """
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
     decoded: float = 0.0
     encoded: float = 0.0
+    encoder: str = ""
+    encoder_ms: float = 0.0
 
 
 class Media:
@@ -159,12 +165,18 @@ class Media:
     """
 
     def __init__(
-        self, spec: FamilySpec, options: MediaOptions, arena: Arena, metrics: Metrics
+        self,
+        spec: FamilySpec,
+        options: MediaOptions,
+        arena: Arena,
+        metrics: Metrics,
+        role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
     ) -> None:
         self._spec = spec
         self._options = options
         self._arena = arena
         self._metrics = metrics
+        self.encoders = Encoders(role, arena, metrics)
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
         self._pool = DecodePool(arena, options, metrics)
@@ -182,6 +194,7 @@ class Media:
         self._pool.start()
 
     async def close(self) -> None:
+        await self.encoders.close()
         await self._decoders.close()
         await self._fetcher.close()
         await self._reads.close()
@@ -256,6 +269,7 @@ class Media:
             read.fetch_ms,
             read.digest_ms,
             read.begun,
+            source.budget,
         )
 
     async def _read(self, url: Address, salt: str, asker: Asker) -> _Read:
@@ -369,6 +383,25 @@ class Media:
 
     # ---- the engine's side
 
+    async def bring(self, key: ImageKey, slot: PixelSlot) -> bool:
+        """Bring a held image into its slot: as `decode`, unless an encoder gives its embedding.
+        Whether it did. Raises as `decode` does.
+        """
+        opened = next(iter(self._held.get(key, ())), None)
+        if opened is not None and self.encoders.fits(opened.image.num_tokens, slot):
+            data = next((each.data for each in self._held[key] if each.data), b"")
+            budget, tower = opened.budget, self.encoders.tower
+            wanted = EmbeddingWanted(
+                opened.image, tower, budget.detail, budget.min_pixels, budget.max_pixels
+            )
+            answer = await self.encoders.ask(wanted, data, slot)
+            if spent := self._spent.get(key):
+                spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
+            if answer.outcome == "embedding":
+                return True
+        await self.decode(key, slot)
+        return False
+
     async def decode(self, key: ImageKey, slot: PixelSlot) -> None:
         """Decode a held image into its slot. When this ends, nothing writes there any more.
 
@@ -393,6 +426,7 @@ class Media:
 
     def call_off(self, key: ImageKey) -> None:
         """Nobody needs an image that is being decoded: `decode` ends."""
+        self.encoders.call_off(key)
         self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
@@ -406,8 +440,12 @@ class Media:
         return len(self._held)
 
     def spent(self, key: ImageKey) -> Spent:
-        """What a held picture has cost."""
-        return self._spent[key]
+        """What a picture has cost for those who hold it."""
+        return self._spent.get(key) or Spent()
+
+    def embedding(self, offset: int, nbytes: int) -> memoryview:
+        """What the engine has put into the arena to be sent."""
+        return self._arena.flat(offset, nbytes)
 
 
 def source_from_object(image: object, param: str) -> ImageSource:

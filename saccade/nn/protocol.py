@@ -216,14 +216,18 @@ class VisionNet(Protocol):
         ...
 
 
-class FamilyNet(Protocol):
-    """The tensors of one checkpoint."""
+class TowerNet(Protocol):
+    """The tensors of one checkpoint's vision tower."""
 
     @property
     def spec(self) -> FamilySpec: ...
 
     @property
     def vision(self) -> VisionNet: ...
+
+
+class FamilyNet(TowerNet, Protocol):
+    """The tensors of one checkpoint."""
 
     @property
     def hidden(self) -> int:

@@ -12,13 +12,12 @@ import logging
 from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.route.keys import Bearing
 from saccade.route.rank import rank
-from saccade.route.upstream import Upstream, WorkerGone
+from saccade.route.upstream import Upstream, WorkerGone, parse_worker
 
 log = logging.getLogger("saccade")
 
@@ -194,21 +193,3 @@ class Fleet:
     def _show(self, replica: Backend) -> None:
         self._metrics.set("saccade_route_in_flight", replica.load, worker=replica.name)
         self._metrics.set("saccade_route_ready", int(replica.state == "ready"), worker=replica.name)
-
-
-def parse_worker(url: str) -> tuple[str, str, int]:
-    """(name, host, port) of a worker's URL, with or without /v1. Raises ConfigError."""
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port or 80
-    except ValueError as error:
-        raise ConfigError(f"--workers {url!r}: {error}") from None
-    if parts.scheme != "http":
-        raise ConfigError(
-            f"--workers {url!r}: workers are asked by http: write http://HOST:PORT (no TLS is "
-            "spoken between router and workers: keep them on one network)"
-        )
-    beside = parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment
-    if not host or beside or "@" in parts.netloc:
-        raise ConfigError(f"--workers {url!r}: write http://HOST:PORT")
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, port

@@ -13,8 +13,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import urlsplit
 
 import httptools
+
+from saccade.core.errors import ConfigError
 
 CONNECT_SECONDS = 2.0
 MOST_IDLE = 64
@@ -263,3 +266,21 @@ class Upstream:
         else:
             with suppress(OSError):
                 wire.close()
+
+
+def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
+    """(name, host, port) of a server's URL, with or without /v1. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as error:
+        raise ConfigError(f"{option} {url!r}: {error}") from None
+    if parts.scheme != "http":
+        raise ConfigError(
+            f"{option} {url!r}: they are asked by http: write http://HOST:PORT (no TLS is "
+            "spoken between servers: keep them on one network)"
+        )
+    beside = parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment
+    if not host or beside or "@" in parts.netloc:
+        raise ConfigError(f"{option} {url!r}: write http://HOST:PORT")
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, port

@@ -17,7 +17,7 @@ import torch
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Grid
 from saccade.kernels.attention import Backend, Segments
-from saccade.nn.protocol import Cut, FamilyNet, GridFacts, Pack, VisionNet
+from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.graphs import Capture, GraphRunner
 from saccade.runtime.positions import PositionCache
@@ -55,7 +55,7 @@ class PackedEncoder:
 
     def __init__(
         self,
-        net: FamilyNet,
+        net: TowerNet,
         positions: PositionCache,
         config: EncoderConfig,
         like: torch.Tensor,
@@ -171,7 +171,7 @@ class PackBuffers:
     """
 
     def __init__(
-        self, net: FamilyNet, largest: int, config: EncoderConfig, like: torch.Tensor
+        self, net: TowerNet, largest: int, config: EncoderConfig, like: torch.Tensor
     ) -> None:
         self._vision: VisionNet = net.vision
         self._attention = config.attention

@@ -13,7 +13,9 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -46,11 +48,12 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
-from saccade.nn.protocol import FamilyNet
+from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.quantized import LoadTally
-from saccade.runtime.weights import load_net
+from saccade.runtime.tower import TowerWorker
+from saccade.runtime.weights import load_net, load_tower
 from saccade.runtime.worker import DTYPES, Step, Worker
 
 STEPS_BEGUN = 2
@@ -92,24 +95,30 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     load = engine.receive()
     assert isinstance(load, Load)
     tally = LoadTally()
-    net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
-    scaled = load.kv_dtype != "auto" and load.format != "dummy"
-    layers = net.spec.kv_spec().kv_layers
-    scales = read_kv_scales(Path(load.folder), layers) if scaled else ()
+    make: Callable[..., Worker | TowerWorker]
+    scales: tuple[tuple[float, float], ...] = ()
+    if load.role == "encode":
+        tower, shard = load_tower_slice(load, boot.rank, boot.group_fd)
+        make = partial(TowerWorker, tower)
+    else:
+        net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
+        make = partial(Worker, net)
+        if load.kv_dtype != "auto" and load.format != "dummy":
+            scales = read_kv_scales(Path(load.folder), net.spec.kv_spec().kv_layers)
     engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
     assert isinstance(begin, Begin)
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
-    worker = Worker(net, begin.config, arena, shard, load.parallel.encoder, metrics)
+    worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.saved, worker.store))
+    engine.send(Begun(worker.saved, worker.store, worker.tower))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
 
 
-def carry_out(worker: Worker, engine: Engine, metrics: Metrics | None) -> None:
+def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | None) -> None:
     """Plans until `Finish`. `metrics`: the worker's, for the rank that answers."""
     begun: deque[tuple[Plan, Step]] = deque()
     finished = False
@@ -170,13 +179,7 @@ def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[
     """This rank's slice of the model, and its link to the other ranks; `tally` is told what is in
     8 bits. Raises StartupError.
     """
-    torch.set_num_threads(load.threads)
-    if load.device == "cuda":
-        torch.cuda.set_device(rank)
-        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
-        # new: so would every image size.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    shard = join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
+    shard = join_ranks(load, rank, group_fd)
     folder = Path(load.folder)
     net = load_net(
         load_spec(folder, load.family_option),
@@ -191,6 +194,34 @@ def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[
         progress=rank == 0,
     )
     return net, shard
+
+
+def load_tower_slice(load: Load, rank: int, group_fd: int) -> tuple[TowerNet, Shard]:
+    """The same of the vision tower alone."""
+    shard = join_ranks(load, rank, group_fd)
+    folder = Path(load.folder)
+    net = load_tower(
+        load_spec(folder, load.family_option),
+        folder,
+        dtype=DTYPES[load.dtype],
+        device=torch.device(load.device),
+        shard=shard,
+        encoder=load.parallel.encoder,
+        load_format=load.format,
+        progress=rank == 0,
+    )
+    return net, shard
+
+
+def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
+    """This rank's threads, its device, and its link to the others."""
+    torch.set_num_threads(load.threads)
+    if load.device == "cuda":
+        torch.cuda.set_device(rank)
+        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
+        # new: so would every image size.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
 
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:

@@ -121,6 +121,17 @@ class VisionEncoder:
             )
         )
 
+    def take_over(self, encode: Encode) -> Encoded:
+        """The embedding that another server gave, which lies in the arena instead of pixels; it may
+        be overwritten once this returns.
+        """
+        width = self._spec.embedding_width
+        nbytes = encode.given * width * self._like.element_size()
+        flat = torch.from_numpy(self._arena.whole()[encode.pixels.offset :][:nbytes])
+        rows = torch.empty((encode.given, width), dtype=self._like.dtype, device=self._like.device)
+        rows.copy_(flat.view(self._like.dtype).view(encode.given, width))
+        return Encoded(encode.key, rows)
+
     def advance(self, tower: int) -> list[Encoded]:
         """Spend `tower` patch-blocks (0: as many as it takes) on what has begun, in order. The
         embeddings that are then computed, or being computed.

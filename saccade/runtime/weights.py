@@ -30,7 +30,7 @@ from saccade.kernels.device import has_fp8
 from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
-from saccade.nn.protocol import FamilyNet
+from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.dummy import DummyWeights, in_memory
@@ -111,6 +111,32 @@ def load_net(
         weights.check_formats(lambda name: module.harmless(name, spec))
         net = module.build(spec, weights, shard, encoder_shard)
         _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
+    return net
+
+
+def load_tower(
+    spec: FamilySpec,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
+    encoder: EncoderMode = "weights",
+    load_format: LoadFormat = "auto",
+    progress: bool = True,
+) -> TowerNet:
+    """The vision tower alone, as in `load_net`; nothing of the language model is read. Raises
+    CheckpointError.
+    """
+    module = net_module(spec)
+    encoder_shard = shard if encoder == "weights" else WHOLE
+    net: TowerNet
+    if load_format == "dummy":
+        net = module.build_tower(spec, DummyWeights(dtype, device), encoder_shard)
+        return net
+    name = module.canonical_name
+    with CheckpointWeights(folder, name, dtype, device, progress=progress) as weights:
+        net = module.build_tower(spec, weights, encoder_shard)
     return net
 
 

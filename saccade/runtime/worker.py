@@ -61,6 +61,17 @@ class Step:
         self._scored: tuple[Scored, ...] = ()
         self._copied: torch.cuda.Event | None = None
         self._unfinished = False
+        self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
+
+    def take_over(self, vision: VisionEncoder, embeddings: EmbeddingMemory) -> None:
+        """Begin what the plan has to encode; what other servers gave is there at once."""
+        encodes = self._plan.encode
+        if mine := [encode for encode in encodes if not encode.given]:
+            vision.begin(mine)
+        for encode in encodes:
+            if encode.given:
+                embeddings.put(encode.key, vision.take_over(encode).rows)
+                self._taken += ((encode.key, 0.0, time.monotonic()),)
 
     def draw(self, tokens: torch.Tensor, report: Report | None) -> None:
         """Begin to copy what was drawn, [D] in row order, to the host."""
@@ -98,7 +109,7 @@ class Step:
         if self._copied is not None:
             self._copied.synchronize()
         alone = self._plan.wait and not (self._disk and self._disk.busy)
-        encoded = self._vision.ended(wait=alone)
+        encoded = self._taken + self._vision.ended(wait=alone)
         while self._plan.wait and not encoded and self._awaits() and self._vision.computing:
             time.sleep(POLL_SECONDS)
             encoded = self._vision.ended()
@@ -154,9 +165,7 @@ class Worker:
         known = PositionCache(spec, net.vision, metrics)
         encoder = PackedEncoder(net, known, config.encoder, like, begin_captures(like))
         self._vision = VisionEncoder(spec, encoder, arena, like, shard, mode)
-        self._disk = (
-            open_disk(spec, config, shard, self._vision) if config.embeddings.folder else None
-        )
+        self.tower, self._disk = open_disk(spec, config, shard, self._vision)
         self._embeddings = EmbeddingMemory(like, shard, self._disk, config.embeddings.host_bytes)
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
@@ -182,8 +191,7 @@ class Worker:
     @property
     def store(self) -> str:
         """The folder that other servers write embeddings of this model to, too; "" for none."""
-        shared = self._disk is not None and self._disk.files.room is not None
-        return str(self._disk.files.folder) if self._disk and shared else ""
+        return store_of(self._disk)
 
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on
@@ -220,7 +228,7 @@ class Worker:
             self._embeddings.move(move)
         self._states.copy(plan.restore)
         if plan.encode:
-            self._vision.begin(plan.encode)
+            step.take_over(self._vision, self._embeddings)
         for encoded in self._vision.advance(plan.tower):
             self._embeddings.put(encoded.key, encoded.rows, encoded.ready)
         if plan.rows:
@@ -286,18 +294,25 @@ def to_host(values: torch.Tensor) -> torch.Tensor:
     return pinned.copy_(values, non_blocking=True)
 
 
+def store_of(disk: DiskTier | None) -> str:
+    """The folder that other servers write embeddings of this model to, too; "" for none."""
+    return str(disk.files.folder) if disk is not None and disk.files.room is not None else ""
+
+
 def open_disk(
     spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
-) -> DiskTier | None:
-    """The first rank's files; None on the others, which only take part in finding out what model
-    this is. Raises StartupError.
+) -> tuple[str, DiskTier | None]:
+    """The tower's fingerprint (hexadecimal), where embeddings of other servers, or of earlier runs,
+    may be used, and where they are kept the files: of the first rank; the others only take part in
+    finding out what model this is. Raises StartupError.
     """
-    assert config.embeddings.folder is not None
+    if config.embeddings.folder is None and config.encoder.role == "all":
+        return "", None
     fingerprint = fingerprint_encoder(spec, torch.device(config.device), vision.encode_now)
-    if shard.rank:
-        return None
+    if shard.rank or config.embeddings.folder is None:
+        return fingerprint.hex(), None
     try:
-        return DiskTier(
+        return fingerprint.hex(), DiskTier(
             Path(config.embeddings.folder),
             fingerprint,
             spec.embedding_width,

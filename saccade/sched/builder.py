@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from saccade.cache.content import Content
-from saccade.core.plan import Encode, Move, Open, Plan, Row, Splice, StateCopy
+from saccade.core.plan import Deliver, Encode, Move, Open, Plan, Row, Splice, StateCopy
 from saccade.core.types import ImageKey
 from saccade.sched.sequence import Run, Sequence
 
@@ -45,6 +45,7 @@ class PlanBuilder:
         self.save: list[ImageKey] = []
         self.restore: list[StateCopy] = []
         self.snapshot: list[StateCopy] = []
+        self.deliver: list[Deliver] = []
         self._open: list[Open] = []
         self._decode: list[tuple[Row, Sequence, Run]] = []
         self._prefill: list[tuple[Row, Sequence, Run]] = []
@@ -62,9 +63,8 @@ class PlanBuilder:
     @property
     def works(self) -> bool:
         """Whether there is anything in the step."""
-        return bool(
-            self._open or self._decode or self._prefill or self.moves or self.encode or self.save
-        )
+        rows = self._open or self._decode or self._prefill
+        return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
         """Write an embedding to disk if it is to be `saved`; others make room for it, some of which
@@ -114,6 +114,7 @@ class PlanBuilder:
             encode=tuple(self.encode),
             tower=tower,
             save=tuple(self.save),
+            deliver=tuple(self.deliver),
             rows=tuple(row for row, _, _ in chain(self._decode, self._prefill)),
             splices=tuple(splice),
             restore=tuple(self.restore),

@@ -28,7 +28,7 @@ from saccade.core.plan import Encode, Move, PixelSlot, Place
 from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.limits import Counts, SchedulerLimits
-from saccade.sched.sequence import Run, Sequence
+from saccade.sched.sequence import Run, Sequence, Source
 from saccade.sched.slots import Notices, PixelSlots
 
 AHEAD_CHUNKS = 2
@@ -43,6 +43,7 @@ class _UnderWay:
     """asked: the front writes to the slot. arrived: pixels are in it. encoding: the tower reads it.
 
     reused: the pixels were still there from an earlier use. unwanted: the front was told so.
+    given: what arrived, or is read, is the embedding, which another server made.
     """
 
     image: Image
@@ -50,13 +51,14 @@ class _UnderWay:
     stage: Literal["asked", "arrived", "encoding"]
     reused: bool = False
     unwanted: bool = False
+    given: bool = False
 
 
 class Gallery:
     """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache, counts: Counts) -> None:
-        self.slots = PixelSlots(limits.arena_bytes)
+        self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
         self._limits = limits
         self._embeddings = embeddings
         self._counts = counts
@@ -131,7 +133,7 @@ class Gallery:
             self._unwanted.append(key)
         elif under_way is not None and under_way.stage == "arrived":
             del self._under_way[key]
-            self.slots.keep(key, under_way.slot)
+            self._put_away(under_way)
         if key in self._ahead:
             self._ahead.remove(key)
             self._embeddings.release(key)
@@ -153,11 +155,13 @@ class Gallery:
 
     # ---- the front and the workers have done something
 
-    def pixels_ready(self, key: ImageKey) -> None:
-        """The front has written the image to its slot, and writes there no more."""
+    def pixels_ready(self, key: ImageKey, given: bool = False) -> None:
+        """The front has written the image to its slot, or the embedding that another server has
+        `given`, and writes there no more.
+        """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
-        under_way.stage = "arrived"
+        under_way.stage, under_way.given = "arrived", given
         self._answered(key)
         self.settle(key)
 
@@ -180,7 +184,7 @@ class Gallery:
         """The embedding is on the device, and the pixels have been read."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
-        self.slots.keep(key, under_way.slot)
+        self._put_away(under_way)
         if self._embeddings.disk.budget_bytes:
             self._embeddings.hold(key)
             self._to_save.append(key)
@@ -294,6 +298,13 @@ class Gallery:
 
     # ---- pixels
 
+    def _put_away(self, under_way: _UnderWay) -> None:
+        """The slot is not needed any more; pixels may be, another time."""
+        if under_way.given:
+            self.slots.free(under_way.slot)
+        else:
+            self.slots.keep(under_way.image.key, under_way.slot)
+
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
         """Have an absent image brought. Whether the next may be looked at: False once enough are on
         their way, or the arena has no room.
@@ -313,7 +324,7 @@ class Gallery:
 
     def _on_the_way(self) -> int:
         """Images that are asked for, arrived, being read from disk, or staged."""
-        pixels = len(self._under_way) - len(self._patches_encoding())
+        pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
 
     def _ask(self, image: Image) -> bool:
@@ -335,9 +346,9 @@ class Gallery:
                 return
 
     def _patches_encoding(self) -> list[int]:
-        """Of every encoding that has begun and not ended."""
-        under_way = self._under_way.values()
-        return [each.image.num_patches for each in under_way if each.stage == "encoding"]
+        """Of every encoding that has begun and not ended. What is given ends with its step."""
+        encoding = (each for each in self._under_way.values() if each.stage == "encoding")
+        return [each.image.num_patches for each in encoding if not each.given]
 
     def _needed_by(self, key: ImageKey) -> list[Sequence]:
         return [sequence for sequence in self._users.get(key, ()) if sequence.needs(key)]
@@ -359,7 +370,7 @@ class Gallery:
         """
         image, embeddings, limits = here.image, self._embeddings, self._limits
         spent = sum(self._patches_encoding()) if limits.tower_budget else builder.patches
-        if spent and spent + image.num_patches > limits.encode_patches:
+        if not here.given and spent and spent + image.num_patches > limits.encode_patches:
             return False
         if not embeddings.fits(image.num_tokens):
             if first:
@@ -378,11 +389,16 @@ class Gallery:
                     return False
                 builder.exceeded = True
         here.stage = "encoding"
-        sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), here.reused))
+        source: Source = "encoder" if here.given else "pixels" if here.reused else "none"
+        sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), source))
         embeddings.count_lookup(None)
         builder.moves += embeddings.admit(image.key, image.num_tokens, seen)
         embeddings.hold(image.key)
-        builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot))
+        given = image.num_tokens if here.given else 0
+        builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot, given))
+        if here.given:
+            self._counts.images_given += 1
+            return True
         builder.patches += image.num_patches
         self._counts.images_encoded += 1
         self._counts.patches_encoded += image.num_patches

@@ -22,6 +22,8 @@ class SchedulerLimits:
     early_tokens: a new sequence whose images are not all there takes a slot only if it can compute
     this many tokens at once; and it waits for a running one that is just computing this many tokens
     of the same prompt, to share them.
+    given_bytes: what a token of an embedding takes that another server may give instead of pixels;
+    0: none does.
     tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
     images; 0: as many as there are. tower_blocks: blocks of the vision tower. snapshot_tokens:
     between two snapshots of a long prompt, for models that keep a state per sequence.
@@ -37,12 +39,13 @@ class SchedulerLimits:
     tower_budget: int = 0
     tower_blocks: int = 1
     snapshot_tokens: int = 1024
+    given_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Counts:
     """What has happened so far; all of them only grow. `images_pixels`: encoded again from pixels
-    that were still in the arena.
+    that were still in the arena. `images_given`: encoded by another server.
     """
 
     requests: int = 0
@@ -54,6 +57,7 @@ class Counts:
     images_encoded: int = 0
     patches_encoded: int = 0
     images_pixels: int = 0
+    images_given: int = 0
     images_embedding: int = 0
     images_kv: int = 0
 

@@ -125,6 +125,11 @@ class Scheduler:
         self.gallery.pixels_ready(key)
         return []
 
+    def embedding_ready(self, key: ImageKey) -> list[Delta]:
+        """The same with the embedding that another server has given."""
+        self.gallery.pixels_ready(key, given=True)
+        return []
+
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
         """The front will not write to the slot any more. Ends every request that cannot go on."""
         needy = [

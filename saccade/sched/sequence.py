@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
@@ -27,6 +28,9 @@ from saccade.core.types import (
     Request,
 )
 from saccade.sched.masks import Guide
+
+Source = Literal["none", "pixels", "encoder"]
+"""What an image was encoded from, as `ImageOutcome.level` calls it."""
 
 
 class State(Enum):
@@ -123,8 +127,7 @@ class Sequence:
     matched: tokens found in the prefix cache when this was last looked up, while it waits.
     blocked: the image that a waiting sequence waits for. cramped: the device had no room for its
     next image beside those that are there: any step is better than none.
-    encoded: images encoded on behalf of this sequence: why they were missing, and whether their
-    pixels were still in the arena.
+    encoded: images encoded on behalf of this sequence: why they were missing, and from what.
     found: where each image was found, by its index, so far as that is known.
     scored: the first prompt token that is still to be scored, as results have told; all of them
     count as scored where nobody asked.
@@ -163,7 +166,7 @@ class Sequence:
         self.matched: int | None = None
         self.blocked: ImageKey | None = None
         self.cramped = False
-        self.encoded: dict[ImageKey, tuple[Missed, bool]] = {}
+        self.encoded: dict[ImageKey, tuple[Missed, Source]] = {}
         self.found: dict[int, ImageOutcome] = {}
         self.account = Account()
         self.told: int | None = None

@@ -23,8 +23,7 @@ def image_outcome(
     lost = encoded[0] if encoded else None
     missed_kv = why_not_in_prefix(prefix, page_size, sequence, span.end, lost)
     if encoded:
-        level = "pixels" if encoded[1] else "none"
-        return ImageOutcome(span.image, level, missed_kv, lost)  # type: ignore[arg-type]
+        return ImageOutcome(span.image, encoded[1], missed_kv, lost)
     tier: Tier = "disk" if place == "staged" else place
     return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
 

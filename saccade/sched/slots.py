@@ -18,6 +18,10 @@ from saccade.core.types import Image, ImageKey
 
 ALIGNMENT_BYTES = 4096
 """Slots start on a page of memory, so that no two images share one."""
+GIVEN_SHARE = 4
+"""An embedding that would take more than one part in so many of the arena is not asked of another
+server: its pixels take a fifth or less of that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class Allocator:
                 return offset
         return None
 
+    @property
+    def taken(self) -> set[int]:
+        """The offsets that `allocate` returned and nobody has given back."""
+        return set(self._taken)
+
     def free(self, offset: int) -> None:
         """Give back what `allocate` returned."""
         insort(self._holes, (offset, self._taken.pop(offset)))
@@ -62,8 +71,10 @@ class Allocator:
 class PixelSlots:
     """The arena's book, by image."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, given_bytes: int = 0) -> None:
+        """`given_bytes`: as in `SchedulerLimits`."""
         self.size = aligned(size)
+        self._given_bytes = given_bytes
         self.bytes_in_use = 0
         """Bytes of slots in use; kept pixels do not count."""
         self._memory = Allocator(self.size)
@@ -82,11 +93,14 @@ class PixelSlots:
         none.
         """
         height, width = image.canvas
-        while (offset := self._memory.allocate(3 * height * width)) is None:
+        room = image.num_tokens * self._given_bytes
+        if room > self.size // GIVEN_SHARE:
+            room = 0
+        while (offset := self._memory.allocate(max(3 * height * width, room))) is None:
             if not self._kept:
                 return None
             self._memory.free(self._kept.pop(next(iter(self._kept))).offset)
-        slot = PixelSlot(offset, height, width)
+        slot = PixelSlot(offset, height, width, room)
         self.bytes_in_use += slot.nbytes
         return slot
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.core.config import MIB
+from saccade.core.config import MIB, Role
 from saccade.core.errors import (
     InternalError,
     RequestError,
@@ -45,6 +45,7 @@ from saccade.server.answers import (
 )
 from saccade.server.body import Bodies
 from saccade.server.door import Door, Endpoint, json_response, send_json
+from saccade.server.encode import encode_routes
 from saccade.server.files import file_routes
 from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
 from saccade.server.journey import Journey, Journeys, note_failure
@@ -108,39 +109,22 @@ def build_app(
     kept: ResponseOptions = KEPT,
     watch: ObservabilityOptions = WATCH,
     record: Callable[[Journey], None] | None = None,
+    role: Role = "all",
 ) -> Starlette:
     """The ASGI application.
 
     `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
     long a request's body may take to come. `record`: gets the journeys of requests whose key is
-    right.
+    right. `role` "encode": other servers are its only clients.
     """
     assert names
     bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
     door = Door(front, tuple(names), options, bodies, watch)
     store = ResponseStore(kept, front.metrics)
     api = _Api(front, door, store.instance, int(time.time()))
+    routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
-            Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-            *message_routes(door),
-            *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
-            Route("/v1/models/{name:path}", api.model),
-            Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
-            Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
-            Route("/flush_cache", api.flush_cache, methods=["POST"]),
-            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-            Route("/openapi.json", api.openapi),
-            Route("/docs", api.docs),
-            *response_routes(door, store),
-            *file_routes(front.intake.media, bodies, options.max_body_mb * MIB),
-            Route("/health", api.health),
-            Route("/ping", api.health),
-            Route("/metrics", api.metrics),
-            Route("/version", api.version),
-            *page_routes(door, api.started),
-        ],
+        routes=[*routes, *_own_routes(api)],
         middleware=_middleware(options, watch, record),
         exception_handlers={
             RequestError: _on_request_error,
@@ -174,6 +158,37 @@ def _middleware(
     if record is not None:
         middleware.append(Middleware(Journeys, record=record))
     return middleware
+
+
+def _public_routes(door: Door, api: _Api, store: ResponseStore) -> list[Route]:
+    """What clients ask a language model."""
+    largest = door.options.max_body_mb * MIB
+    return [
+        Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
+        Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+        *message_routes(door),
+        *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
+        Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+        Route("/openapi.json", api.openapi),
+        Route("/docs", api.docs),
+        *response_routes(door, store),
+        *file_routes(door.front.intake.media, door.bodies, largest),
+        *page_routes(door, api.started),
+    ]
+
+
+def _own_routes(api: _Api) -> list[Route]:
+    """What every server is asked about itself."""
+    return [
+        Route("/flush_cache", api.flush_cache, methods=["POST"]),
+        Route("/health", api.health),
+        Route("/ping", api.health),
+        Route("/metrics", api.metrics),
+        Route("/version", api.version),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import partial
 
 import uvloop
 
-from saccade.core.config import MIB
+from saccade.core.config import MIB, Role
 from saccade.core.garbage import settle
 from saccade.core.messages import Ready
 from saccade.core.options import (
@@ -29,6 +29,7 @@ from saccade.core.options import (
     ParallelOptions,
     PinOptions,
     ResponseOptions,
+    RoleOptions,
     ServerOptions,
 )
 from saccade.engine.words import describe_intake
@@ -62,13 +63,14 @@ class Server(Serving):
         edge: ConnectionOptions = EDGE,
         kept: ResponseOptions = KEPT,
         watch: ObservabilityOptions = WATCH,
+        role: Role = "all",
     ) -> None:
         """Raises ConfigError where traces are asked for without the extra for them."""
         url = watch.traces_url
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
         super().__init__(
-            build_app(front, names, options, edge.body_timeout, kept, watch, record),
+            build_app(front, names, options, edge.body_timeout, kept, watch, record, role),
             Crowd(edge, front.metrics),
             edge,
             options.max_body_mb * MIB,
@@ -142,6 +144,7 @@ def serve(
     kept: ResponseOptions = KEPT,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     watch: ObservabilityOptions = WATCH,
+    role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -164,9 +167,9 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins)
+        front = build_front(model, options, engine, parallel, media, most, pins, role)
         told = partial(announce, manner=front.intake.manner)
-        await Server(front, names, server, edge, kept, watch).run_until_told(told)
+        await Server(front, names, server, edge, kept, watch, role.role).run_until_told(told)
         return int(front.state == "failed")
 
     return uvloop.run(run())

@@ -64,7 +64,8 @@ class ImageCost(Struct):
 class ImageTimes(Struct):
     """Milliseconds for one picture.
 
-    `wait` is what passed from submission to the embedding beside `decode` and `encode`.
+    `wait` is what passed from submission to the embedding beside the others. `encoder`: what asking
+    another server for the embedding took.
     """
 
     fetch: float
@@ -72,6 +73,7 @@ class ImageTimes(Struct):
     decode: float = 0.0
     wait: float = 0.0
     encode: float = 0.0
+    encoder: float = 0.0
 
 
 class ImageStarts(Struct, omit_defaults=True):
@@ -92,10 +94,14 @@ class ImageMissed(Struct, omit_defaults=True):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """What became of one picture. `tier`: where its embedding was, if it was found there."""
+    """What became of one picture. `tier`: where its embedding was, if it was found there.
+    `encoder`: what came of asking an encoder for it, if one was asked: "embedding", or why it was
+    encoded here.
+    """
 
     found: Level
     tier: Tier | UnsetType = UNSET
+    encoder: str | UnsetType = UNSET
     missed: ImageMissed
     ms: ImageTimes
     starts: ImageStarts
@@ -111,6 +117,7 @@ class ImageTrace(ImageCost, kw_only=True):
             **structs.asdict(ImageCost.of(opened, place)),
             found=found.level,
             tier=found.tier or UNSET,
+            encoder=found.encoder or UNSET,
             missed=ImageMissed(found.missed_kv, found.missed_embedding),
             ms=ImageTimes(
                 *(
@@ -121,6 +128,7 @@ class ImageTrace(ImageCost, kw_only=True):
                         found.decode_ms,
                         found.wait_ms,
                         found.encode_ms,
+                        found.encoder_ms,
                     )
                 )
             ),

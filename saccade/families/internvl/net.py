@@ -19,7 +19,10 @@ from saccade.parallel import Shard
 HEAD = "lm_head.weight"
 HARMLESS = re.compile(r"rotary_emb\.|\.inv_freq$|vision_tower\.embeddings\.mask_token$")
 """Buffers that the configuration decides anyway, and what only training looks at."""
-PROJECTION = re.compile(r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight")
+PROJECTION = re.compile(
+    r"language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj\.weight"
+    r"|language_model\.embed_tokens\.weight|lm_head\.weight"
+)
 
 
 class InternVLNet:
@@ -45,6 +48,19 @@ class InternVLNet:
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return self.text.logits(states)
+
+
+class InternVLTower:
+    """Implements `TowerNet`."""
+
+    def __init__(self, spec: InternVLSpec, vision: InternVisionTower) -> None:
+        self.spec = spec
+        self.vision = vision
+
+
+def build_tower(spec: InternVLSpec, weights: Weights, encoder_shard: Shard) -> InternVLTower:
+    """The vision tower alone; no other tensor is read. Raises as `build` does."""
+    return InternVLTower(spec, InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard))
 
 
 def build(spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> InternVLNet:

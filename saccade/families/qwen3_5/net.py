@@ -59,6 +59,11 @@ def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
     return Qwen35Net(spec, weights, shard, encoder_shard)
 
 
+def build_tower(spec: Qwen35Spec, weights: Weights, encoder_shard: Shard) -> qwen_vl.QwenVLTower:
+    """The vision tower alone, which is Qwen3-VL's."""
+    return qwen_vl.build_tower(spec, weights, encoder_shard)
+
+
 def canonical_name(name: str) -> str:
     """Qwen-VL's; heads that draft keep theirs."""
     return name if name.startswith(DRAFTING) else qwen_vl.canonical_name(name)

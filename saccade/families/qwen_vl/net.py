@@ -53,6 +53,20 @@ class QwenVLNet:
         return self.text.logits(states)
 
 
+class QwenVLTower:
+    """Implements `TowerNet`."""
+
+    def __init__(self, spec: QwenVLSpec, vision: VisionTower) -> None:
+        self.spec = spec
+        self.vision = vision
+
+
+def build_tower(spec: QwenVLSpec, weights: Weights, encoder_shard: Shard) -> QwenVLTower:
+    """The vision tower alone; no other tensor is read. Raises as `build` does."""
+    vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed)
+    return QwenVLTower(spec, vision)
+
+
 def build(
     spec: QwenVLSpec,
     weights: Weights,

@@ -1,0 +1,258 @@
+"""Embeddings from servers that only encode (`--encoders`), instead of decoding and encoding here.
+
+Owns the question to them: which one is asked, for how long, and whether what comes is what was
+asked for. Any failure means that this server encodes the image itself, and is counted by its kind.
+Knows nothing of how images are decoded, and not what the engine does with an embedding.
+
+One encoder has the word on one image (rendezvous hashing of its digest), so that all servers that
+ask for it, at whatever time, find it there. An encoder that failed is left alone for a while; its
+images go to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from blake3 import blake3
+
+from saccade.core.arena import Arena
+from saccade.core.config import DISK_BLOCK
+from saccade.core.exchange import (
+    ENCODE_PATH,
+    GIVEN_HEADER,
+    WANTED_HEADER,
+    EmbeddingGiven,
+    EmbeddingWanted,
+)
+from saccade.core.metrics import Metrics
+from saccade.core.options import RoleOptions
+from saccade.core.plan import PixelSlot
+from saccade.core.types import ImageKey, Tower
+from saccade.route.rank import rank
+from saccade.route.upstream import Head, Upstream, WorkerGone, parse_worker
+
+log = logging.getLogger("saccade")
+
+SENT_AT_ONCE = 16 * DISK_BLOCK
+"""Bytes of an encoded image that go with the first question; more only if the encoder lacks it."""
+AWAY_SECONDS = 1.0
+LONGEST_AWAY_SECONDS = 60.0
+"""An encoder that fails is not asked for so long, twice as long after each failure that follows."""
+MOST_SAID = 2000
+"""Bytes of a refusal that are read."""
+
+
+class NoEmbedding(Exception):
+    """No embedding came. `kind`: as in `saccade_encoder_images_total`. `lasting`: nor will any
+    come for other images.
+    """
+
+    def __init__(self, kind: str, why: str, lasting: bool = True) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.lasting = lasting
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What became of a question. `outcome`: "embedding", or why there is none. `ms`: what it took,
+    of which the encoder's tower `encode_ms`.
+    """
+
+    outcome: str
+    ms: float = 0.0
+    encode_ms: float = 0.0
+
+
+class _Encoder:
+    """One of them. `away_until`: it is not asked before. `away`: seconds it was last left alone."""
+
+    def __init__(self, url: str, most: int) -> None:
+        self.name, host, port = parse_worker(url, "--encoders")
+        self.authority = self.name.removeprefix("http://")
+        self.upstream = Upstream(host, port)
+        self.places = asyncio.Semaphore(most)
+        self.away_until = 0.0
+        self.away = 0.0
+
+    def failed(self, why: NoEmbedding) -> None:
+        now = time.monotonic()
+        if now < self.away_until:
+            return  # one of those who asked at the same time
+        self.away = min(LONGEST_AWAY_SECONDS, 2 * self.away or AWAY_SECONDS)
+        self.away_until = now + self.away
+        log.warning("encoder %s: %s; images are encoded elsewhere meanwhile", self.name, why)
+
+    def answered(self) -> None:
+        if self.away:
+            log.info("encoder %s answers again", self.name)
+        self.away, self.away_until = 0.0, 0.0
+
+
+class Encoders:
+    """All of them. `trust` once it is known what our own tower makes; before that none is asked."""
+
+    def __init__(self, options: RoleOptions, arena: Arena, metrics: Metrics) -> None:
+        """Raises ConfigError."""
+        self._options = options
+        self._arena = arena
+        self._metrics = metrics
+        every = (_Encoder(url, options.encoder_connections) for url in options.pool)
+        self._encoders = {each.name: each for each in every}
+        self.tower = Tower()
+        self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
+
+    def trust(self, tower: Tower) -> None:
+        """Only embeddings as this tower makes them are taken."""
+        self.tower = tower
+
+    async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
+        """Have an embedding written into `slot`. When this returns or raises, nothing writes there
+        any more. `data`: the encoded image, or nothing where only its key is known.
+
+        Raises CancelledError after `call_off`.
+        """
+        key = wanted.image.key
+        assert key not in self._tasks, "the engine asks for an image once at a time"
+        task = asyncio.create_task(self._ask(wanted, data, slot))
+        self._tasks[key] = task
+        try:
+            answer = await task
+        finally:
+            del self._tasks[key]
+        self._metrics.inc("saccade_encoder_images_total", outcome=answer.outcome)
+        return answer
+
+    def call_off(self, key: ImageKey) -> None:
+        """Nobody needs the image."""
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    async def close(self) -> None:
+        """End every question and every connection."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for encoder in self._encoders.values():
+            encoder.upstream.drop()
+
+    def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
+        """Whether an embedding may be asked for, and has room."""
+        return bool(self._encoders) and 0 < self.tower.nbytes(num_tokens) <= slot.room
+
+    async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
+        begun = time.monotonic()
+        here = [name for name, each in self._encoders.items() if begun >= each.away_until]
+        if not here:
+            return Asked("away")
+        # Without loads: what one encoder has, no other has, however busy it is.
+        encoder = self._encoders[rank((wanted.image.key.digest,), here, {})[0]]
+        seconds = self._options.encoder_timeout
+        try:
+            async with asyncio.timeout(seconds), encoder.places:
+                given = await self._exchange(encoder, wanted, data, slot)
+        except TimeoutError:
+            why = NoEmbedding("slow", f"it has not given an image within {seconds:g} s")
+        except WorkerGone as gone:
+            why = NoEmbedding("unreachable", str(gone))
+        except NoEmbedding as failed:
+            why = failed
+        else:
+            encoder.answered()
+            self._metrics.inc("saccade_encoder_bytes_total", self.tower.nbytes(given.num_tokens))
+            return Asked("embedding", (time.monotonic() - begun) * 1e3, given.encode_ms)
+        if why.lasting:
+            encoder.failed(why)
+        return Asked(why.kind, (time.monotonic() - begun) * 1e3)
+
+    async def _exchange(
+        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
+    ) -> EmbeddingGiven:
+        """Ask, by the key alone where the bytes are many. Raises NoEmbedding, WorkerGone."""
+        if len(data) > SENT_AT_ONCE or not data:
+            given = await self._post(encoder, wanted, b"", slot)
+            if given is not None:
+                return given
+        if data and (given := await self._post(encoder, wanted, data, slot)) is not None:
+            return given
+        raise NoEmbedding("refused", "it does not know an image that has come by its name", False)
+
+    async def _post(
+        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
+    ) -> EmbeddingGiven | None:
+        """None: the encoder lacks the bytes."""
+        head = [
+            f"POST {ENCODE_PATH} HTTP/1.1",
+            f"host: {encoder.authority}",
+            "content-type: application/octet-stream",
+            f"content-length: {len(data)}",
+            f"{WANTED_HEADER}: {msgspec.json.encode(wanted).decode()}",
+        ]
+        if key := self._options.key:
+            head.append(f"authorization: Bearer {key}")
+        request = "\r\n".join((*head, "", "")).encode("latin-1")
+        async with encoder.upstream.exchange(b"POST", request, data) as (answer, pieces):
+            if answer.status != 200:
+                if answer.status == 404 and not data:
+                    return None
+                raise _refusal(answer.status, await _said(pieces))
+            given = self._check_head(answer, wanted)
+            await self._receive(given, pieces, slot)
+            return given
+
+    def _check_head(self, answer: Head, wanted: EmbeddingWanted) -> EmbeddingGiven:
+        """Raises NoEmbedding unless it announces what was asked for."""
+        headers = dict(answer.headers)
+        try:
+            given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=EmbeddingGiven)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise NoEmbedding("damaged", f"its answer makes no sense: {error!r}") from None
+        told = given.tower, given.num_tokens
+        if told != (wanted.tower, wanted.image.num_tokens):
+            raise NoEmbedding("damaged", f"it was asked for another embedding than {told}")
+        return given
+
+    async def _receive(
+        self, given: EmbeddingGiven, pieces: AsyncIterator[bytes], slot: PixelSlot
+    ) -> None:
+        """The values, into the slot, checked. Raises NoEmbedding, WorkerGone."""
+        nbytes, came = given.tower.nbytes(given.num_tokens), 0
+        target = self._arena.flat(slot.offset, nbytes)
+        async for piece in pieces:
+            if came + len(piece) > nbytes:
+                raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes goes on after them")
+            target[came : came + len(piece)] = piece
+            came += len(piece)
+        if came != nbytes:
+            raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
+        digest = await asyncio.to_thread(partial(_digest, target))
+        if digest != given.blake3:
+            raise NoEmbedding("damaged", "the checksum of an embedding is wrong")
+
+
+def _digest(values: memoryview) -> str:
+    return blake3(values).hexdigest()
+
+
+async def _said(pieces: AsyncIterator[bytes]) -> str:
+    """What a refusal says, for the log."""
+    told = b""
+    async for piece in pieces:
+        told = (told + piece)[:MOST_SAID]
+    try:
+        return str(msgspec.json.decode(told)["error"]["message"])
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return told.decode("latin-1")[:200]
+
+
+def _refusal(status: int, said: str) -> NoEmbedding:
+    """An image that cannot be read, or is too large for it, says nothing of others."""
+    lasting = status not in (400, 404, 413, 429)
+    return NoEmbedding("refused", f"it answers {status}: {said}", lasting)

@@ -1,0 +1,263 @@
+"""The scheduler of a server that only encodes: each request is one image, whose embedding it gets.
+
+    add ──▶ waiting ──image on the device, room──▶ running ──copied──▶ told ──abort──▶ room is free
+
+Owns its sequences and the part of the arena in which embeddings wait to be sent; pixels have the
+other part, so that neither can keep the other from going on. `gallery.py` decides about images as
+it does where there is a language model: one is encoded once, however many ask for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.cache.pages import PagePool
+from saccade.cache.prefix import PrefixCache
+from saccade.core.plan import Deliver, Masks, Place, Plan, StepResult
+from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
+from saccade.sched.builder import PlanBuilder
+from saccade.sched.gallery import Gallery
+from saccade.sched.limits import Counts, SchedulerLimits
+from saccade.sched.masks import Guide
+from saccade.sched.sequence import Sequence, State
+from saccade.sched.slots import Allocator, Notices, aligned
+from saccade.sched.turns import TurnQueue, in_turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """An embedding on its way into the arena."""
+
+    sequence: Sequence
+    offset: int
+
+
+class EncodeScheduler:
+    """Speaks as `Scheduler` does; its answers are embeddings. `apply` answers the oldest plan in
+    flight, of which there are two at most.
+    """
+
+    def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache) -> None:
+        self.pool = PagePool(2, 1)  # nobody takes any page
+        self.prefix: PrefixCache | None = None
+        self.embeddings = embeddings
+        self.counts = Counts()
+        half = limits.arena_bytes // 2
+        self.limits = replace(limits, arena_bytes=half)
+        self.gallery = Gallery(self.limits, embeddings, self.counts)
+        self.running: list[Sequence] = []  # whose embeddings are being copied
+        self.waiting = TurnQueue()
+        self._base = self.gallery.slots.size
+        self._room = limits.arena_bytes - self._base
+        self._memory = Allocator(self._room)
+        self._ids: dict[str, Sequence] = {}
+        self._told: dict[str, int] = {}  # where the embedding lies that the front is sending
+        self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
+
+    # ---- requests and pixels come in
+
+    @property
+    def idle(self) -> bool:
+        """No request waits and the workers hold nothing for one."""
+        return not (self._ids or self._flights or self.gallery.busy)
+
+    def add(self, request: Request, guide: Guide | None = None) -> list[Delta]:
+        """Queue a request for an image; its id must be new. What can never be served gets its
+        terminal delta at once.
+        """
+        assert request.id not in self._ids and guide is None and len(request.images) == 1
+        image = request.images[0]
+        nbytes = image.num_tokens * self.embeddings.bytes_per_token
+        if aligned(nbytes) > self._room or not self.gallery.slots.fits(image):
+            most = self._room // (1 << 20)
+            error = (
+                f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
+                "and as much of pixels: start it with a larger --arena-mb"
+            )
+            return [Delta(request.id, finish="error", error=error, code="too_large")]
+        if not self._consistent(request):
+            error = "this image is known with another number of tokens"
+            return [Delta(request.id, finish="error", error=error, code="wrong_settings")]
+        sequence = Sequence(request, self.counts.requests)
+        sequence.matched = 0
+        self.counts.requests += 1
+        self._ids[request.id] = sequence
+        self.waiting.add(sequence)
+        self.gallery.join(sequence)
+        self.gallery.ask_early(sequence)
+        return []
+
+    def _consistent(self, request: Request) -> bool:
+        """Whether all that is known of the image agrees with what is said of it: who names an image
+        without its bytes may say anything.
+        """
+        image = request.images[0]
+        others = (sequence.request.images[0] for sequence in self._ids.values())
+        known = self.embeddings.num_tokens(image.key) in (None, image.num_tokens)
+        return known and all(other == image for other in others if other.key == image.key)
+
+    def abort(self, id: str) -> list[Delta]:
+        """The client has left, or has its embedding."""
+        if (offset := self._told.pop(id, None)) is not None:
+            self._memory.free(offset)
+        return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every request with an error."""
+        return [
+            self._finish(sequence, Delta(id, finish="error", error=error))
+            for id, sequence in list(self._ids.items())
+        ]
+
+    def pixels_ready(self, key: ImageKey) -> list[Delta]:
+        """The front has decoded an image into the slot that `Notices.want` named."""
+        self.gallery.pixels_ready(key)
+        return []
+
+    def embedding_ready(self, key: ImageKey) -> list[Delta]:
+        """Nobody encodes for a server that encodes."""
+        raise AssertionError(f"an embedding of {key} was not asked for")
+
+    def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
+        """The front will not write to the slot any more. Ends every request for the image."""
+        return [
+            self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
+            for sequence in self.gallery.pixels_failed(key)
+        ]
+
+    def flush(self, embeddings: bool) -> None:
+        """Forget embeddings and pixels that nobody waits for."""
+        if embeddings:
+            self.gallery.flush()
+
+    def take_notices(self) -> Notices:
+        """What the front should hear, once."""
+        return self.gallery.take_notices()
+
+    def take_masks(self) -> tuple[Masks | None, list[Delta]]:
+        """No row is ever planned."""
+        return None, []
+
+    # ---- plan
+
+    def plan(self) -> Plan:
+        """The next step, as `Scheduler.plan`."""
+        builder, deliveries = self._draft()
+        works = builder.works
+        tower = self.gallery.tower(False) if works or not self._flights else 0
+        wait = not (works or tower or self._flights) and self.gallery.waits_for_workers
+        plan = builder.build(self.counts.steps, [], tower, wait)
+        if not plan.empty:
+            self.counts.steps += 1
+            self._flights.append((plan, deliveries))
+        return plan
+
+    def _draft(self) -> tuple[PlanBuilder, list[_Delivery]]:
+        builder = PlanBuilder(0)
+        self.gallery.begin_plan(builder)
+        deliveries = self._deliver(builder)
+        turns = in_turn(self.waiting, self.running, self.limits.max_running)
+        self.gallery.provide(chain(self.running, turns), lambda _: 0, builder)
+        self.gallery.end_plan()
+        return builder, deliveries
+
+    def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
+        """Those whose image is there get it, by turns, as far as there is room."""
+        found: list[_Delivery] = []
+        exceed = not (self.running or self._flights)
+        for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
+            image = sequence.request.images[0]
+            if not self.gallery.showable(image.key):
+                continue
+            nbytes = image.num_tokens * self.embeddings.bytes_per_token
+            offset = self._memory.allocate(nbytes)
+            if offset is None:
+                break
+            run = sequence.admit(0, None, [], 0)
+            place = self.gallery.show(run, image, builder, (), exceed and not found)
+            if place is None:  # the device has no room for it now
+                sequence.preempt()
+                sequence.matched = 0
+                self._memory.free(offset)
+                continue
+            self._note(sequence, place)
+            self.waiting.remove(sequence, served=True)
+            self.running.append(sequence)
+            builder.deliver.append(Deliver(image.key, image.num_tokens, self._base + offset))
+            found.append(_Delivery(sequence, offset))
+        return found
+
+    def _note(self, sequence: Sequence, place: Place) -> None:
+        """Where the image was found, for the front."""
+        key = sequence.request.images[0].key
+        if (encoded := sequence.encoded.get(key)) is not None:
+            missed, source = encoded
+            sequence.found[0] = ImageOutcome(0, source, None, missed)
+            return
+        self.embeddings.count_lookup(place)
+        self.counts.images_embedding += 1
+        tier = "disk" if place == "staged" else place
+        sequence.found[0] = ImageOutcome(0, "embedding", None, None, tier)
+
+    # ---- apply
+
+    def apply(self, result: StepResult) -> list[Delta]:
+        """Take in what came of the oldest plan in flight."""
+        plan, deliveries = self._flights.popleft()
+        assert plan.step == result.step, "results come in the order of plans"
+        for key, _, _ in result.encoded:
+            self.gallery.encoded(key)
+        for key, event in result.disk:
+            if event == "not saved":
+                self.embeddings.not_saved(key)
+            else:
+                self.gallery.read_ended(key, event == "read")
+        deltas = []
+        for each in deliveries:
+            sequence, request = each.sequence, each.sequence.request
+            image = request.images[0]
+            self.embeddings.unpin(image.key)
+            if sequence.state is State.FINISHED:
+                self._memory.free(each.offset)
+                continue
+            self._told[request.id] = each.offset
+            nbytes = image.num_tokens * self.embeddings.bytes_per_token
+            told = Delta(
+                request.id,
+                finish="stop",
+                images=sequence.outcomes(),
+                admitted=time.monotonic(),
+                embedding=(self._base + each.offset, nbytes),
+            )
+            deltas.append(self._finish(sequence, told))
+        return deltas
+
+    def _finish(self, sequence: Sequence, told: Delta) -> Delta:
+        """End a sequence, which `told` tells the front. What a plan in flight copies for it stays
+        pinned until that has been applied.
+        """
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence, served=False)
+        sequence.finish()
+        del self._ids[sequence.request.id]
+        self.gallery.leave(sequence)
+        return told
+
+    # ---- for tests
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Requests whose embeddings wait to be sent."""
+        return frozenset(self._told)
+
+    def audit(self) -> None:
+        """Assert that every byte for embeddings is free, being copied or being sent."""
+        self.gallery.audit()
+        copying = {each.offset for _, deliveries in self._flights for each in deliveries}
+        assert self._memory.taken == copying | set(self._told.values())
