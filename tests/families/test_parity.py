@@ -17,6 +17,7 @@ from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.kernels import linear
+from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
 from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
@@ -183,26 +184,26 @@ def test_bfloat16_agrees_on_the_first_token(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_slices_padded_to_whole_units_change_no_answer(
     family: FamilyName,
-    checkpoint: Callable[..., Path],
+    reference: Callable[..., Reference],
     monkeypatch: pytest.MonkeyPatch,
     ranks: int,
 ) -> None:
-    """As on a GPU, whose products want that."""
-    folder = checkpoint(family)
+    """As on a GPU, whose products want that. Experts are cut by their width and never padded."""
+    theirs = reference(family)
+    folder = theirs.folder
     plain = load(folder)
     monkeypatch.setattr(linear, "PADDED", ("cpu",))
     shard = Shard(0, ranks)
     padded: Any = load_net(
         load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard, progress=False
     )
-    mlps = [layer.mlp for layer in (*padded.text.layers, *padded.vision.layers)]
+    layers = (*padded.text.layers, *padded.vision.layers)
+    mlps: list[Any] = [each.mlp for each in layers if isinstance(each.mlp, MLP | GatedMLP)]
     assert {mlp.down.weight.shape[1] % linear.UNIT for mlp in mlps} == {0}
     if ranks > 1:
         return
     assert any(mlp.down.weight.shape[1] > 96 for mlp in mlps), "the checkpoint's is 96 or less"
-    factor = padded.spec.image_rules.factor
-    shown = [np.ascontiguousarray(picture(3 * factor, 4 * factor))]
-    tokens = [5, 6, padded.spec.image_token_id, 8, 9]
+    shown, tokens = pixels(theirs, 1), prompt(theirs, 1)
     expected, found = (Session(net, tokens, shown, 4).prefill() for net in (plain, padded))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
