@@ -139,3 +139,19 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(
         expected = causal_conv1d_fn(wide.t()[None], weight.t(), activation="silu")[0].t()
         found = torch.cat([out[at] for out in convolved])
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
+    """The step of a single row that decodes: views of one token have strides of any size."""
+    from saccade.kernels.delta_gpu import launch_delta
+
+    q, k, v, decay, beta = inputs(1, seed=7)
+    before = torch.randn(LINES, HV, DK, DV, generator=torch.Generator().manual_seed(8))
+    alone, states = before.clone(), before.to(device)
+    wanted = gated_delta(q, k, v, decay, beta, alone, rows([(2, 9, 1)]))
+    q, k, v, decay, beta = (part.to(device) for part in (q, k, v, decay, beta))
+    v = torch.cat((v, v), dim=1)[:, :HV]
+    assert q.stride(0) != v.stride(0)
+    found = launch_delta(q, k, v, decay, beta, states, rows([(2, 9, 1)], device))
+    torch.testing.assert_close(found.cpu(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.cpu(), alone, atol=1e-5, rtol=1e-5)
