@@ -26,9 +26,8 @@ import transformers
 from benchmarks.int8_decode import PAGE, batch_of, step
 from lab.checkpoint import make_checkpoint
 from saccade.families.registry import load_spec
-from saccade.runtime.memory import allocate_caches, keys_and_values
+from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.weights import load_net
-from saccade.runtime.worker import DTYPES
 
 Step = Callable[[], tuple[float, float]]
 """Milliseconds of the process's CPU time, and of the clock."""

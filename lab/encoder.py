@@ -46,8 +46,8 @@ from saccade.parallel import WHOLE
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
+from saccade.runtime.memory import DTYPES
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 
 Way = Callable[[], Sequence[torch.Tensor]]

@@ -43,8 +43,8 @@ from saccade.families.registry import load_spec, net_module
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.parallel import WHOLE
 from saccade.runtime.dummy import DummyWeights
+from saccade.runtime.memory import DTYPES
 from saccade.runtime.positions import PositionCache
-from saccade.runtime.worker import DTYPES
 from saccade.tools.bench.images import parse_size
 
 if TYPE_CHECKING:

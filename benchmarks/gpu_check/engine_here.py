@@ -20,7 +20,8 @@ from saccade.core.types import Request, SamplingParams
 from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
 from saccade.runtime.process import measure_hardware
-from saccade.runtime.worker import Step, Worker
+from saccade.runtime.step import Step
+from saccade.runtime.worker import Worker
 
 PLANS = 2
 """In flight."""

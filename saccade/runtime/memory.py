@@ -19,6 +19,7 @@ from saccade.runtime.disk import DiskTier
 from saccade.runtime.host import BUFFER_BYTES, Buffers, HostTier, PinnedTier, SameMemory, Slab
 from saccade.runtime.streams import Copies
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {
     "float32": torch.float32,
     "int8": torch.int8,

@@ -51,10 +51,12 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.kv_scales import read_kv_scales
+from saccade.runtime.memory import DTYPES
 from saccade.runtime.quantized import LoadTally
+from saccade.runtime.step import Step
 from saccade.runtime.tower import TowerWorker
 from saccade.runtime.weights import load_net, load_tower
-from saccade.runtime.worker import DTYPES, Step, Worker
+from saccade.runtime.worker import Worker
 
 STEPS_BEGUN = 2
 """Plans that may be begun and not yet answered."""
@@ -112,7 +114,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     metrics = Metrics()
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
-    engine.send(Begun(worker.saved, worker.store, worker.tower))
+    engine.send(Begun(worker.images.saved, worker.images.store, worker.images.tower))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

@@ -89,7 +89,7 @@ class Harness:
         self.worker: Workers = (
             crew.hire(self.config, self.arena) if crew else Worker(net, self.config, self.arena)
         )
-        saved = self.worker.saved if isinstance(self.worker, Worker) else ()
+        saved = self.worker.images.saved if isinstance(self.worker, Worker) else ()
         self.scheduler = build_scheduler(self.config, net.spec, saved, self.arena.size, 0.5)
         self.pixels: dict[ImageKey, np.ndarray] = {}
         self.encoded: list[ImageKey] = []

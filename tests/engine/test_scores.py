@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from saccade.core.types import Request
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import scores
-from saccade.runtime.worker import Step, Worker
+from saccade.runtime.step import Step
+from saccade.runtime.worker import Worker
 from tests.checkpoints import FamilyName, Reference, picture
 from tests.engine.harness import Harness, Outcome, set_threads
 from tests.families.forwarding import load

@@ -22,8 +22,9 @@ from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
+from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
-from saccade.runtime.worker import Step, Worker
+from saccade.runtime.worker import Worker
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, Outcome
 from tests.kernels.conftest import HAS_GPU

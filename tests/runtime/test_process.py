@@ -16,7 +16,7 @@ from saccade.core.messages import WORKER_END, WORKERS_END, Finish, FromWorker, T
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Masks, Plan, Row, StepResult
 from saccade.runtime.process import carry_out
-from saccade.runtime.worker import MaskSource
+from saccade.runtime.step import MaskSource
 
 MASKED = Row(0, 0, 1, (), sample=True, masked=True)
 

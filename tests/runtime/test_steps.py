@@ -18,7 +18,7 @@ from saccade.core.config import StepGraphSizes
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan
 from saccade.core.types import Request
-from saccade.runtime import worker as worker_module
+from saccade.runtime import images
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
 from saccade.runtime.graphs import Replay, eager
@@ -60,7 +60,7 @@ def test_a_graph_changes_no_answer_and_none_is_captured_for_a_request(
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()
-    monkeypatch.setattr(worker_module, "eager", capture)
+    monkeypatch.setattr(images, "eager", capture)
     plain, graphed = (Harness(net, page_size=4, chunk_tokens=16) for _ in range(2))
     graphed.config = Harness(net, page_size=4, chunk_tokens=16, graphs=StepGraphSizes(SIZES)).config
     capture.captured = 0
@@ -135,7 +135,7 @@ def test_steps_with_prompts_in_graphs_give_the_same_answers(
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()
-    monkeypatch.setattr(worker_module, "eager", capture)
+    monkeypatch.setattr(images, "eager", capture)
     plain, graphed = (Harness(net, page_size=4, chunk_tokens=20) for _ in range(2))
     config = Harness(net, page_size=4, chunk_tokens=20, graphs=MIXED).config
     capture.captured = 0

@@ -19,7 +19,8 @@ from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, 
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.sampler import Sampler
-from saccade.runtime.worker import Step, Worker
+from saccade.runtime.step import Step
+from saccade.runtime.worker import Worker
 from tests.checkpoints import picture
 from tests.engine.harness import CONFIG, set_threads
 from tests.families.forwarding import load
@@ -136,7 +137,7 @@ def test_an_image_that_is_to_be_saved_is_saved_once_it_is_encoded(
     assert shown.worker.begin(Plan(1)).result().encoded
     shown.worker.close()
     again = Shown(net, embeddings=budgets)
-    assert again.worker.saved == ((KEY, 63),)
+    assert again.worker.images.saved == ((KEY, 63),)
     step = again.worker.begin(Plan(0, moves=(Move(KEY, "disk", "staged", 63),), wait=True))
     assert step.result().disk == ((KEY, "read"),)
     again.worker.begin(Plan(1, moves=(Move(KEY, "staged", "device", 63),))).result()

@@ -1,0 +1,128 @@
+"""What a rank does with images, whether or not it has a language model: the vision tower, and
+embeddings in every tier, as plans say.
+
+Owns the tower's buffers and graphs, the disk tier and the embeddings. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from saccade.core.arena import Arena
+from saccade.core.config import EncoderMode, EngineConfig
+from saccade.core.errors import StartupError
+from saccade.core.family import FamilySpec
+from saccade.core.plan import Plan
+from saccade.core.types import ImageKey
+from saccade.nn.protocol import TowerNet
+from saccade.parallel import Shard
+from saccade.runtime.disk import DiskTier, fingerprint_encoder
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.graphs import Capture, CudaCapture, eager
+from saccade.runtime.memory import DTYPES, EmbeddingMemory
+from saccade.runtime.positions import PositionCache
+from saccade.runtime.step import Step
+from saccade.runtime.vision import VisionEncoder
+
+
+class ImageExecutor:
+    """One rank's vision tower and embeddings. `tower`: its fingerprint (`_open_disk`)."""
+
+    def __init__(
+        self,
+        net: TowerNet,
+        config: EngineConfig,
+        arena: Arena,
+        shard: Shard,
+        mode: EncoderMode,
+        known: PositionCache,
+    ) -> None:
+        spec, device = net.spec, torch.device(config.device)
+        self.like = torch.empty(
+            (0, spec.embedding_width), dtype=DTYPES[config.dtype], device=device
+        )
+        self.encoder = PackedEncoder(
+            net, known, config.encoder, self.like, begin_captures(self.like)
+        )
+        self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
+        self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
+        self.embeddings = EmbeddingMemory(
+            self.like, shard, self._disk, config.embeddings.host_bytes
+        )
+
+    @property
+    def saved(self) -> tuple[tuple[ImageKey, int], ...]:
+        """(key, tokens) of embeddings that an earlier run has left on disk, the oldest first."""
+        return self._disk.found if self._disk else ()
+
+    @property
+    def store(self) -> str:
+        """The folder that other servers write embeddings of this model to, too; "" for none."""
+        disk = self._disk
+        return str(disk.files.folder) if disk is not None and disk.files.room is not None else ""
+
+    def begin(self, plan: Plan) -> Step:
+        """Begin a step, and no work of it but to fit graphs, where the plan says only that."""
+        step = Step(plan, self._vision, self._disk)
+        if plan.adapt:
+            step.adapted(self._vision.adapt())
+        return step
+
+    def encode(self, plan: Plan, step: Step) -> None:
+        """Moves between tiers, what other servers gave, and the tower's share of the step."""
+        for move in plan.moves:
+            self.embeddings.move(move)
+        if mine := [encode for encode in plan.encode if not encode.given]:
+            self._vision.begin(mine)
+        for encode in plan.encode:
+            if encode.given:
+                self.embeddings.put(encode.key, self._vision.take_over(encode).rows)
+                step.took(encode.key)
+        for encoded in self._vision.advance(plan.tower):
+            self.embeddings.put(encoded.key, encoded.rows, encoded.ready)
+
+    def save(self, plan: Plan) -> None:
+        for key in plan.save:
+            self.embeddings.save(key)
+
+    def close(self) -> None:
+        """Finish what is being written, and let go of graphs."""
+        self._vision.close()
+        if self._disk:
+            self._disk.close()
+
+
+def begin_captures(like: torch.Tensor) -> Capture:
+    """For graphs that are replayed one after another. Those that run beside them, as the tower's do
+    beside the language model's, need a memory pool and a workspace of their own.
+    """
+    return CudaCapture() if like.is_cuda else eager
+
+
+def _open_disk(
+    spec: FamilySpec, config: EngineConfig, shard: Shard, vision: VisionEncoder
+) -> tuple[str, DiskTier | None]:
+    """The tower's fingerprint (hexadecimal), where embeddings of other servers, or of earlier runs,
+    may be used, and where they are kept the files: of the first rank; the others only take part in
+    finding out what model this is. Raises StartupError.
+    """
+    if config.embeddings.folder is None and config.encoder.role == "all":
+        return "", None
+    fingerprint = fingerprint_encoder(spec, torch.device(config.device), vision.encode_now)
+    if shard.rank or config.embeddings.folder is None:
+        return fingerprint.hex(), None
+    try:
+        return fingerprint.hex(), DiskTier(
+            Path(config.embeddings.folder),
+            fingerprint,
+            spec.embedding_width,
+            DTYPES[config.dtype],
+            config.embeddings.disk_bytes if config.embeddings.shared else None,
+        )
+    except OSError as error:
+        option = "shared" if config.embeddings.shared else "dir"
+        raise StartupError(
+            f"--embedding-cache-{option} {config.embeddings.folder}: {error.strerror}"
+        ) from None

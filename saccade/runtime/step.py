@@ -1,0 +1,109 @@
+"""A plan that a worker has begun, and how its result is told once the device has done it.
+
+Owns what is on its way to the host. Knows nothing of what a plan makes a worker do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from saccade.core.plan import DiskEvent, Plan, StepResult
+from saccade.core.types import ImageKey
+from saccade.runtime.disk import DiskTier
+from saccade.runtime.sampler import Report
+from saccade.runtime.scores import Scored
+from saccade.runtime.vision import VisionEncoder
+
+MaskSource = Callable[[], npt.NDArray[np.int32] | None]
+"""The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
+POLL_SECONDS = 5e-4
+"""Between two looks, where both a disk and a GPU may be the first to end."""
+
+
+class Step:
+    """A plan that has been begun. What it drew is on its way to the host."""
+
+    def __init__(self, plan: Plan, vision: VisionEncoder, disk: DiskTier | None) -> None:
+        self._plan = plan
+        self._vision = vision
+        self._disk = disk
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._report: Report | None = None
+        self._scored: tuple[Scored, ...] = ()
+        self._copied: torch.cuda.Event | None = None
+        self._unfinished = False
+        self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
+
+    def took(self, key: ImageKey) -> None:
+        """An embedding that another server gave is there."""
+        self._taken += ((key, 0.0, time.monotonic()),)
+
+    def draw(self, tokens: torch.Tensor, report: Report | None) -> None:
+        """Begin to copy what was drawn, [D] in row order, to the host."""
+        self._tokens, self._report = to_host(tokens), report
+        if report is not None:
+            chosen, best, ids = map(to_host, (report.chosen, report.best, report.ids))
+            self._report = replace(report, chosen=chosen, best=best, ids=ids)
+        self._note_copies(tokens)
+
+    def score(self, scored: Sequence[Scored]) -> None:
+        """Begin to copy the scores of prompts to the host."""
+        for each in scored:
+            ids, logprobs, ranks = map(to_host, (each.ids, each.logprobs, each.ranks))
+            self._scored += (Scored(each.start, ids, logprobs, ranks),)
+            self._note_copies(each.ids)
+
+    def _note_copies(self, copied: torch.Tensor) -> None:
+        if copied.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def adapted(self, unfinished: bool) -> None:
+        self._unfinished = unfinished
+
+    def ready(self) -> bool:
+        """Whether `result` would not block."""
+        drawn = self._copied is None or self._copied.query()
+        return drawn and not (self._plan.wait and self._awaits())
+
+    def result(self) -> StepResult:
+        """Blocks until the step is done. To be called once, in the order of the steps.
+
+        Raises RuntimeError if the thread that reads from disk has failed.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        alone = self._plan.wait and not (self._disk and self._disk.busy)
+        encoded = self._taken + self._vision.ended(wait=alone)
+        while self._plan.wait and not encoded and self._awaits() and self._vision.computing:
+            time.sleep(POLL_SECONDS)
+            encoded = self._vision.ended()
+        disk: tuple[DiskEvent, ...] = ()
+        if self._disk:
+            disk = self._disk.collect(self._plan.wait and not encoded and self._disk.busy)
+        tokens = tuple(self._tokens.tolist())
+        logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
+        scores = tuple(scored.read() for scored in self._scored)
+        return StepResult(
+            self._plan.step, tokens, logprobs, encoded, disk, self._unfinished, scores
+        )
+
+    def _awaits(self) -> bool:
+        """Whether something is under way in the background, and nothing of it has ended."""
+        if self._vision.any_ended or (self._disk and self._disk.told):
+            return False
+        return self._vision.computing or bool(self._disk and self._disk.busy)
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, whole when the current stream has come to it."""
+    if not values.is_cuda:
+        return values
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)
