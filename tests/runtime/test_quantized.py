@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.qwen_vl.net import QwenVLNet
+from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
 from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.nn.mlp import GatedMLP
+from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
 from saccade.runtime import weights
@@ -93,7 +94,7 @@ def logits(net: FamilyNet) -> torch.Tensor:
 
 
 def projections(net: FamilyNet) -> list[object]:
-    assert isinstance(net, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
@@ -148,7 +149,7 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     folder = checkpoint(family)
     whole, _ = load(folder, "auto")
     net, line = load(folder, "int8")
-    assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
     assert isinstance(net.text.head.weight, Int8Matrix)
