@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
 from saccade.kernels.fp8 import Fp8Matrix, fp8_linear
+from saccade.kernels.int4 import Int4Matrix, int4_linear
 from saccade.kernels.int8 import Int8Matrix, int8_linear
 
-Matrix = torch.Tensor | Int8Matrix | Fp8Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -57,7 +58,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 bits already is."""
+    """`weight` as `linear` takes it: one in 8 or 4 bits already is."""
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
@@ -84,6 +85,8 @@ def linear(
         return activate(int8_linear(x, weight, bias), activation)
     if isinstance(weight, Fp8Matrix):
         return activate(fp8_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Matrix):
+        return activate(int4_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

@@ -1,0 +1,62 @@
+"""Matrices of 4 bits: their layout, and products with them beside the same product written out,
+without a GPU in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.kernels.int4 import Int4Matrix, dense, int4_linear, numbers_of, pack_int4
+from tests.kernels.conftest import bounds
+
+TOLERANCE = bounds(2e-5, 2e-2)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix_of(
+    outputs: int, inputs: int, group: int, zeros: bool, ordered: bool = True
+) -> tuple[Int4Matrix, torch.Tensor]:
+    """A matrix of random numbers, and what it means, written out one by one."""
+    source = torch.Generator().manual_seed(outputs * inputs + group)
+    numbers = torch.randint(16, (outputs, inputs), generator=source, dtype=torch.uint8)
+    groups = -(-inputs // group)
+    scales = noise(outputs, groups, seed=1).exp().half()
+    points = torch.randint(17, (outputs, groups), generator=source, dtype=torch.uint8)
+    order = None if ordered else torch.randperm(inputs, generator=source)
+    meant = torch.zeros(outputs, inputs)
+    for at in range(inputs):
+        zero = points[:, at // group].float() if zeros else 8.0
+        column = (numbers[:, at].float() - zero) * scales[:, at // group].float()
+        meant[:, at if order is None else order[at]] = column
+    matrix = pack_int4(numbers, scales, points if zeros else None, group, order)
+    assert numbers_of(matrix).equal(numbers)
+    return matrix, meant
+
+
+SHAPES = [(70, 96, 96), (64, 128, 32), (33, 256, 128), (16, 200, 64), (130, 160, 160)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_layout_means_its_numbers(
+    outputs: int, inputs: int, group: int, zeros: bool, ordered: bool
+) -> None:
+    matrix, meant = matrix_of(outputs, inputs, group, zeros, ordered)
+    assert dense(matrix).equal(meant)
+    assert matrix.words.nbytes == outputs * -(-inputs // 128) * 64
+    x = noise(3, inputs)
+    torch.testing.assert_close(int4_linear(x, matrix), x @ meant.t())
+
+
+def test_a_word_holds_neighbours_sixteen_bits_apart() -> None:
+    numbers = torch.zeros(1, 256, dtype=torch.uint8)
+    for column, number in ((128, 1), (129, 2), (160, 3), (161, 4), (130, 5), (225, 7)):
+        numbers[0, column] = number
+    words = pack_int4(numbers, torch.ones(1, 2), None, 128).words[0].tolist()
+    assert words[:16] == [0] * 16
+    assert words[16:18] == [1 | 2 << 16 | 3 << 4 | 4 << 20 | 7 << 28, 5]
