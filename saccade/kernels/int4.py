@@ -73,10 +73,10 @@ def pack_int4(
     assert holds(group, inputs) and scales.shape == (outputs, -(-inputs // group))
     padded = F.pad(numbers, (0, chunks * CHUNK - inputs)).view(outputs, chunks, 2, 2, 16, 2)
     halves = padded[:, :, :, 0] | padded[:, :, :, 1] << 4  # [out, chunks, p // 2, j, neighbour]
-    words = halves.permute(0, 1, 3, 4, 2).contiguous().view(torch.int32)
+    words = halves.permute(0, 1, 3, 4, 2).reshape(outputs, chunks * CHUNK // 2)
     more = -(-chunks * CHUNK // group) - scales.shape[1]
     return Int4Matrix(
-        words.view(outputs, chunks * CHUNK // EACH),
+        words.view(torch.int32),
         F.pad(scales, (0, more)).t().contiguous(),
         None if zeros is None else F.pad(zeros, (0, more)).t().contiguous(),
         group,
