@@ -18,6 +18,11 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_FP8
 
 
+def has_int4(device: torch.device) -> bool:
+    """Whether products take matrices of 4 bits as they are."""
+    return device.type == "cuda"
+
+
 @cache
 def generation(device: torch.device) -> int:
     """Which GPUs' tiles kernels take there: compute capability times ten; Hopper's where kernels
