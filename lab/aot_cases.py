@@ -107,7 +107,7 @@ def _expert_cases() -> Iterator[KernelCase]:
         for group in (0, 128, shape[0]):
             eight = f", FP8, scales of {group}" if group else ""
             name = f"experts, {shape[2]} of {shape[0]} by {shape[1]}{eight}"
-            for rows in (1, 256, 4096):
+            for rows in (1, 512, 8192):
                 few = {"_up": Promise(stores=4), "_down": Promise(stores=4)}
                 promises = few if rows == 1 else {"_up": products, "_down": products}
                 promises |= {"_place": Promise(access=4)}
@@ -230,6 +230,7 @@ def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: in
         torch.empty((rows, top), dtype=HALF),
         stacked(2 * width, hidden),
         stacked(hidden, width),
+        0,
     )
 
 

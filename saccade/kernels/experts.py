@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from saccade.kernels import device
 from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.linear import Matrix
 
 
 class StackedExperts(NamedTuple):
@@ -28,7 +29,7 @@ class StackedExperts(NamedTuple):
     group: int
 
 
-def stack_experts(matrices: Sequence[torch.Tensor | Fp8Matrix]) -> StackedExperts:
+def stack_experts(matrices: Sequence[Matrix]) -> StackedExperts:
     """Of an expert each, of one shape. Raises TypeError where some are in 8 bits and others not, or
     their scales are of other groups.
     """
@@ -37,7 +38,7 @@ def stack_experts(matrices: Sequence[torch.Tensor | Fp8Matrix]) -> StackedExpert
         plain = [each for each in matrices if isinstance(each, torch.Tensor)]
         if len(plain) == len(matrices):
             return StackedExperts(torch.stack(plain), None, first.shape[1])
-    else:
+    elif isinstance(first, Fp8Matrix):
         eight = [each for each in matrices if isinstance(each, Fp8Matrix)]
         if len(eight) == len(matrices) and len({each.group for each in eight}) == 1:
             values = torch.stack([each.values.view(torch.uint8) for each in eight])
@@ -52,20 +53,22 @@ def stacked_mlp(
     shares: torch.Tensor,
     up: StackedExperts,
     down: StackedExperts,
+    before: int = 0,
 ) -> torch.Tensor:
     """For rows x [T, H] the sum over their experts of share * down(silu(gate) * up), [T, H].
 
     experts: int64 [T, K], no one twice in a row; shares: [T, K]. up: [E, 2 I, H], the gate's
-    outputs, then up's; down: [E, H, I].
+    outputs, then up's; down: [E, H, I]. There are `before` experts before the first of these E;
+    what a row has of others adds nothing.
     """
     if device.runs_triton(x):
         # Imported where there is a GPU: elsewhere Triton need not be installed.
         from saccade.kernels.experts_gpu import launch_experts
 
-        return launch_experts(x, experts, shares, up, down)
+        return launch_experts(x, experts, shares, up, down, before)
     each = x.new_zeros(*experts.shape, down.values.shape[1])
-    for number in experts.unique().tolist():
-        rows, places = (experts == number).nonzero(as_tuple=True)
+    for number in range(len(up.values)):
+        rows, places = (experts == before + number).nonzero(as_tuple=True)
         gate, other = F.linear(x[rows], expert(up, number).to(x.dtype)).chunk(2, dim=-1)
         made = F.linear(F.silu(gate) * other, expert(down, number).to(x.dtype))
         each[rows, places] = made * shares[rows, places].unsqueeze(-1)

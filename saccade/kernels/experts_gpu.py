@@ -20,7 +20,7 @@ from saccade.kernels.attention_gpu import Tile
 from saccade.kernels.experts import StackedExperts
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)
-"""Tiles: pairs, and outputs (`keys`) of a program. Few pairs cost what their experts' weights do."""
+"""Tiles: pairs, and outputs (`keys`) of a program. Few pairs cost what their weights do."""
 SOME = Tile(rows=64, keys=64, warps=4, stages=3)
 MANY = Tile(rows=128, keys=128, warps=8, stages=3)
 MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
@@ -30,30 +30,33 @@ INPUTS = 128
 INPUTS_OF_MANY = 64
 COMPARED = 4096
 """Pairs up to which each is compared with all; more are sorted by PyTorch, in more launches."""
+WARP_VALUES = 256
+MOST_WARPS = 8
+"""Values of a row that a warp adds up; warps of a row, at most."""
 BLOCK = tl.constexpr(64)
 OTHERS = tl.constexpr(128)
 """Pairs that are placed by a program, and that they are compared with at a time."""
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _place(experts, order, starts, pairs, count: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs", "before"])
+def _place(experts, order, starts, pairs, before, count: tl.constexpr):
     """Program (block of pairs, then of experts). order [pairs]: the pairs by expert, else as they
-    were; starts [count + 1]: where each expert's begin in it.
+    were; starts [count + 1]: where each expert's begin in it, number `before` being the first.
     """
     blocks = tl.cdiv(pairs, BLOCK)
     placing = tl.program_id(0) < blocks
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number = mine - blocks * BLOCK  # of an expert
     wanted = tl.load(experts + mine, mask=mine < pairs, other=0).to(tl.int32)
-    wanted = tl.where(placing, wanted, number)
+    wanted = tl.where(placing, wanted, number + before)
     place = tl.zeros([BLOCK], tl.int32)
     for at in tl.range(0, pairs, OTHERS):
         other = at + tl.arange(0, OTHERS)
         known = other < pairs
-        theirs = tl.load(experts + other, mask=known, other=count).to(tl.int32)
+        theirs = tl.load(experts + other, mask=known, other=0).to(tl.int32)
         tied = placing & (theirs[None, :] == wanted[:, None]) & (other[None, :] < mine[:, None])
-        before = ((theirs[None, :] < wanted[:, None]) | tied) & known[None, :]
-        place += tl.sum(before.to(tl.int32), 1)
+        earlier = ((theirs[None, :] < wanted[:, None]) | tied) & known[None, :]
+        place += tl.sum(earlier.to(tl.int32), 1)
     tl.store(order + place, mine, mask=placing & (mine < pairs))
     tl.store(starts + number, place, mask=(number >= 0) & (number <= count))
 
@@ -199,20 +202,42 @@ def _down(
     tl.store(to, tl.trans(y).to(kind), mask=here[:, None] & known[None, :])
 
 
-def by_expert(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of `experts` [T, K] in the order of their experts, int32 [T K], and where each of
-    `count` experts' begin, int32 [count + 1]. Asks for no value.
+@triton.jit(do_not_specialize=["before"])
+def _sum(
+    each,
+    experts,
+    out,
+    before,
+    top: tl.constexpr,
+    count: tl.constexpr,
+    size: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Program (row): out = the sum over the row's experts that are here."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, columns)
+    total = tl.zeros([columns], tl.float32)
+    for k in tl.static_range(top):
+        number = tl.load(experts + row * top + k).to(tl.int32) - before
+        here = (number >= 0) & (number < count) & (c < size)
+        total += tl.load(each + (row * top + k) * size + c, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + row * size + c, total.to(out.dtype.element_ty), mask=c < size)
+
+
+def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of `experts` [T, K] in the order of their experts, int32 [T K], and where begin those
+    of each of `count` experts from number `before` on, int32 [count + 1]. Asks for no value.
     """
     pairs = experts.numel()
     flat = experts.reshape(pairs)
     if pairs > COMPARED:
         owners, order = flat.sort(stable=True)
-        numbers = torch.arange(count + 1, device=flat.device)
+        numbers = torch.arange(before, before + count + 1, device=flat.device)
         return order.int(), torch.searchsorted(owners, numbers).int()
     order = torch.empty(pairs, dtype=torch.int32, device=flat.device)
     starts = torch.empty(count + 1, dtype=torch.int32, device=flat.device)
     blocks = triton.cdiv(pairs, BLOCK.value) + triton.cdiv(count + 1, BLOCK.value)
-    _place[(blocks,)](flat, order, starts, pairs, count=count, num_warps=4)
+    _place[(blocks,)](flat, order, starts, pairs, before, count=count, num_warps=4)
     return order, starts
 
 
@@ -222,6 +247,7 @@ def launch_experts(
     shares: torch.Tensor,
     up: StackedExperts,
     down: StackedExperts,
+    before: int,
 ) -> torch.Tensor:
     """`experts.stacked_mlp`."""
     rows, top = experts.shape
@@ -231,7 +257,7 @@ def launch_experts(
     if not rows:
         return torch.empty_like(x)
     pairs = rows * top
-    order, starts = by_expert(experts, count)
+    order, starts = by_expert(experts, before, count)
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     each = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     tile = _tile_of(pairs / count, x.element_size(), up.scales is not None)
@@ -246,12 +272,19 @@ def launch_experts(
         gated, down.values, down.scales, shares.contiguous(), order, starts, each,
         outputs=hidden, **_cut(down, tile), **known,
     )  # fmt: skip
-    return each.view(rows, top, hidden).sum(1)
+    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    columns = triton.next_power_of_2(hidden)
+    _sum[(rows,)](
+        each, experts.contiguous(), out, before,
+        top=top, count=count, size=hidden, columns=columns,
+        num_warps=max(1, min(MOST_WARPS, columns // WARP_VALUES)),
+    )  # fmt: skip
+    return out
 
 
 def _tile_of(pairs_each: float, item: int, eight: bool) -> Tile:
     """By how many pairs an expert has on average. Scales of 8 bits take registers."""
-    if pairs_each <= FEW.rows:
+    if pairs_each <= FEW.rows / 2:
         return FEW
     if item == 4:
         return MANY_WIDE

@@ -60,7 +60,7 @@ def test_rows_get_what_their_experts_make(
             gated = torch.nn.functional.silu(inner[:WIDTH]) * inner[WIDTH:]
             wanted[row] += share * (expert(down, number).double() @ gated)
     asked = (x.to(device), chosen.to(device), shares.to(device, dtype))
-    ours = launch_experts(*asked, on(device, up), on(device, down))
+    ours = launch_experts(*asked, on(device, up), on(device, down), 0)
     for found in (ours.cpu(), stacked_mlp(x, chosen, shares.to(dtype), up, down)):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=4e-3)
@@ -75,7 +75,7 @@ def test_pairs_are_put_in_the_order_of_their_experts(
 ) -> None:
     monkeypatch.setattr(experts_gpu, "COMPARED", most)
     chosen, _ = routed(rows, top, count)
-    order, starts = (each.cpu() for each in by_expert(chosen.to(device), count))
+    order, starts = (each.cpu() for each in by_expert(chosen.to(device), 0, count))
     flat = chosen.flatten()
     assert order.long().equal(flat.argsort(stable=True))
     assert starts.tolist() == [int((flat < number).sum()) for number in range(count + 1)]
@@ -91,8 +91,26 @@ def test_experts_without_rows_are_not_read(device: str) -> None:
     for experts in (up, down):
         experts.values[others] = torch.nan
     asked = (x.to(device), chosen.to(device), shares.to(device))
-    found = launch_experts(*asked, on(device, up), on(device, down)).cpu()
+    found = launch_experts(*asked, on(device, up), on(device, down), 0).cpu()
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_experts_of_other_ranks_add_nothing(device: str) -> None:
+    up = stacked(2 * WIDTH, HIDDEN, 0, torch.float32)
+    down = stacked(HIDDEN, WIDTH, 0, torch.float32)
+    chosen, shares = routed(20, 3)
+    x = noise(20, HIDDEN)
+    whole = stacked_mlp(x, chosen, shares, up, down)
+    asked = (x.to(device), chosen.to(device), shares.to(device))
+    total, referred = torch.zeros(20, HIDDEN), torch.zeros(20, HIDDEN)
+    for first in (0, 2, 4):
+        some = slice(first, first + 2)
+        mine = up._replace(values=up.values[some]), down._replace(values=down.values[some])
+        there = on(device, mine[0]), on(device, mine[1])
+        total += launch_experts(*asked, *there, first).cpu()
+        referred += stacked_mlp(x, chosen, shares, *mine, first)
+    for found in (total, referred):
+        torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-4)
 
 
 def test_no_rows_are_no_trouble(device: str) -> None:
@@ -100,7 +118,7 @@ def test_no_rows_are_no_trouble(device: str) -> None:
     down = on(device, stacked(HIDDEN, WIDTH, 0, torch.float32))
     chosen = torch.zeros(0, 2, dtype=torch.int64, device=device)
     x = torch.zeros(0, HIDDEN, device=device)
-    assert launch_experts(x, chosen, chosen.float(), up, down).shape == (0, HIDDEN)
+    assert launch_experts(x, chosen, chosen.float(), up, down, 0).shape == (0, HIDDEN)
 
 
 def test_experts_of_different_formats_are_refused() -> None:
