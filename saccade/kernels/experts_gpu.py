@@ -44,8 +44,8 @@ def _place(experts, order, starts, pairs, before, count: tl.constexpr):
     were; starts [count + 1]: where each expert's begin in it, number `before` being the first.
     """
     blocks = tl.cdiv(pairs, BLOCK)
-    placing = tl.program_id(0) < blocks
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    placing = mine < blocks * BLOCK
     number = mine - blocks * BLOCK  # of an expert
     wanted = tl.load(experts + mine, mask=mine < pairs, other=0).to(tl.int32)
     wanted = tl.where(placing, wanted, number + before)
@@ -54,7 +54,8 @@ def _place(experts, order, starts, pairs, before, count: tl.constexpr):
         other = at + tl.arange(0, OTHERS)
         known = other < pairs
         theirs = tl.load(experts + other, mask=known, other=0).to(tl.int32)
-        tied = placing & (theirs[None, :] == wanted[:, None]) & (other[None, :] < mine[:, None])
+        same = theirs[None, :] == wanted[:, None]
+        tied = same & placing[:, None] & (other[None, :] < mine[:, None])
         earlier = ((theirs[None, :] < wanted[:, None]) | tied) & known[None, :]
         place += tl.sum(earlier.to(tl.int32), 1)
     tl.store(order + place, mine, mask=placing & (mine < pairs))
@@ -218,7 +219,8 @@ def _sum(
     c = tl.arange(0, columns)
     total = tl.zeros([columns], tl.float32)
     for k in tl.static_range(top):
-        number = tl.load(experts + row * top + k).to(tl.int32) - before
+        # A vector of one number: scalars are not masks in Triton's interpreter.
+        number = tl.load(experts + row * top + k).to(tl.int32) - before + 0 * c
         here = (number >= 0) & (number < count) & (c < size)
         total += tl.load(each + (row * top + k) * size + c, mask=here, other=0.0).to(tl.float32)
     tl.store(out + row * size + c, total.to(out.dtype.element_ty), mask=c < size)
