@@ -110,7 +110,7 @@ def _expert_cases() -> Iterator[KernelCase]:
             for rows in (1, 512, 8192):
                 few = {"_up": Promise(stores=4), "_down": Promise(stores=4)}
                 promises = few if rows == 1 else {"_up": products, "_down": products}
-                promises |= {"_place": Promise(access=4)}
+                promises |= {"_place": Promise(access=4), "_sum": Promise()}
                 run = partial(_experts, *shape, rows, group)
                 least = FIRST_FP8 if group else 0
                 yield KernelCase(f"{name}, {rows} rows", experts_gpu, run, promises, least)
