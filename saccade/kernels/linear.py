@@ -8,16 +8,18 @@ nothing.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
-from saccade.kernels.fp8 import Fp8Matrix, fp8_linear
+from saccade.kernels.fp8 import Fp8Matrix, fp8_linear, pad_fp8_inputs, pad_fp8_outputs
+from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
 
-Matrix = torch.Tensor | Int8Matrix | Fp8Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -57,8 +59,30 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 bits already is."""
+    """`weight` as `linear` takes it: one in 8 or 4 bits already is."""
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
+
+
+def pad_outputs(weight: Matrix, sizes: Sequence[int], more: int) -> Matrix:
+    """`weight`, which is parts of so many outputs one below another, with `more` outputs of
+    nothing behind each part. Not for packed ones.
+    """
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_outputs(weight, sizes, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_outputs(weight, sizes, more)
+    assert isinstance(weight, torch.Tensor)
+    return torch.cat([F.pad(part, (0, 0, 0, more)) for part in weight.split([*sizes])])
+
+
+def pad_inputs(weight: Matrix, more: int) -> Matrix:
+    """`weight` with `more` inputs behind its own, that add nothing. Not for packed ones."""
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_inputs(weight, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_inputs(weight, more)
+    assert isinstance(weight, torch.Tensor)
+    return F.pad(weight, (0, more))
 
 
 def _packs(weight: torch.Tensor) -> bool:
@@ -84,6 +108,8 @@ def linear(
         return activate(int8_linear(x, weight, bias), activation)
     if isinstance(weight, Fp8Matrix):
         return activate(fp8_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Matrix):
+        return activate(int4_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

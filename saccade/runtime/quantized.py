@@ -7,13 +7,14 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from saccade.core.config import MIB
 from saccade.families.quantization import Scheme
 from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
+from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
 from saccade.kernels.linear import Matrix
 from saccade.nn.weights import Part
@@ -26,20 +27,26 @@ BLOCK_VALUES = 1 << 20
 class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
-    int8: in 8 bits; `made` of them here, the others were stored so. fp8: as they were stored.
+    int8, int4: in so many bits; `made` of them here, the others were stored so. fp8: as they were
+    stored.
     restored: stored in 8 bits or less, and made whole. stored: bytes that the restored had in the
-    checkpoint.
+    checkpoint. reasons: why some of few bits were, where the device has products of them.
     """
 
     int8: int = 0
     made: int = 0
     int8_bytes: int = 0
+    int4: int = 0
+    int4_made: int = 0
+    int4_bytes: int = 0
+    int4_dense_bytes: int = 0
     dense_bytes: int = 0
     fp8: int = 0
     fp8_bytes: int = 0
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    reasons: set[str] = field(default_factory=set)
 
     def count_int8(self, matrix: Int8Matrix, shape: tuple[int, int], item: int, made: int) -> None:
         """`item`: bytes of a value in the network's dtype. `made`: 1 where it was made here."""
@@ -48,6 +55,13 @@ class LoadTally:
         self.made += made
         self.int8_bytes += values + matrix.scales.nbytes
         self.dense_bytes += values * item
+
+    def count_int4(self, matrix: Int4Matrix, shape: tuple[int, int], item: int, made: int) -> None:
+        """As `count_int8`."""
+        self.int4 += 1
+        self.int4_made += made
+        self.int4_bytes += matrix.nbytes
+        self.int4_dense_bytes += shape[0] * shape[1] * item
 
     def count_fp8(self, matrix: Fp8Matrix, item: int) -> None:
         """`item`: bytes of a value in the network's dtype."""
@@ -71,6 +85,12 @@ class LoadTally:
                 f"{self.int8} matrices of the language model in int8, {whence}: "
                 f"{self.int8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
             )
+        if self.int4:
+            whence = "made at load" if self.int4_made else "as the checkpoint has them"
+            said.append(
+                f"{self.int4} matrices of the language model in int4, {whence}: "
+                f"{self.int4_bytes / MIB:.0f} MiB, {self.int4_dense_bytes / MIB:.0f} in {name}"
+            )
         if self.fp8:
             said.append(
                 f"{self.fp8} matrices of the language model in fp8, as the checkpoint has them: "
@@ -80,6 +100,7 @@ class LoadTally:
             said.append(
                 f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
+                + "".join(f" ({reason})" for reason in sorted(self.reasons))
             )
         return "; ".join(said)
 
@@ -138,7 +159,8 @@ class Ways:
     """Which matrices are in 8 bits in memory.
 
     `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
+    leaves those that are stored so; `fp8` those in FP8, `few` those in 4 bits, but for experts.
+    `tally` is told of each.
     """
 
     projection: Callable[[str], bool]
@@ -146,6 +168,11 @@ class Ways:
     native: bool
     tally: LoadTally
     fp8: bool = False
+    few: bool = False
+
+    def int4(self, name: str) -> bool:
+        """Whether a matrix that is stored in 4 bits stays so. Experts are one tensor on a GPU."""
+        return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be."""

@@ -25,6 +25,9 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
+from saccade.kernels.int4 import CHUNK, EACH, Int4Matrix
+from saccade.kernels.linear import Matrix
+from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -113,6 +116,25 @@ class Blank:
         return self.load(*parts)
 
 
+class BlankApart(Blank):
+    """The same of a checkpoint that keeps experts apart."""
+
+    def has(self, _name: str, /) -> bool:
+        return False
+
+
+class BlankInt4(Blank):
+    """The same with matrices of 4 bits."""
+
+    def load_matrix(self, *parts: Part) -> Matrix:  # type: ignore[override]
+        outputs, inputs = sum(part.wanted[0] for part in parts), parts[0].wanted[1]
+        chunks = -(-inputs // CHUNK)
+        words = torch.empty((outputs, chunks * CHUNK // EACH), dtype=torch.int32, device=CUDA)
+        scales = torch.empty((1, outputs), dtype=torch.float16, device=CUDA)
+        zeros = torch.empty((1, outputs), dtype=torch.uint8, device=CUDA)
+        return Int4Matrix(words, scales, zeros, chunks * CHUNK, inputs)
+
+
 class Launches:
     """In place of a module's Triton kernels: counts what would have been launched, and sees that
     all tensors are on the device.
@@ -135,7 +157,7 @@ class Launches:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     launches = Launches()
-    for name in ("layer", "paged", "rotary", "sample", "segments"):
+    for name in ("experts", "int4", "layer", "paged", "rotary", "sample", "segments"):
         module = import_module(f"saccade.kernels.{name}_gpu")
         kernels = [each for each in vars(module) if isinstance(vars(module)[each], KernelInterface)]
         for each in kernels:
@@ -149,8 +171,8 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_spec(make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
 
 
-def blank(spec: FamilySpec, dtype: torch.dtype) -> FamilyNet:
-    net: FamilyNet = net_module(spec).build(spec, Blank(dtype), WHOLE, WHOLE)
+def blank(spec: FamilySpec, dtype: torch.dtype, kind: type[Blank] = Blank) -> FamilyNet:
+    net: FamilyNet = net_module(spec).build(spec, kind(dtype), WHOLE, WHOLE)
     return net
 
 
@@ -248,12 +270,14 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("batch", [1, 64, 256])
+@pytest.mark.parametrize(
+    ("batch", "kind"), [(1, Blank), (64, Blank), (256, Blank), (1, BlankInt4), (256, BlankInt4)]
+)
 def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
-    spec: FamilySpec, gpu: Launches, batch: int
+    spec: FamilySpec, gpu: Launches, batch: int, kind: type[Blank]
 ) -> None:
     """On a GPU the time to launch is what a small batch costs."""
-    net: Any = blank(spec, torch.bfloat16)
+    net: Any = blank(spec, torch.bfloat16, kind)
     net.text.layers += net.text.layers[-1:] * 2
     counts = []
     for _ in range(2):
@@ -263,8 +287,19 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
         counts.append((gpu.count, operators.count))
         net.text.layers.pop()  # one that stands between layers without levels of embeddings
     (kernels, operators_of), (fewer, others) = counts
-    assert kernels - fewer in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
+    products = 4 * (kind is BlankInt4)  # of ours; else they are cuBLAS's
+    # Keys that are split are merged; a sum may be no kernel.
+    assert kernels - fewer - products in (4, 5, 6)
     assert kernels - fewer + operators_of - others <= 11
+
+
+@pytest.mark.parametrize("rows", [1, 8, 1000])
+def test_experts_ask_for_no_value(gpu: Launches, rows: int) -> None:
+    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="silu")
+    layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+    x = torch.empty((rows, 64), dtype=torch.bfloat16, device=CUDA)
+    assert layer(x).shape == x.shape
+    assert gpu.count == 4, "their order, up, down and the sum"
 
 
 @pytest.mark.parametrize(

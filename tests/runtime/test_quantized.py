@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
+from saccade.kernels import linear
 from saccade.kernels.fp8 import Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.nn.mlp import GatedMLP
@@ -200,6 +202,24 @@ def test_fp8_stays_where_the_device_has_it(
     assert answers(net, ThreadCrew(quantised, 2, "data")) == answers(whole)
     restored, line = load(quantised, "none")
     assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(restored))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of products", "fp8 channels"])
+def test_slices_in_fp8_are_padded_with_what_adds_nothing(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To whole units of 64, as on a GPU: the checkpoint's 96 inner values are none."""
+    quantised, twin = pair(name)
+    whole, _ = load(twin, "none")
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(linear, "PADDED", ("cpu",))
+    net: Any = load(quantised, "auto")[0]
+    for layer in net.text.layers:
+        up, down = layer.mlp.gate_up.weight, layer.mlp.down.weight
+        assert isinstance(up, Fp8Matrix) and isinstance(down, Fp8Matrix)
+        assert up.values.shape[0] == 2 * 128 and down.values.shape[1] == 128
+        assert len(up.scales) == 2 * 128 and down.group in (32, 128)
+    torch.testing.assert_close(logits(net), logits(whole), atol=2e-4, rtol=2e-4)
 
 
 def test_blocks_that_no_product_can_be_made_of_are_made_whole(
