@@ -24,6 +24,9 @@ DEEPEST = 8
 """Lists within lists that are looked into; no API nests images deeper."""
 OPENING_CHARACTERS = 4096
 """Of a text that is hashed: a prompt that grows from request to request keeps its beginning."""
+MOST_VALUES = 1 << 18
+"""JSON values of a body that is read; each takes up to some hundred bytes, whatever it says."""
+_SLICE = 1 << 20
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
 """A response's id begins with the instance that keeps it (`server/responses_store.py`)."""
 _FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
@@ -73,17 +76,31 @@ def bearing_of_path(path: str) -> Bearing:
 
 
 def bearing_of_body(body: bytes | bytearray) -> Bearing:
-    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body."""
+    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body, and
+    memory in proportion to its texts.
+    """
+    if len(body) > MOST_VALUES and _has_too_many_values(body):
+        return Bearing()
     try:
         told = _read(body)
         # Of text, the first user's message: what comes before is often the same for everybody.
         messages = told.messages if told.messages is not None else told.input
         key = _key_of(told, messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return Bearing()
     before = told.previous_response_id
     held = HOLDER.fullmatch(before) if isinstance(before, str) else None
     return Bearing(() if key is None else (key,), "" if held is None else held[1])
+
+
+def _has_too_many_values(body: bytes | bytearray) -> bool:
+    """Counts what begins values, a slice at a time: other threads run in between."""
+    count = 0
+    for start in range(0, len(body), _SLICE):
+        count += sum(body.count(sign, start, start + _SLICE) for sign in (b",", b"[", b"{"))
+        if count > MOST_VALUES:
+            return True
+    return False
 
 
 def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes | None:
