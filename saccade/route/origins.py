@@ -24,16 +24,16 @@ class Origins:
         self._stamp = Stamp(origins) if origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stamp, asked = self._stamp, Headers(scope=scope)
-        if stamp is None or "origin" not in asked:
+        stamp = self._stamp
+        if stamp is None:
             await self._app(scope, receive, send)
             return
 
         async def send_readable(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if _ALLOWED not in headers:
-                    headers.update(stamp.origin(asked))
+                if _ALLOWED not in headers and "vary" not in headers:
+                    headers.update(stamp.origin(Headers(scope=scope)))
             await send(message)
 
         await self._app(scope, receive, send_readable)

@@ -198,10 +198,14 @@ def module_router(module_server: Served) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(params=["direct", "routed"])
+@pytest.fixture(params=["direct", pytest.param("routed", marks=pytest.mark.slow)])
 def way(request: pytest.FixtureRequest) -> str:
-    """How a server is asked."""
+    """How a server is asked. Of `test_routed.py`, a table of both is in the default run."""
     return str(request.param)
+
+
+its_own = pytest.mark.parametrize("way", ["direct"], indirect=True)
+"""What a server says of itself; a router says other things of itself."""
 
 
 @pytest.fixture

@@ -123,11 +123,11 @@ def test_nothing_is_said_twice(both: tuple[Served, Served]) -> None:
 def test_old_clients_and_long_connections(both: tuple[Served, Served], way: int) -> None:
     address = both[way].address
     line = f"authorization: Bearer {KEY}\r\n"
-    for wish, kept in (("", False), ("connection: keep-alive\r\n", True)):
+    for wish in ("", "connection: keep-alive\r\n"):  # which of HTTP/1.0 is not kept
         with raw.connect(address) as connection:
             connection.sendall(f"GET /v1/models HTTP/1.0\r\n{line}{wish}\r\n".encode())
             assert raw.read(connection).status == 200
-            assert raw.is_closed(connection, 0.3) != kept
+            assert raw.is_closed(connection, 5)
     with raw.connect(address) as connection:
         for _ in range(3):
             connection.sendall(keyed("HEAD", "/v1/models") + keyed("GET", "/v1/models"))
