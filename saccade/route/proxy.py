@@ -48,6 +48,8 @@ OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
+LARGE_BODY = 1 << 24
+"""Bytes of a body that is read while no other such is: reading takes a few times its size."""
 MOST_TRIES = 2
 """Workers that a request is sent to, each of which died before the first byte: should the request
 be what they died of, it shall not end them all.
@@ -63,6 +65,7 @@ class Proxy:
         self._metrics = metrics
         self._bodies = bodies
         self._readers = ThreadPoolExecutor(READERS, "saccade-route")
+        self._large_reader = ThreadPoolExecutor(1, "saccade-route-large")
         self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +131,8 @@ class Proxy:
             bearing = bearing_of_body(body)
         else:
             loop = asyncio.get_running_loop()
-            bearing = await loop.run_in_executor(self._readers, partial(bearing_of_body, body))
+            readers = self._readers if len(body) <= LARGE_BODY else self._large_reader
+            bearing = await loop.run_in_executor(readers, partial(bearing_of_body, body))
         self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
         return bearing if self._options.affinity == "image" else bearing.blind()
 

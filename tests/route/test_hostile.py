@@ -19,7 +19,7 @@ from saccade.core.route_options import RouteOptions
 from saccade.route import fleet, keys
 from saccade.route.events import MOST_WAITING as MOST_EVENT
 from saccade.route.events import Events
-from saccade.route.keys import MOST_VALUES, Bearing, bearing_of_body
+from saccade.route.keys import MOST_PARTS, MOST_VALUES, Bearing, bearing_of_body
 from saccade.route.run import Router
 from saccade.route.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from tests.abuse.values import BODIES
@@ -385,6 +385,7 @@ def test_a_flood_of_large_bodies_leaves_a_turn_to_others() -> None:
 
 # ---- what a request is ranked by
 
+WIDE = "x" * 4_000_000 + "\N{PILE OF POO}"
 BOMBS = {
     "numbers": b'{"prompt": [' + b"7," * 3_000_000 + b"7]}",
     "lists": b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}",
@@ -394,6 +395,21 @@ BOMBS = {
     "salts": b'{"input": "x", "cache_salt": [' + b"{}," * 2_000_000 + b"0]}",
     "parts": b'{"messages": [{"content": [' + b"{}," * 2_000_000 + b"0]}]}",
 }
+
+
+@pytest.mark.parametrize("field", ["url", "text"])
+def test_wide_characters_are_not_copied_again_and_again(field: str) -> None:
+    """One of them makes four bytes of each character beside it."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + WIDE}}
+    part = image if field == "url" else {"type": "text", "text": WIDE}
+    body = json.dumps({"messages": [{"content": [part]}]}, ensure_ascii=False).encode()
+    tracemalloc.start()
+    try:
+        assert bearing_of_body(body).keys
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6.5 * len(body)
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -406,6 +422,26 @@ def test_the_key_of_a_large_body_takes_little_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert found == Bearing() and peak < 1 << 20
+
+
+def test_only_so_many_parts_are_looked_at() -> None:
+    """An image after them decides nothing; a chat goes by how it begins."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    hi = {"role": "user", "content": "hi"}
+    fillers: list[list[object]] = [
+        [{}],
+        [{"content": [[]] * 9}],
+        [{"role": "x", "content": [{}] * 9}],
+        [0],
+    ]
+    for between in fillers:
+        for count, found in ((10, True), (MOST_PARTS, False)):
+            messages = [hi, *between * count, {"role": "user", "content": [image]}]
+            with_image, without = (
+                bearing_of_body(json.dumps({"messages": each}).encode()).keys
+                for each in (messages, messages[:-1])
+            )
+            assert with_image and without and (with_image != without) == found
 
 
 def test_what_is_just_within_is_read() -> None:
