@@ -45,7 +45,7 @@ class RayFleet(Fleet):
         """Of each server, by its URL: the replica that owns it, and its process."""
         found = {}
         for each in psutil.Process(self.router.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, ValueError):  # one that has yet to listen
                 if each.cmdline()[1:4] == ["-m", "saccade", "serve"]:
                     (port,) = (
                         at.laddr.port for at in each.net_connections("tcp") if at.status == "LISTEN"

@@ -52,6 +52,7 @@ class Worker:
         self.url = ""
         self.sent = 0
         self.seen: list[str] = []
+        self.heads: list[bytes] = []
         self.tell: Callable[[str, bytes], bytes | None] = lambda path, body: answer(b"{}")
         self.forever = b""  # after that, until the other side ends it
         self.closes = False
@@ -68,6 +69,7 @@ class Worker:
                 body = await reader.readexactly(length)
                 if path != "/health":
                     self.seen.append(path)
+                    self.heads.append(head)
                 said = self.tell(path, body)
                 if said is None:
                     continue
@@ -250,6 +252,45 @@ def test_events_are_whole_however_they_come() -> None:
 
 
 # ---- a router in front of them
+
+
+def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> None:
+    """Whatever a client says of lengths, hosts and ids, a worker reads one request, and who it is
+    for.
+    """
+    lines = (
+        *("POST /v1/files?a=%0d%0ax:y HTTP/1.1", "Host: elsewhere", "Transfer-Encoding: chunked"),
+        *("Connection: keep-alive, x-mine,content-length, Host", "X-Mine: 1", "TE: trailers"),
+        *("Keep-Alive: 9", "Proxy-Authorization: a", "Upgrade: h2c", "Trailer: authorization"),
+        *("X-Saccade-File-Suffix: 00000000", "X-Request-Id: one two", "X-Forwarded-For: 10.0.0.1"),
+        *("Expect: 100-continue", "X-Kept: 2"),
+    )
+    smuggled = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+    sent = "\r\n".join([*lines, "", ""]).encode() + chunk(smuggled)
+    sent += b"0\r\nauthorization: Bearer stolen\r\n\r\n"
+
+    async def scenario() -> None:
+        async with worker() as made, routing(made) as client:
+            url = client.base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(sent)
+            while (status := await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100"):
+                pass
+            assert status.startswith(b"HTTP/1.1 200")
+            writer.close()
+            (head,) = made.heads
+            first, *rest = head.decode().split("\r\n")[:-2]
+            assert first == "POST /v1/files?a=%0d%0ax:y HTTP/1.1"
+            values = {line.split(": ")[0]: line.split(": ")[1] for line in rest}
+            names = sorted(line.split(": ")[0] for line in rest)
+            ours = ["content-length", "host", "x-request-id", "x-saccade-file-suffix"]
+            assert names == sorted([*ours, "x-forwarded-for", "x-kept"])
+            assert values["host"] == made.url.removeprefix("http://")
+            assert values["content-length"] == str(len(smuggled))
+            assert values["x-saccade-file-suffix"] != "00000000"
+            assert values["x-request-id"].startswith("req-")
+
+    asyncio.run(scenario())
 
 
 def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
