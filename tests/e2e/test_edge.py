@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.abuse import raw
-from tests.e2e.server import Server, routing, serving
+from tests.e2e.server import WAYS, Server, routing, serving
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -30,7 +30,7 @@ SOON = 15
 """Seconds that tell a hang from an answer; the server's own clocks are set to one and two."""
 
 
-@pytest.fixture(scope="module", params=["direct", pytest.param("routed", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=WAYS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

@@ -18,7 +18,7 @@ import pytest
 from tests.abuse import raw, values
 from tests.abuse.grammar import Grammar
 from tests.abuse.watch import watching
-from tests.e2e.server import Server, routing, serving
+from tests.e2e.server import WAYS, Server, routing, serving
 
 AT_ONCE = 6
 HARD = True
@@ -29,7 +29,7 @@ HEALTH_SECONDS = 10
 """Far more than /health ever takes, and far less than a front that hangs."""
 
 
-@pytest.fixture(scope="module", params=["direct", pytest.param("routed", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=WAYS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
