@@ -52,13 +52,17 @@ class RouteOptions(SpreadOptions):
     """
     port: int = 8100
     """Port to listen on; 0 picks a free one."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
+    the same: their answers pass as they are.
+    """
     shutdown_grace: float = 30.0
     """Seconds that requests get to finish when the router is told to stop."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
-        named(self, "workers")
+        named(self, "workers", "cors_origins")
         at_least(0, self, "port", "shutdown_grace")
         at_most(65535, self, "port")
 

@@ -1,44 +1,21 @@
-"""Several servers on a real Ray Serve: to clients the same as one server or `saccade route`."""
+"""Several servers on a real Ray Serve: what is Ray's alone. What clients see there is asked in
+`test_route.py`.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from tests.checkpoints import picture
-from tests.e2e.server import Server
-from tests.e2e.test_route import (
-    SOON,
-    Fleet,
-    ask,
-    chat,
-    chats,
-    outcome,
-    test_a_command_to_forget_reaches_every_server,
-    test_a_response_goes_on_where_it_is_kept,
-    test_a_stream_comes_as_it_is_made,
-    test_a_stream_is_the_answer_piece_by_piece,
-    test_an_uploaded_file_is_there_whoever_is_asked,
-    test_errors_are_the_servers_own,
-    test_health_and_metrics_are_the_routers_own,
-    test_the_anthropic_sdk_is_answered,
-)
+from tests.e2e.fleets import SOON, ask, chat, chats, outcome
+from tests.e2e.rays import RayFleet, deployed, write_config
 from tests.e2e.test_serve import text_part, user
 
 pytest.importorskip("ray.serve")
@@ -49,136 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-SAME = (
-    test_a_command_to_forget_reaches_every_server,
-    test_a_response_goes_on_where_it_is_kept,
-    test_a_stream_comes_as_it_is_made,
-    test_a_stream_is_the_answer_piece_by_piece,
-    test_an_uploaded_file_is_there_whoever_is_asked,
-    test_errors_are_the_servers_own,
-    test_health_and_metrics_are_the_routers_own,
-    test_the_anthropic_sdk_is_answered,
-)
-"""Tests of the router that are asked of Ray's ingress too: they run here, with this `fleet`."""
-SERVE = (
-    *("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192"),
-    *("--media-workers", "1", "--threads", "1"),
-)
-RUN = "from ray.serve.scripts import cli; cli()"
-START_SECONDS = 240
 CHATS = 24
-
-
-@dataclass(frozen=True)
-class RayFleet(Fleet):
-    """`started`: seconds until all servers were ready; `bytes`: memory that Ray's own
-    processes, and no servers, share with nobody.
-    """
-
-    started: float
-    bytes: int
-
-    def owners(self) -> dict[str, tuple[psutil.Process, psutil.Process]]:
-        """Of each server, by its URL: the replica that owns it, and its process."""
-        found = {}
-        for each in psutil.Process(self.router.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if each.cmdline()[1:4] == ["-m", "saccade", "serve"]:
-                    (port,) = (
-                        at.laddr.port for at in each.net_connections("tcp") if at.status == "LISTEN"
-                    )
-                    owner = each.parent()
-                    assert owner is not None
-                    found[str(port)] = (owner, each)
-        return {each.url: found[each.url.rpartition(":")[2]] for each in self.now()}
-
-    def now(self) -> list[Server]:
-        """The servers that are ready."""
-        told = httpx.get(f"{self.router.url}/health", timeout=30).json()["workers"]
-        urls = [each["url"] for each in told if each["status"] == "ready"]
-        return [Server(url, self.router.process, self.router.log) for url in urls]
-
-    def wait_for(self, count: int, but: Sequence[str] = ()) -> list[Server]:
-        """Until there are so many servers, none of them at these URLs."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            assert time.monotonic() < deadline, self.router.log.read_text()[-4000:]
-            servers = [each for each in self.now() if each.url not in but]
-            if len(servers) == count:
-                return servers
-            time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-QUICK = ("upscale_delay_s: 1", "downscale_delay_s: 2", "look_back_period_s: 2")
-"""Ray's own are made for hours."""
-
-
-def write_config(folder: Path, logs: Path, port: int, *options: str) -> Path:
-    """By the command that users have."""
-    path = logs / "deploy.yaml"
-    few = ("--gpus", "0", "--cpus", "0.25", "--port", str(port), "--drain", "20")
-    command = [sys.executable, "-m", "saccade", "deploy", "ray", str(folder), *few, *options]
-    command += ["--output", str(path), "--", *SERVE, "--files-dir", str(logs / "files")]
-    subprocess.run(command, check=True)
-    return path
-
-
-@contextmanager
-def deployed(folder: Path, logs: Path, replicas: int, *options: str) -> Iterator[RayFleet]:
-    """`serve run` of the file, until as many servers are ready. Nothing is left of it."""
-    port = free_port()
-    path = write_config(folder, logs, port, "--replicas", str(replicas), *options)
-    scale = "autoscaling_config:\n"
-    quick = "".join(f"      {line}\n" for line in (*QUICK, "metrics_interval_s: 1"))
-    path.write_text(path.read_text().replace(scale, scale + quick))
-    log = logs / "ray.log"
-    short = tempfile.mkdtemp(prefix="ray")  # sockets lie in it, whose names may not be long
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short, "RAY_DEDUP_LOGS": "0"}
-    began = time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, "run", str(path)],
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **quiet},
-            start_new_session=True,
-        )
-    router = Server(f"http://127.0.0.1:{port}", process, log)
-    family = [psutil.Process(process.pid)]
-    try:
-        while True:
-            assert process.poll() is None and time.monotonic() - began < START_SECONDS, (
-                log.read_text()[-4000:]
-            )
-            with suppress(httpx.TransportError, ValueError, KeyError):
-                told = httpx.get(f"{router.url}/health", timeout=30).json()
-                ready = [each for each in told["workers"] if each["status"] == "ready"]
-                if len(ready) == replicas:
-                    break
-            time.sleep(0.2)
-        started = time.monotonic() - began
-        family += family[0].children(recursive=True)
-        theirs = [each for each in family if "saccade" not in " ".join(each.cmdline()[1:3])]
-        resident = sum(each.memory_full_info().uss for each in theirs)
-        workers = [Server(each["url"], process, log) for each in ready]
-        yield RayFleet(workers, router, started, resident)
-        family += [each for each in family[0].children(recursive=True) if each not in family]
-        process.send_signal(signal.SIGINT)
-        process.wait(90)
-        assert not psutil.wait_procs(family, timeout=30)[1], "something of it is left"
-    finally:
-        for each in family:
-            with suppress(psutil.Error):
-                each.kill()
-        process.wait()
-        shutil.rmtree(short, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +34,16 @@ def folder(checkpoint: Callable[..., Path]) -> Path:
     return checkpoint("qwen3_vl")
 
 
-@pytest.fixture(scope="module")
-def fleet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
-    with deployed(folder, tmp_path_factory.mktemp("r"), 2) as fleet:
-        print(f"\nready after {fleet.started:.1f} s; Ray's own processes: {fleet.bytes >> 20} MiB")
-        yield fleet
+@pytest.fixture(scope="module", params=["tiny", "demo"])
+def fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayFleet]:
+    """On a tiny checkpoint, and on the built-in model."""
+    if request.param == "tiny":
+        yield request.getfixturevalue("ray_fleet")
+    else:
+        with deployed("demo", tmp_path_factory.mktemp("r"), 2) as fleet:
+            yield fleet
 
 
 def test_the_printed_file_is_what_ray_reads(folder: Path, tmp_path: Path) -> None:
