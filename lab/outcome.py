@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.options import Routing, SimulationDetail
+from lab.options import Routing, Sharing, SimulationDetail
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.tools.bench.measure import Distribution
 
@@ -16,7 +16,9 @@ from saccade.tools.bench.measure import Distribution
 @dataclass(slots=True)
 class StepCounts:
     """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
-    encoded again, but not decoded.
+    encoded again, but not decoded; `images_different`: of those sent; `images_given`: by encoders,
+    whose own encodes are counted with the others'; `images_twice`: encoded while another replica
+    did so, though both share a store.
 
     `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
     """
@@ -26,10 +28,13 @@ class StepCounts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     images: int = 0
+    images_different: int = 0
     images_kv: int = 0
     images_embedding: int = 0
     images_encoded: int = 0
     images_decoded: int = 0
+    images_given: int = 0
+    images_twice: int = 0
     pixels_reused: int = 0
     patches_encoded: int = 0
     pages_evicted: int = 0
@@ -77,6 +82,7 @@ class Outcome:
 
     level: SimulationDetail
     routing: Routing | None
+    sharing: Sharing
     page_tokens: int
     duration: float
     busy: tuple[float, ...]
@@ -84,6 +90,11 @@ class Outcome:
     tiers: dict[str, Tier]
     ttft: Distribution
     served: tuple[Served, ...] = ()
+
+    @property
+    def encodes(self) -> float:
+        """Per different image."""
+        return self.counts.images_encoded / max(1, self.counts.images_different)
 
     @property
     def kv_rate(self) -> float:
