@@ -88,8 +88,9 @@ class Replica:
         self._flight: tuple[Plan, float] | None = None
 
     def submit(self, request: Request, now: float) -> list[Delta]:
-        for image in request.images if self._store else ():
-            if self._store and not self.embeddings.ready(image.key):
+        if self._store:
+            absent = [image for image in request.images if not self.embeddings.ready(image.key)]
+            for image in absent:
                 self.embeddings.seen_in_store(image, self._store.whole(image.key, now))
         return self.scheduler.add(request)
 
@@ -124,9 +125,10 @@ class Replica:
         events: tuple[DiskEvent, ...] = tuple((key, "read") for key in done)
         logprobs = (None,) * len(tokens)
         encoded = tuple((encode.key, 0.0, now) for encode in plan.encode)
-        for encode in plan.encode if self._store else ():
-            nbytes = (self.embeddings.num_tokens(encode.key) or 0) * self._machine.embedding_bytes
-            self._store.put(encode.key, nbytes, now)
+        if self._store:
+            for encode in plan.encode:
+                num_tokens = self.embeddings.num_tokens(encode.key) or 0
+                self._store.put(encode.key, num_tokens * self._machine.embedding_bytes, now)
         return self.scheduler.apply(StepResult(plan.step, tokens, logprobs, encoded, events))
 
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:

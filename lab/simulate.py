@@ -125,7 +125,7 @@ def run(
     began = time.process_time()
     with _progress(output.quiet, requests) as told:
         outcomes = tuple(
-            _one(trace, level, profile, options, routing, sharing, told)
+            one(trace, level, profile, options, routing, sharing, told)
             for routing, sharing in arrangements
         )
     pace = requests / max(1e-9, time.process_time() - began)
@@ -141,7 +141,7 @@ def arrange(options: MachineOptions) -> list[tuple[Routing, Sharing]]:
     return list(product(options.routing or routings, options.sharing or sharings))
 
 
-def _one(
+def one(
     trace: RequestTrace,
     level: SimulationDetail,
     profile: Profile,
@@ -150,6 +150,7 @@ def _one(
     sharing: Sharing,
     told: Callable[[], None],
 ) -> Outcome:
+    """One trace on one arrangement of replicas; `told` is called for every request."""
     worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
     shared = Shared()
     if sharing == "store":
@@ -205,7 +206,7 @@ def _table(simulated: Simulated) -> Table:
     )
     table.add_column("", min_width=28)
     for outcome in simulated.outcomes:
-        head = outcome.routing or "one replica"
+        head: str = outcome.routing or "one replica"
         head += "" if outcome.sharing == "none" else f"\n{outcome.sharing}"
         table.add_column(head, justify="right", no_wrap=True)
     columns = [dict(_rows(outcome)) for outcome in simulated.outcomes]
