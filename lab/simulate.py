@@ -110,7 +110,7 @@ def run(
     if result is not None:
         trace = Replay(result, model or "demo", profile.machine)
         if output.calibrate is not None:
-            costs = calibrate(trace, profile.machine, profile.costs)
+            costs = calibrate(trace, profile.machine, profile.costs, options.names)
             write_costs(output.calibrate, costs)
             profile = Profile(costs, profile.machine, f"{profile.source}; fitted to {result.name}")
     else:
