@@ -60,8 +60,6 @@ class Costs:
     """Device memory to host memory and back, GB/s."""
     disk_gbs: float
     """From disk to host memory, GB/s; a store that servers share is written and read at this."""
-    net_gbs: float
-    """Between two servers, GB/s."""
     workers: int = 1
     """Decode workers."""
 
@@ -137,7 +135,6 @@ H200 = Profile(
         patch_pair=2.859e-7,
         host_gbs=50.0,  # PCIe 5.0 x16 has 63
         disk_gbs=3.0,  # one NVMe drive, assumed
-        net_gbs=3.0,  # 25 Gbit/s, assumed
         workers=8,  # half of the cores that commonly go with one GPU
     ),
     Machine(
@@ -174,7 +171,6 @@ CPU = Profile(
         patch_pair=1.93e-5,
         host_gbs=5.0,  # assumed
         disk_gbs=1.0,  # assumed
-        net_gbs=1.0,  # one machine's own, assumed
     ),
     Machine(
         rules=DEMO_RULES,

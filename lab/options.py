@@ -176,22 +176,6 @@ class MachineOptions:
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
-    replicas: int = 1
-    """Servers side by side."""
-    workers: tuple[str, ...] = ()
-    """Names of the servers, as `saccade route --workers` has them: ranking goes by names. Derived:
-    made-up ones, --replicas of them.
-    """
-    routing: tuple[Routing, ...] = ()
-    """How requests find a server; several are compared. affinity and random: as `saccade route`
-    ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
-    """
-    sharing: tuple[Sharing, ...] = ()
-    """What servers have in common; several are compared. store: --embedding-cache-shared.
-    encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
-    """
-    encoders: int = 1
-    """Servers of role encode, beside the others, for --sharing encoders."""
     level: SimulationDetail | None = None
     """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
     the time. Derived: steps up to 5000 requests.
@@ -210,18 +194,11 @@ class MachineOptions:
     """Host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
     embedding_cache_disk_mb: int = 0
     """Disk space for embeddings."""
-    embedding_cache_shared_mb: int | None = None
-    """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
     disable_radix_cache: bool = False
     """Do not reuse the KV of prompts seen before."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "replicas", "encoders", "page_size", "kv_tokens", "chunked_prefill_size")
-        at_least(1, self, "embedding_cache_shared_mb")
-        if self.workers and self.replicas not in (1, len(self.workers)):
-            raise ConfigError(
-                f"--replicas {self.replicas}: --workers names {len(self.workers)}; leave it out"
-            )
+        at_least(1, self, "page_size", "kv_tokens", "chunked_prefill_size")
         at_least(
             0,
             self,
@@ -229,6 +206,40 @@ class MachineOptions:
             "embedding_cache_host_mb",
             "embedding_cache_disk_mb",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How many of it, and what they have in common."""
+
+    replicas: int = 1
+    """Servers side by side."""
+    workers: tuple[str, ...] = ()
+    """Names of the servers, as `saccade route --workers` has them: ranking goes by names. Derived:
+    made-up ones, --replicas of them.
+    """
+    routing: tuple[Routing, ...] = ()
+    """How requests find a server; several are compared. affinity and random: as `saccade route`
+    ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
+    """
+    sharing: tuple[Sharing, ...] = ()
+    """What servers have in common; several are compared. store: --embedding-cache-shared.
+    encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
+    """
+    encoders: int = 1
+    """Servers of role encode, beside the others, for --sharing encoders."""
+    embedding_cache_shared_mb: int | None = None
+    """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
+    network_gbs: float = 3.0
+    """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "replicas", "encoders", "embedding_cache_shared_mb")
+        above(0, self, "network_gbs")
+        if self.workers and self.replicas not in (1, len(self.workers)):
+            raise ConfigError(
+                f"--replicas {self.replicas}: --workers names {len(self.workers)}; leave it out"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,9 +16,8 @@ from saccade.tools.bench.measure import Distribution
 @dataclass(slots=True)
 class StepCounts:
     """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
-    encoded again, but not decoded; `images_different`: of those sent; `images_given`: by encoders,
-    whose own encodes are counted with the others'; `images_twice`: encoded while another replica
-    did so, though both share a store.
+    encoded again, but not decoded; `images_given`: by encoders, whose own encodes are counted with
+    the others'.
 
     `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
     """
@@ -28,13 +27,11 @@ class StepCounts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     images: int = 0
-    images_different: int = 0
     images_kv: int = 0
     images_embedding: int = 0
     images_encoded: int = 0
     images_decoded: int = 0
     images_given: int = 0
-    images_twice: int = 0
     pixels_reused: int = 0
     patches_encoded: int = 0
     pages_evicted: int = 0
@@ -76,8 +73,9 @@ class Outcome:
     """One trace on one arrangement of replicas. `duration` is in ms, `busy` the share of it in
     which each replica computed.
 
-    `served` is kept at level "steps" only. `page_tokens`: tokens of a page, as they were counted
-    here.
+    `different`: images of those sent. `twice`: images that a replica encoded while another did so,
+    though both share a store. `served` is kept at level "steps" only. `page_tokens`: tokens of a
+    page, as they were counted here.
     """
 
     level: SimulationDetail
@@ -89,12 +87,14 @@ class Outcome:
     counts: StepCounts
     tiers: dict[str, Tier]
     ttft: Distribution
+    different: int
+    twice: int = 0
     served: tuple[Served, ...] = ()
 
     @property
     def encodes(self) -> float:
         """Per different image."""
-        return self.counts.images_encoded / max(1, self.counts.images_different)
+        return self.counts.images_encoded / max(1, self.different)
 
     @property
     def kv_rate(self) -> float:

@@ -259,7 +259,6 @@ def run(
     counts = StepCounts()
     for server in servers:
         counts.add(server.end())
-    counts.images_different = len(different)
     shared.count(counts)
     return Outcome(
         level="caches",
@@ -271,4 +270,6 @@ def run(
         counts=counts,
         tiers=tiers(server.embeddings for server in servers),
         ttft=Distribution.of(waits),
+        different=len(different),
+        twice=shared.twice,
     )

@@ -35,6 +35,11 @@ class PixelStage:
         self.decoded = 0
         self.shipped = 0
 
+    @property
+    def named(self) -> set[ImageKey]:
+        """All that was ever shown."""
+        return set(self._known)
+
     def name(self, pictures: Iterable[Shown]) -> None:
         """A request shows these: what follows may name them by key."""
         self._known.update((shown.image.key, shown) for shown in pictures)
@@ -77,6 +82,7 @@ class Replica:
         )
         self.pixels = PixelStage(costs)
         self.busy = 0.0
+        self.calls = 0  # that it has been sent and has not answered
         self.stepping = False
         self.moved: Counter[str] = Counter()
         self._costs = costs

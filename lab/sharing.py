@@ -90,7 +90,9 @@ class SimulatedEncoder:
 class EncoderPool:
     """Servers of role encode. `rank` names the one that has the word on an image."""
 
-    def __init__(self, count: int, machine: Machine, costs: Costs, worth: Worth) -> None:
+    def __init__(
+        self, count: int, machine: Machine, costs: Costs, worth: Worth, network_gbs: float
+    ) -> None:
         self.servers = {
             f"http://encoder-{number}:8000": SimulatedEncoder(machine, costs, worth)
             for number in range(count)
@@ -98,14 +100,14 @@ class EncoderPool:
         self.sent_bytes = 0
         self._names = tuple(self.servers)
         self._bytes = machine.embedding_bytes
-        self._costs = costs
+        self._network_gbs = network_gbs
 
     def ask(self, shown: Shown, now: float) -> float:
         """When an embedding has come to the server that asks for it now."""
         name = rank((shown.image.key.digest,), self._names, {})[0]
         nbytes = shown.image.num_tokens * self._bytes
         self.sent_bytes += nbytes
-        return self.servers[name].ask(shown, now) + nbytes / self._costs.net_gbs / 1e6
+        return self.servers[name].ask(shown, now) + nbytes / self._network_gbs / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,13 @@ class Shared:
     def name(self) -> Sharing:
         return "store" if self.store else "encoders" if self.encoders else "none"
 
+    @property
+    def twice(self) -> int:
+        """Images that two servers encoded at once."""
+        return self.store.twice if self.store else 0
+
     def count(self, counts: StepCounts) -> None:
         """Add what happened here."""
-        if self.store:
-            counts.images_twice += self.store.twice
         for server in self.encoders.servers.values() if self.encoders else ():
             counts.images_encoded += server.encoded
             counts.images_decoded += server.encoded

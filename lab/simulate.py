@@ -27,6 +27,7 @@ from lab.calibrate import calibrate
 from lab.check import Check, compare
 from lab.costs import Profile, load_profile, write_costs
 from lab.options import (
+    FleetOptions,
     MachineOptions,
     Routing,
     Sharing,
@@ -54,6 +55,7 @@ COARSE = 8
 MIB = 1 << 20
 STORE_MB = 1 << 20
 """Of the store that servers share, where nobody says."""
+ONE = FleetOptions()
 PIPE_COLUMNS = 150
 """Of a table that goes to a file."""
 
@@ -71,7 +73,11 @@ class Simulated:
 
 
 def simulate(
-    result: Path | None, wanted: TraceOptions, options: MachineOptions, output: SimulateOutput
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
 ) -> int:
     """Simulate, print and keep.
 
@@ -85,7 +91,7 @@ def simulate(
             "--check and --calibrate need a measured run: saccade simulate RESULT.jsonl"
         )
     make_room(output, "output_file", "calibrate")
-    simulated = run(result, wanted, options, output)
+    simulated = run(result, wanted, options, output, fleet)
     console.print(_table(simulated))
     status = 0
     if simulated.check is not None and output.check:
@@ -93,13 +99,17 @@ def simulate(
         status = 0 if simulated.check.exact else 1
     if output.output_file:
         output.output_file.write_text(
-            json.dumps(_json(simulated, wanted, options, result), indent=2) + "\n"
+            json.dumps(_json(simulated, wanted, options, fleet, result), indent=2) + "\n"
         )
     return status
 
 
 def run(
-    result: Path | None, wanted: TraceOptions, options: MachineOptions, output: SimulateOutput
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
 ) -> Simulated:
     """The simulation itself; with `output.calibrate`, by costs that are first fitted to the
     measured run.
@@ -110,7 +120,7 @@ def run(
     if result is not None:
         trace = Replay(result, model or "demo", profile.machine)
         if output.calibrate is not None:
-            costs = calibrate(trace, profile.machine, profile.costs, options.names)
+            costs = calibrate(trace, profile.machine, profile.costs, fleet.names)
             write_costs(output.calibrate, costs)
             profile = Profile(costs, profile.machine, f"{profile.source}; fitted to {result.name}")
     else:
@@ -120,12 +130,12 @@ def run(
     )
     if result is not None and level == "caches":
         raise ConfigError("--level caches: a measured run is simulated step by step")
-    arrangements = arrange(options)
+    arrangements = arrange(fleet)
     requests = trace.requests * len(arrangements)
     began = time.process_time()
     with _progress(output.quiet, requests) as told:
         outcomes = tuple(
-            one(trace, level, profile, options, routing, sharing, told)
+            one(trace, level, profile, options, fleet, routing, sharing, told)
             for routing, sharing in arrangements
         )
     pace = requests / max(1e-9, time.process_time() - began)
@@ -133,12 +143,12 @@ def run(
     return Simulated(profile, outcomes, pace, check)
 
 
-def arrange(options: MachineOptions) -> list[tuple[Routing, Sharing]]:
+def arrange(fleet: FleetOptions) -> list[tuple[Routing, Sharing]]:
     """What is compared."""
-    several = len(options.names) > 1
+    several = len(fleet.names) > 1
     routings: tuple[Routing, ...] = ("affinity", "random") if several else ("random",)
     sharings: tuple[Sharing, ...] = ("none", "store", "encoders") if several else ("none",)
-    return list(product(options.routing or routings, options.sharing or sharings))
+    return list(product(fleet.routing or routings, fleet.sharing or sharings))
 
 
 def one(
@@ -146,6 +156,7 @@ def one(
     level: SimulationDetail,
     profile: Profile,
     options: MachineOptions,
+    fleet: FleetOptions,
     routing: Routing,
     sharing: Sharing,
     told: Callable[[], None],
@@ -154,15 +165,17 @@ def one(
     worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
     shared = Shared()
     if sharing == "store":
-        nbytes = (options.embedding_cache_shared_mb or STORE_MB) * MIB
+        nbytes = (fleet.embedding_cache_shared_mb or STORE_MB) * MIB
         shared = Shared(store=SimulatedStore(nbytes, costs))
         machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
     elif sharing == "encoders":
-        shared = Shared(encoders=EncoderPool(options.encoders, machine, costs, worth))
+        shared = Shared(
+            encoders=EncoderPool(fleet.encoders, machine, costs, worth, fleet.network_gbs)
+        )
     if level == "steps":
-        return Stepwise(trace, machine, costs, options.names, routing, worth, shared).run(told)
+        return Stepwise(trace, machine, costs, fleet.names, routing, worth, shared).run(told)
     grain = options.page_size * (COARSE if trace.requests > FINE_REQUESTS else 1)
-    return quick.run(trace, machine, costs, grain, options.names, routing, worth, told, shared)
+    return quick.run(trace, machine, costs, grain, fleet.names, routing, worth, told, shared)
 
 
 @contextmanager
@@ -225,7 +238,7 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "Requests / refused", f"{counts.requests} / {counts.refused}"
     yield "Prompt tokens", f"{counts.prompt_tokens}"
     yield "  found in the prefix cache", f"{outcome.kv_rate:.1%}"
-    yield "Pictures sent / different", f"{counts.images} / {counts.images_different}"
+    yield "Pictures sent / different", f"{counts.images} / {outcome.different}"
     for name, value in (
         ("prefix", counts.images_kv),
         ("embedding", counts.images_embedding),
@@ -234,7 +247,7 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield f"  whole in {name} cache", f"{value / max(1, counts.images):.1%}"
     yield "  encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
     if outcome.sharing == "store":
-        yield "  encoded by two at once", f"{counts.images_twice}"
+        yield "  encoded by two at once", f"{outcome.twice}"
     if outcome.sharing == "encoders":
         yield "  given by encoders", f"{counts.images_given}"
     for tier, found in outcome.tiers.items():
@@ -291,12 +304,17 @@ def _checked(check: Check) -> Table:
 
 
 def _json(
-    simulated: Simulated, wanted: TraceOptions, options: MachineOptions, result: Path | None
+    simulated: Simulated,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    fleet: FleetOptions,
+    result: Path | None,
 ) -> dict[str, Any]:
     return {
         "kind": "estimate",
         "trace": asdict(wanted) if result is None else result.name,
         "machine": _plain(asdict(options)),
+        "fleet": _plain(asdict(fleet)),
         "source": simulated.profile.source,
         "costs": asdict(simulated.profile.costs),
         "outcomes": [_plain(asdict(replace(outcome, served=()))) for outcome in simulated.outcomes],

@@ -70,7 +70,6 @@ class Stepwise:
             Replica(machine, costs, worth, self._shared.store, self._shared.encoders) for _ in names
         ]
         self._router = Router(routing, names, seed=0)
-        self._loads = [0] * len(names)
         self._events: list[Event] = []
         self._number = count()
         self._live: dict[int, _Live] = {}
@@ -79,7 +78,6 @@ class Stepwise:
         self._open = 0
         self._served: list[Served] = []
         self._counts = StepCounts()
-        self._different: set[ImageKey] = set()
 
     def run(self, told: Callable[[], None] | None = None) -> Outcome:
         """`told` is called whenever a request has ended."""
@@ -125,15 +123,14 @@ class Stepwise:
                 return
             self._open += 1
         call = self._trace.call(session, round)
-        chosen = self._router.choose(call, session, self._loads)
+        chosen = self._router.choose(call, session, [replica.calls for replica in self._replicas])
         number = next(self._number)
         tokens, spans, images = tokens_of(call)
         self._answers[number] = tuple(text_tokens(call.answer))
         sampling = SamplingParams(max_tokens=call.answer.length, ignore_eos=True, seed=number)
         self._live[number] = _Live(call, session, round, chosen, now)
-        self._loads[chosen] += 1
+        self._replicas[chosen].calls += 1
         self._counts.images += len(images)
-        self._different.update(image.key for image in images)
         pictures = call.pictures
         self._replicas[chosen].pixels.name(pictures)
         prepared = (
@@ -165,7 +162,7 @@ class Stepwise:
         if delta.finish is None:
             return
         del self._live[number], self._answers[number]
-        self._loads[live.replica] -= 1
+        self._replicas[live.replica].calls -= 1
         self._counts.requests += 1
         if told:
             told()
@@ -190,7 +187,6 @@ class Stepwise:
     def _outcome(self, now: float) -> Outcome:
         for replica in self._replicas:
             self._counts.add(replica.counts())
-        self._counts.images_different = len(self._different)
         self._shared.count(self._counts)
         return Outcome(
             level="steps",
@@ -202,6 +198,8 @@ class Stepwise:
             counts=self._counts,
             tiers=tiers(replica.embeddings for replica in self._replicas),
             ttft=Distribution.of([served.ttft for served in self._served]),
+            different=len(set().union(*(replica.pixels.named for replica in self._replicas))),
+            twice=self._shared.twice,
             served=tuple(self._served),
         )
 

@@ -14,7 +14,7 @@ import pytest
 from lab.calibrate import calibrate
 from lab.check import compare
 from lab.costs import PROFILES, Costs, Machine, Profile, load_profile
-from lab.options import MachineOptions, Routing, Sharing
+from lab.options import FleetOptions, MachineOptions, Routing, Sharing
 from lab.outcome import Outcome
 from lab.replay import Replay
 from lab.simulate import one
@@ -48,9 +48,13 @@ class Measured:
     asked: list[float]
 
     def simulated(self, routing: Routing, sharing: Sharing, costs: Costs | None = None) -> Outcome:
-        options = MachineOptions(workers=self.names)
+        fleet = FleetOptions(workers=self.names, network_gbs=1.0)
         profile = replace(self.profile, costs=costs or self.profile.costs)
-        return one(self.trace, "steps", profile, options, routing, sharing, lambda: None)
+        return one(self.trace, "steps", profile, MachineOptions(), fleet, routing, sharing, quiet)
+
+
+def quiet() -> None:
+    pass
 
 
 def measure(router: Server, workers: Sequence[Server], path: Path, seed: int) -> Measured:
@@ -101,7 +105,7 @@ def test_with_affinity_each_server_is_asked_and_encodes_as_simulated(tmp_path: P
     assert compare(found.trace, outcome).exact, "cached tokens of every call"
     told(found, outcome)
     outcome = scattered.simulated("random", "none", costs)
-    assert outcome.counts.images_different == IMAGES
+    assert outcome.different == IMAGES
     assert scattered.encoded == pytest.approx(outcome.counts.images_encoded, rel=0.2)
     told(scattered, outcome)
 

@@ -18,6 +18,7 @@ from lab.costs import PROFILES, Costs, Machine, load_profile, read_costs, write_
 from lab.eviction import bench_eviction
 from lab.options import (
     EvictionOptions,
+    FleetOptions,
     MachineOptions,
     Routing,
     Sharing,
@@ -70,11 +71,12 @@ SMALL = TraceOptions(
 
 
 def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
-    named, engine, shared = (
+    machine, fleet, engine, shared = (
         {each.name for each in fields(options) if "embedding" in each.name}
-        for options in (MachineOptions, EngineOptions, PinOptions)
+        for options in (MachineOptions, FleetOptions, EngineOptions, PinOptions)
     )
-    assert named == (engine | shared) - {"embedding_cache_dir", "embedding_cache_shared"}
+    assert machine == engine - {"embedding_cache_dir"}
+    assert fleet == shared - {"embedding_cache_shared"}
     options = MachineOptions(
         embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1
     )
@@ -326,10 +328,10 @@ def test_what_replicas_share_decides_how_often_an_image_is_encoded(level: Simula
     )
     trace = OneImage(options, H200.machine)
     counts: dict[tuple[Routing, Sharing], StepCounts] = {}
-    machine_options = MachineOptions(profile="h200", replicas=2)
-    for routing, sharing in arrange(machine_options):
-        outcome = one(trace, level, H200, machine_options, routing, sharing, lambda: None)
-        assert (outcome.counts.requests, outcome.counts.images_different) == (96, 24)
+    fleet = FleetOptions(replicas=2)
+    for routing, sharing in arrange(fleet):
+        outcome = one(trace, level, H200, MachineOptions(), fleet, routing, sharing, lambda: None)
+        assert (outcome.counts.requests, outcome.different) == (96, 24)
         counts[routing, sharing] = outcome.counts
     encoded = {each: found.images_encoded for each, found in counts.items()}
     blind = encoded.pop(("random", "none"))
@@ -370,7 +372,7 @@ def test_two_servers_that_want_an_image_at_once_both_encode_it_but_a_pool_does_n
     for other in others:
         store.put(other, nbytes, end=20.0)
     assert [store.whole(each, 1e9) for each in (key, *others)] == [False, True, True]
-    pool = EncoderPool(2, H200.machine, H200.costs, saved_encoding)
+    pool = EncoderPool(2, H200.machine, H200.costs, saved_encoding, network_gbs=3.0)
     assert pool.ask(shown, 0.0) == pool.ask(shown, 0.0), "one waits for the other's"
     counts = StepCounts()
     Shared(encoders=pool).count(counts)
@@ -440,8 +442,8 @@ def test_the_command_prints_an_estimate_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    options = MachineOptions(profile="h200", replicas=2, level="caches")
-    assert simulate(None, SMALL, options, SimulateOutput(output_file=path)) == 0
+    options, two = MachineOptions(profile="h200", level="caches"), FleetOptions(replicas=2)
+    assert simulate(None, SMALL, options, SimulateOutput(output_file=path), two) == 0
     said = capsys.readouterr().out
     assert "ESTIMATE" in said and "encoders" in said and "a queue for the time" in said
     written = json.loads(path.read_text())
