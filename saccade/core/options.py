@@ -477,6 +477,10 @@ class RoleOptions:
     """The servers of role encode, as http://HOST:PORT,...; an image's digest says which one encodes
     it. Every server of role language must name them alike.
     """
+    encoders_file: str | None = None
+    """A file with the same, one a line, in place of --encoders: it is read again while the server
+    runs, so encoders may come, go and move. Until it names one, images are encoded here.
+    """
     encoder_key: str | None = None
     """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps it out of process
     lists.
@@ -492,9 +496,12 @@ class RoleOptions:
         above(0, self, "encoder_timeout")
         at_least(1, self, "encoder_connections")
         named(self, "encoders")
-        if (self.role == "language") != bool(self.encoders):
+        if self.encoders and self.encoders_file is not None:
+            raise ConfigError("--encoders and --encoders-file: say who encodes in one of them")
+        if (self.role == "language") != bool(self.encoders or self.encoders_file):
             raise ConfigError(
-                "--role language and --encoders go together: say who encodes, or leave both out"
+                "--role language goes with --encoders or --encoders-file: say who encodes, or "
+                "leave both out"
             )
 
     @property

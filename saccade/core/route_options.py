@@ -83,6 +83,11 @@ class DeployOptions:
     """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs."""
     cpus: float = 4.0
     """CPU cores that Ray books for each server. Ray books, and hinders nobody."""
+    encoders: int = 0
+    """Servers of role encode, which encode the images of all others; each has as much of the
+    cluster as the others have. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to that
+    of SACCADE_API_KEY where Ray starts.
+    """
     ingresses: int = 1
     """Processes that take requests and rank servers."""
     max_ongoing: int = 256
@@ -98,7 +103,7 @@ class DeployOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "replicas", "max_replicas", "ingresses", "max_ongoing", "port")
-        at_least(0, self, "gpus", "drain")
+        at_least(0, self, "gpus", "drain", "encoders")
         above(0, self, "cpus", "target_requests")
         at_most(65535, self, "port")
         if self.max_replicas is not None and self.max_replicas < self.replicas:

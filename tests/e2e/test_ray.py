@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from tests.checkpoints import picture
 from tests.e2e.fleets import SOON, ask, chat, chats, outcome
-from tests.e2e.rays import RayFleet, deployed, write_config
+from tests.e2e.rays import START_SECONDS, RayFleet, deployed, write_config
+from tests.e2e.server import Server
 from tests.e2e.test_serve import text_part, user
 
 pytest.importorskip("ray.serve")
@@ -121,6 +123,63 @@ def test_what_is_killed_under_load_takes_nothing_along(fleet: RayFleet, whom: st
     print(f"another replica after {time.monotonic() - deaths[0]:.1f} s")
     messages: Any = chat(client, images[0], rounds=1)
     assert ask(client, messages).choices
+
+
+def test_images_are_encoded_by_a_deployment_of_encoders(folder: Path, tmp_path: Path) -> None:
+    """24 chats, at random routing: each image once, by the encoder, which Ray then has to start
+    again somewhere else; nobody else encodes before and after.
+    """
+    with deployed(folder, tmp_path, 2, "--encoders", "1", "--affinity", "none") as fleet:
+        encoder = known_encoder(fleet)
+        images = [picture(64, 64, seed=7000 + number) for number in range(CHATS)]
+        chats(fleet.router.url, images)
+        sent = sum(encoder.metric(SENT, source=source) for source in ("tower", "cache"))
+        print(f"\nencoded: {encoder.metric(ENCODED)} by the encoder, {fleet.encodes} by others;")
+        print(f"{sent:.0f} embeddings sent")
+        assert encoder.metric(ENCODED) == CHATS and sum(fleet.encodes) == 0
+        assert CHATS < sent <= 2 * CHATS, "to each server once"
+
+        (process,) = encoders_of(fleet)
+        process.kill()
+        psutil.wait_procs([process], timeout=SOON)
+        other = known_encoder(fleet, but=encoder.url)
+        chats(fleet.router.url, [picture(64, 64, seed=8000 + number) for number in range(CHATS)])
+        assert other.metric(ENCODED) == CHATS and sum(fleet.encodes) == 0
+
+
+SENT, ENCODED = "saccade_embeddings_sent_total", "saccade_images_encoded_total"
+
+
+def encoders_of(fleet: RayFleet) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(fleet.router.process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            words = each.cmdline()
+            if words[1:4] == ["-m", "saccade", "serve"] and "encode" in words:
+                found.append(each)
+    return found
+
+
+def known_encoder(fleet: RayFleet, but: str = "") -> Server:
+    """The encoder, once every server has been told of it."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        assert time.monotonic() < deadline, fleet.router.log.read_text()[-4000:]
+        owners = [psutil.Process(owner.pid) for owner, _ in fleet.owners().values()]
+        lists = [listed(each) for each in owners]
+        if all(lists) and len(set(lists)) == 1 and lists[0] != but:
+            time.sleep(1.5)  # the servers read it once a second
+            return Server(lists[0], fleet.router.process, fleet.router.log)
+        time.sleep(0.2)
+
+
+def listed(owner: psutil.Process) -> str:
+    """What its server is told of encoders."""
+    for each in owner.children(recursive=True):
+        with suppress(psutil.Error, FileNotFoundError, ValueError):
+            words = each.cmdline()
+            return Path(words[words.index("--encoders-file") + 1]).read_text().strip()
+    return ""
 
 
 def test_servers_come_with_requests_and_go_when_theirs_have_ended(
