@@ -74,8 +74,9 @@ def attention_for(
 
 
 class SequenceAttention:
-    """For CPUs: neighbours that decode after few tokens share a call, any other sequence has one of
-    its own. There, consecutive pages are read in place, others are gathered.
+    """For CPUs. Where Numba's kernels run, neighbours that decode share a call that reads keys and
+    values where they lie. Else those that decode after few tokens share one, and any other sequence
+    has one of its own: there, consecutive pages are read in place, others are gathered.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class SequenceAttention:
         self._page_size = page_size
         keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
         self._dtype = dtype
+        self._compiled = device.runs_jit(keys) and keys.dtype == dtype
+        self._scratch = torch.empty(0)
         _, self._kv_heads, self._dim = keys.shape
         self._scale = self._dim**-0.5
         slot, head, value = keys.stride()
@@ -112,6 +115,11 @@ class SequenceAttention:
         lengths = batch.kv_lengths.tolist()
         self._rows, row = [], 0
         while row < len(lines):
+            if self._compiled and (end := self._decoding(starts, row)) > row:
+                rows = slice(row, end)
+                self._rows.append((slice(starts[row], starts[end]), self._paged(batch, rows)))
+                row = end
+                continue
             end = self._abreast(starts, lengths, row)
             if end - row >= FEWEST_ABREAST:
                 attend = self._together(table, lines[row:end], lengths[row:end])
@@ -131,6 +139,34 @@ class SequenceAttention:
             attended = torch.cat([attend(q[rows], cache) for rows, attend in self._rows])
         # Each is a mean of values: their scale may come last.
         return attended if cache.value_scale == 1.0 else attended * cache.value_scale
+
+    def _decoding(self, starts: Sequence[int], row: int) -> int:
+        """Where the rows from `row` on end that have one token each."""
+        while row + 1 < len(starts) and starts[row + 1] - starts[row] == 1:
+            row += 1
+        return row
+
+    def _paged(self, batch: Batch, mine: slice) -> Attend:
+        """For rows `mine`, of one token each."""
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.paged_cpu import decode_paged, scratch_values
+
+        rows = PagedRows(
+            batch.q_starts[mine.start : mine.stop + 1],
+            batch.kv_lengths[mine],
+            batch.slots[mine],
+            batch.page_table,
+            self._page_size,
+            mine.stop - mine.start,
+        )
+
+        def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
+            wanted = scratch_values(*q.shape)
+            if self._scratch.numel() < wanted:
+                self._scratch = torch.empty(wanted)
+            return decode_paged(q, kv, rows, self._scale * kv.key_scale, self._scratch)
+
+        return attend
 
     def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
         """Where the rows from `row` on end that decode after few tokens."""
