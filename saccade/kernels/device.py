@@ -1,4 +1,6 @@
-"""Where Triton's and Numba's kernels run in place of PyTorch's operations, and which GPUs have FP8."""
+"""Where Triton's and Numba's kernels run in place of PyTorch's operations, and which GPUs have
+FP8.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ need not be installed elsewhere.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+# ruff: noqa: ARG001 (Numba says which arguments an intrinsic has)
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 ARITHMETIC = {"reassoc", "contract", "nsz"}
@@ -112,7 +114,26 @@ def claim(context, block):
     return types.int64(Block), build
 
 
-def _address_of(kind, width):
+LINE = 64
+"""Bytes that memory hands over at once."""
+
+
+@intrinsic
+def fetch(context, address):
+    """Have the line of this address brought into the cache, for a read soon after."""
+
+    def build(context, builder, signature, arguments):
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        to_read, everywhere, data = (ir.Constant(flag, each) for each in (0, 3, 1))
+        builder.call(prefetch, [builder.inttoptr(arguments[0], byte), to_read, everywhere, data])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), build
+
+
+def _address_of(kind):
     @intrinsic
     def pointer(context, address):
         def build(context, builder, signature, arguments):
@@ -123,10 +144,10 @@ def _address_of(kind, width):
     return pointer
 
 
-halves = _address_of(types.uint16, 16)
-words = _address_of(types.int32, 32)
-longs = _address_of(types.int64, 64)
-reals = _address_of(types.float32, 32)
+halves = _address_of(types.uint16)
+words = _address_of(types.int32)
+longs = _address_of(types.int64)
+reals = _address_of(types.float32)
 
 
 @intrinsic

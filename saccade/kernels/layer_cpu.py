@@ -46,7 +46,12 @@ def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kern
             halves(block[4]),
             halves(block[5]),
         )
-        weight, cos, sin, slots = halves(block[6]), reals(block[7]), reals(block[8]), longs(block[9])
+        weight, cos, sin, slots = (
+            halves(block[6]),
+            reals(block[7]),
+            reals(block[8]),
+            longs(block[9]),
+        )
         heads, kv_heads, stride, eps = block[10], block[11], block[12], real(block[13])
         while True:
             token = claim(block)
@@ -61,7 +66,9 @@ def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kern
                         squares += wide(qkv[at + d]) * wide(qkv[at + d])
                     root = np.float32(1) / np.sqrt(squares / np.float32(dim) + eps)
                     for d in range(dim):  # rounded where the reference rounds: before the turn
-                        qkv[at + d] = narrow(wide(qkv[at + d]) * root * wide(weight[head * dim + d]))
+                        qkv[at + d] = narrow(
+                            wide(qkv[at + d]) * root * wide(weight[head * dim + d])
+                        )
                 for i in range(half):
                     one, two = (i, i + half) if across else (2 * i, 2 * i + 1)
                     x, y = wide(qkv[at + one]), wide(qkv[at + two])
@@ -200,7 +207,5 @@ def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
     assert gate_up.is_contiguous()
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype)
-    _gate()(
-        rows * -(-size // GATE_VALUES), out.numel(), gate_up.data_ptr(), out.data_ptr(), size
-    )
+    _gate()(rows * -(-size // GATE_VALUES), out.numel(), gate_up.data_ptr(), out.data_ptr(), size)
     return out

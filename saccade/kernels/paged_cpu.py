@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from functools import cache
 
+import numba
 import numpy as np
 import torch
 
 from saccade.kernels.jit import (
+    LINE,
     Kernel,
     bits,
     claim,
     exponential,
+    fetch,
     halves,
     longs,
     narrow,
@@ -30,6 +33,10 @@ from saccade.kernels.paged import PagedCache, PagedRows
 
 BLOCK_KEYS = 128
 """Keys that are scored before their values are read: what is between stays in a core's cache."""
+ABREAST = 4
+"""Tokens whose values are added in one pass over a query's sum."""
+AHEAD = 8
+"""Tokens by which reading is ahead of work: a core left alone waits a third of the time."""
 
 
 def scratch_values(rows: int, heads: int, dim: int) -> int:
@@ -53,7 +60,7 @@ def decode_paged(
     parts = _parts(count, kv_heads)
     _attend(dim, heads // kv_heads)(
         count * parts,
-        cache.keys.numel(),  # whatever the lengths are, more than a thread is woken for
+        count * kv_heads * dim * BLOCK_KEYS,  # about: how long each is need not be known here
         q.data_ptr(),
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
@@ -80,109 +87,121 @@ def _parts(rows: int, kv_heads: int) -> int:
     )
 
 
+@numba.njit(inline="always")
+def _begin(pages, place):
+    """Where a token's keys or values of a row's heads begin, in values. pages: (table, line, page
+    size, values of a slot, values before the first of these heads)."""
+    table, line, page, slot, base = pages
+    return (np.int64(table[line + place // page]) * page + place % page) * slot + base
+
+
+@numba.njit(inline="always")
+def _fetch(address, values):
+    for at in range(0, 2 * values, LINE):
+        fetch(address + at)
+
+
+@numba.njit(inline="always")
+def _score(work, spots, keys, address, pages, start, end, last, heads, group, dim):
+    """Scores of the keys [start, end) and, among the tops, the largest of each query's."""
+    query, _, scores, tops, _, _ = spots
+    for place in range(start, end):
+        _fetch(address + 2 * _begin(pages, min(place + AHEAD, last)), heads // group * dim)
+        k = _begin(pages, place)
+        for each in range(heads):
+            total = np.float32(0)
+            for d in range(dim):
+                total += wide(keys[k + each // group * dim + d]) * work[query + each * dim + d]
+            work[scores + each * BLOCK_KEYS + place - start] = total
+            work[tops + each] = max(work[tops + each], total)
+
+
+@numba.njit(inline="always")
+def _weigh(work, spots, count, heads, dim):
+    """Scores to weights, beside those of the blocks before, whose tops were `before`."""
+    _, summed, scores, tops, before, masses = spots
+    for each in range(heads):
+        top = work[tops + each]
+        shrunk = exponential(work[before + each] - top)
+        work[before + each] = top
+        mass = np.float32(0)
+        for i in range(each * BLOCK_KEYS, each * BLOCK_KEYS + count):
+            weight = exponential(work[scores + i] - top)
+            work[scores + i] = weight
+            mass += weight
+        work[masses + each] = work[masses + each] * shrunk + mass
+        for d in range(each * dim, (each + 1) * dim):
+            work[summed + d] *= shrunk
+
+
+@numba.njit(inline="always")
+def _sum(work, spots, values, address, pages, start, end, last, heads, group, dim):
+    """Add the values [start, end), by their weights, to each query's sum."""
+    _, summed, scores, _, _, _ = spots
+    whole = end - (end - start) % ABREAST
+    for place in range(start, whole, ABREAST):
+        for i in range(AHEAD, AHEAD + ABREAST):
+            _fetch(address + 2 * _begin(pages, min(place + i, last)), heads // group * dim)
+        a, b = _begin(pages, place), _begin(pages, place + 1)
+        c, e = _begin(pages, place + 2), _begin(pages, place + 3)
+        for each in range(heads):
+            h, to = each // group * dim, summed + each * dim
+            w = scores + each * BLOCK_KEYS + place - start
+            wa, wb, wc, we = work[w], work[w + 1], work[w + 2], work[w + 3]
+            for d in range(dim):
+                work[to + d] += (wa * wide(values[a + h + d]) + wb * wide(values[b + h + d])) + (
+                    wc * wide(values[c + h + d]) + we * wide(values[e + h + d])
+                )
+    for place in range(whole, end):
+        a = _begin(pages, place)
+        for each in range(heads):
+            h, to = each // group * dim, summed + each * dim
+            weight = work[scores + each * BLOCK_KEYS + place - start]
+            for d in range(dim):
+                work[to + d] += weight * wide(values[a + h + d])
+
+
 @cache
 def _attend(dim: int, group: int) -> Kernel:
-    """For heads of `dim` values, `group` queries to a key head. Item: a part of a row's heads."""
+    """For heads of `dim` values, `group` queries to a key head. Item: a part of a row's heads.
+
+    Keys are taken in blocks; each query's largest score so far, its weights' mass and their sum of
+    values are kept (Milakov & Gimelshein 2018, online softmax).
+    """
 
     def attend(block):
-        q, keys, values, out = halves(block[2]), halves(block[3]), halves(block[4]), halves(block[5])
-        table, lines, lengths = words(block[6]), longs(block[7]), words(block[8])
-        scratch = reals(block[9])
-        page, width, kv_heads, parts, scale = (
-            block[10],
-            block[11],
-            block[12],
-            block[13],
-            real(block[14]),
-        )
-        mine = kv_heads // parts
+        q, keys, values = halves(block[2]), halves(block[3]), halves(block[4])
+        out, table, lines = halves(block[5]), words(block[6]), longs(block[7])
+        lengths, work = words(block[8]), reals(block[9])
+        page, width, kv_heads, parts = block[10], block[11], block[12], block[13]
+        scale, mine = real(block[14]), kv_heads // parts
         heads = mine * group
-        while True:
-            item = claim(block)
-            if item >= block[1]:
-                return
+        item = claim(block)
+        while item < block[1]:
             row, first = item // parts, item % parts * mine
-            line, length = lines[row] * width, np.int64(lengths[row])
-            at = (row * kv_heads + first) * group * dim
-            query = item * heads * (2 * dim + BLOCK_KEYS + 2)
+            length, at = np.int64(lengths[row]), (row * kv_heads + first) * group * dim
+            pages = (table, lines[row] * width, page, kv_heads * dim, first * dim)
+            query = item * heads * (2 * dim + BLOCK_KEYS + 3)
             summed = query + heads * dim
             scores = summed + heads * dim
             tops = scores + heads * BLOCK_KEYS
-            masses = tops + heads
+            before, masses = tops + heads, tops + 2 * heads
+            spots = (query, summed, scores, tops, before, masses)
             for i in range(heads * dim):
-                scratch[query + i] = wide(q[at + i]) * scale
-                scratch[summed + i] = np.float32(0)
-            for head in range(heads):
-                scratch[tops + head] = -np.float32(np.inf)
-                scratch[masses + head] = np.float32(0)
-            for start in range(0, length, BLOCK_KEYS):
-                count = min(BLOCK_KEYS, length - start)
-                for head in range(heads):
-                    scratch[masses + heads + head] = scratch[tops + head]
-                for key in range(count):
-                    place = start + key
-                    slot = np.int64(table[line + place // page]) * page + place % page
-                    for head in range(mine):
-                        k = (slot * kv_heads + first + head) * dim
-                        for g in range(group):
-                            each = head * group + g
-                            total = np.float32(0)
-                            for d in range(dim):
-                                total += wide(keys[k + d]) * scratch[query + each * dim + d]
-                            scratch[scores + each * BLOCK_KEYS + key] = total
-                            if total > scratch[tops + each]:
-                                scratch[tops + each] = total
-                for each in range(heads):
-                    top = scratch[tops + each]
-                    shrunk = exponential(scratch[masses + heads + each] - top)
-                    mass = np.float32(0)
-                    for key in range(count):
-                        weight = exponential(scratch[scores + each * BLOCK_KEYS + key] - top)
-                        scratch[scores + each * BLOCK_KEYS + key] = weight
-                        mass += weight
-                    scratch[masses + each] = scratch[masses + each] * shrunk + mass
-                    for d in range(dim):
-                        scratch[summed + each * dim + d] *= shrunk
-                for key in range(0, count - 3, 4):
-                    place = start + key
-                    a = np.int64(table[line + place // page]) * page + place % page
-                    place += 1
-                    b = np.int64(table[line + place // page]) * page + place % page
-                    place += 1
-                    c = np.int64(table[line + place // page]) * page + place % page
-                    place += 1
-                    e = np.int64(table[line + place // page]) * page + place % page
-                    for head in range(mine):
-                        va = (a * kv_heads + first + head) * dim
-                        vb = (b * kv_heads + first + head) * dim
-                        vc = (c * kv_heads + first + head) * dim
-                        ve = (e * kv_heads + first + head) * dim
-                        for g in range(group):
-                            each = head * group + g
-                            w = scores + each * BLOCK_KEYS + key
-                            wa, wb, wc, we = (
-                                scratch[w],
-                                scratch[w + 1],
-                                scratch[w + 2],
-                                scratch[w + 3],
-                            )
-                            for d in range(dim):
-                                scratch[summed + each * dim + d] += (
-                                    wa * wide(values[va + d]) + wb * wide(values[vb + d])
-                                ) + (wc * wide(values[vc + d]) + we * wide(values[ve + d]))
-                for key in range(count - count % 4, count):
-                    place = start + key
-                    slot = np.int64(table[line + place // page]) * page + place % page
-                    for head in range(mine):
-                        v = (slot * kv_heads + first + head) * dim
-                        for g in range(group):
-                            each = head * group + g
-                            weight = scratch[scores + each * BLOCK_KEYS + key]
-                            for d in range(dim):
-                                scratch[summed + each * dim + d] += weight * wide(values[v + d])
+                work[query + i] = wide(q[at + i]) * scale
+                work[summed + i] = np.float32(0)
             for each in range(heads):
-                share = np.float32(1) / scratch[masses + each]
-                for d in range(dim):
-                    out[at + each * dim + d] = narrow(scratch[summed + each * dim + d] * share)
+                work[tops + each] = work[before + each] = -np.float32(np.inf)
+                work[masses + each] = np.float32(0)
+            for start in range(0, length, BLOCK_KEYS):
+                end, last = min(start + BLOCK_KEYS, length), length - 1
+                _score(work, spots, keys, block[3], pages, start, end, last, heads, group, dim)
+                _weigh(work, spots, end - start, heads, dim)
+                _sum(work, spots, values, block[4], pages, start, end, last, heads, group, dim)
+            for each in range(heads):
+                share = np.float32(1) / max(work[masses + each], np.float32(1e-30))
+                for d in range(each * dim, (each + 1) * dim):
+                    out[at + d] = narrow(work[summed + d] * share)
+            item = claim(block)
 
     return Kernel(attend)

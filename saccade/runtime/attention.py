@@ -73,81 +73,16 @@ def attention_for(
     return SequenceAttention(caches, page_size, dtype or any_keys.dtype, states)
 
 
-class SequenceAttention:
-    """For CPUs. Where Numba's kernels run, neighbours that decode share a call that reads keys and
-    values where they lie. Else those that decode after few tokens share one, and any other sequence
-    has one of its own: there, consecutive pages are read in place, others are gathered.
-    """
+class DecodeAttention:
+    """Rows of one token each, by Numba's kernel. Owns the memory that it works in."""
 
-    def __init__(
-        self,
-        caches: Mapping[int, PagedCache],
-        page_size: int,
-        dtype: torch.dtype,
-        states: StateLayers = NO_STATES,
-    ) -> None:
-        """dtype: of queries."""
-        self.recurrence = StateRecurrence(states)
-        self._caches = caches
+    def __init__(self, page_size: int, scale: float) -> None:
         self._page_size = page_size
-        keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
-        self._dtype = dtype
-        self._compiled = device.runs_jit(keys) and keys.dtype == dtype
+        self._scale = scale
         self._scratch = torch.empty(0)
-        _, self._kv_heads, self._dim = keys.shape
-        self._scale = self._dim**-0.5
-        slot, head, value = keys.stride()
-        self._strides = (0, head, slot, value)
-        self._out_slots = torch.empty(0, dtype=torch.int64)
-        self._rows: list[tuple[slice, Attend]] = []
-        # A window of it that begins `length` before the middle masks all but `length` keys.
-        self._abreast_keys = most = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
-        self._strip = torch.zeros(2 * most, dtype=dtype)
-        self._strip[most:] = -torch.inf
-        self._places = np.arange(most)
-        self._page, self._offset = np.divmod(self._places, page_size)
 
-    def plan(self, batch: Batch) -> None:
-        self.recurrence.plan(batch)
-        self._out_slots = batch.out_slots
-        table = batch.page_table.numpy()
-        starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
-        lengths = batch.kv_lengths.tolist()
-        self._rows, row = [], 0
-        while row < len(lines):
-            if self._compiled and (end := self._decoding(starts, row)) > row:
-                rows = slice(row, end)
-                self._rows.append((slice(starts[row], starts[end]), self._paged(batch, rows)))
-                row = end
-                continue
-            end = self._abreast(starts, lengths, row)
-            if end - row >= FEWEST_ABREAST:
-                attend = self._together(table, lines[row:end], lengths[row:end])
-            else:
-                end, attend = row + 1, self._alone(table[lines[row]], lengths[row])
-            self._rows.append((slice(starts[row], starts[end]), attend))
-            row = end
-
-    def __call__(
-        self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
-    ) -> torch.Tensor:
-        cache = self._caches[layer]
-        q = turn_and_cache(qkv, self._kv_heads, rotation, qk_norm, cache, self._out_slots)
-        if len(self._rows) == 1:
-            attended = self._rows[0][1](q, cache)
-        else:
-            attended = torch.cat([attend(q[rows], cache) for rows, attend in self._rows])
-        # Each is a mean of values: their scale may come last.
-        return attended if cache.value_scale == 1.0 else attended * cache.value_scale
-
-    def _decoding(self, starts: Sequence[int], row: int) -> int:
-        """Where the rows from `row` on end that have one token each."""
-        while row + 1 < len(starts) and starts[row + 1] - starts[row] == 1:
-            row += 1
-        return row
-
-    def _paged(self, batch: Batch, mine: slice) -> Attend:
-        """For rows `mine`, of one token each."""
+    def rows(self, batch: Batch, mine: slice) -> Attend:
+        """For rows `mine` of the batch."""
         # Imported where it runs: elsewhere Numba need not be installed.
         from saccade.kernels.paged_cpu import decode_paged, scratch_values
 
@@ -168,12 +103,79 @@ class SequenceAttention:
 
         return attend
 
+
+class SequenceAttention:
+    """For CPUs. Where Numba's kernels run, neighbours that decode share a call that reads keys and
+    values where they lie. Else those that decode after few tokens share one, and any other sequence
+    has one of its own: there, consecutive pages are read in place, others are gathered.
+    """
+
+    def __init__(
+        self,
+        caches: Mapping[int, PagedCache],
+        page_size: int,
+        dtype: torch.dtype,
+        states: StateLayers = NO_STATES,
+    ) -> None:
+        """dtype: of queries."""
+        self.recurrence = StateRecurrence(states)
+        self._caches = caches
+        self._page_size = page_size
+        keys = next(iter(caches.values())).keys  # of whichever layer: all are alike
+        self._dtype = dtype
+        _, self._kv_heads, self._dim = keys.shape
+        self._scale = self._dim**-0.5
+        compiled = device.runs_jit(keys) and keys.dtype == dtype
+        self._decoding = DecodeAttention(page_size, self._scale) if compiled else None
+        slot, head, value = keys.stride()
+        self._strides = (0, head, slot, value)
+        self._out_slots = torch.empty(0, dtype=torch.int64)
+        self._rows: list[tuple[slice, Attend]] = []
+        # A window of it that begins `length` before the middle masks all but `length` keys.
+        self._abreast_keys = most = max(1, ABREAST_VALUES // (self._kv_heads * self._dim))
+        self._strip = torch.zeros(2 * most, dtype=dtype)
+        self._strip[most:] = -torch.inf
+        self._places = np.arange(most)
+        self._lies = np.divmod(self._places, page_size)  # page of a sequence, and offset in it
+
+    def plan(self, batch: Batch) -> None:
+        self.recurrence.plan(batch)
+        self._out_slots = batch.out_slots
+        table = batch.page_table.numpy()
+        starts, lines = batch.q_starts.tolist(), batch.slots.tolist()
+        lengths = batch.kv_lengths.tolist()
+        self._rows, row = [], 0
+        while row < len(lines):
+            end = self._abreast(starts, lengths, row)
+            if self._decoding is not None and end > row:
+                attend = self._decoding.rows(batch, slice(row, end))
+            elif end - row >= FEWEST_ABREAST:
+                attend = self._together(table, lines[row:end], lengths[row:end])
+            else:
+                end, attend = row + 1, self._alone(table[lines[row]], lengths[row])
+            self._rows.append((slice(starts[row], starts[end]), attend))
+            row = end
+
+    def __call__(
+        self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
+    ) -> torch.Tensor:
+        cache = self._caches[layer]
+        q = turn_and_cache(qkv, self._kv_heads, rotation, qk_norm, cache, self._out_slots)
+        if len(self._rows) == 1:
+            attended = self._rows[0][1](q, cache)
+        else:
+            attended = torch.cat([attend(q[rows], cache) for rows, attend in self._rows])
+        # Each is a mean of values: their scale may come last.
+        return attended if cache.value_scale == 1.0 else attended * cache.value_scale
+
     def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
-        """Where the rows from `row` on end that decode after few tokens."""
+        """Where the rows from `row` on end that decode, after few tokens or by a kernel for any
+        number of them.
+        """
         while (
             row < len(lengths)
             and starts[row + 1] - starts[row] == 1
-            and lengths[row] <= self._abreast_keys
+            and (self._decoding is not None or lengths[row] <= self._abreast_keys)
         ):
             row += 1
         return row
@@ -183,9 +185,10 @@ class SequenceAttention:
     ) -> Attend:
         """For rows of one token each, whose sequences have these lines of the page table."""
         counts, longest = np.array(lengths), max(lengths)
-        pages = table[np.array(lines)[:, None], self._page[:longest]]
+        page, offset = self._lies
+        pages = table[np.array(lines)[:, None], page[:longest]]
         index = pages * np.int64(self._page_size)
-        index += self._offset[:longest]  # [R, longest]
+        index += offset[:longest]  # [R, longest]
         # What is masked is read all the same, and the rest of a page may hold anything.
         index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
         windows = torch.from_numpy(len(self._places) - counts)
