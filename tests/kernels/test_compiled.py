@@ -116,7 +116,8 @@ def test_queries_and_keys_are_turned_and_cached(
     rotation = Rotation(*rotary_tables(angles, pairs), pairs=pairs)
 
     def work() -> torch.Tensor:
-        cache = PagedCache(*(torch.zeros(32, kv_heads, dim).bfloat16() for _ in range(2)))
+        empty = torch.zeros(32, kv_heads, dim).bfloat16()
+        cache = PagedCache(empty, empty.clone())
         q = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, cache, slots)
         return torch.cat([each.flatten() for each in (q, cache.keys, cache.values)])
 
