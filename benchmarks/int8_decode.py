@@ -63,7 +63,7 @@ class Tiled:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
 
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
@@ -107,9 +107,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         spec = cast(QwenVLSpec, load_spec(make_checkpoint("qwen3-vl-2b", Path(name) / "model")))
     config = replace(spec.text, layers=args.layers)
     models, lines = {}, {}
-    for kind in ("bfloat16", "int8"):
+    for kind in ("bfloat16", "int8", "int4"):
         tally = LoadTally()
-        ways = Ways(projection, made=kind == "int8", native=False, tally=tally)
+        ways = Ways(
+            projection, made=None if kind == "bfloat16" else kind, native=False, tally=tally
+        )
         models[kind] = TextModel(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
     slots = PAGE * (2 + max(args.rows) * -(-(args.context + 1) // PAGE))
