@@ -120,7 +120,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = replace(spec.text, layers=args.layers)
     models, lines = {}, {}
     for made in KINDS:
-        kind, tally = made or "bfloat16", LoadTally()
+        kind: str = made or "bfloat16"
+        tally = LoadTally()
         ways = Ways(projection, made=made, native=False, tally=tally)
         models[kind] = TextModel(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
@@ -143,8 +144,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "wall_ms": round(statistics.median(wall for _, wall in each), 2),
                 "least_wall_ms": round(min(wall for _, wall in each), 2),
             }
-        for kind in ("int8", "int4"):
-            figures[f"{kind}'s speed, {rows} rows"] = faster(times["bfloat16"], times[kind])
+        for few in KINDS[1:]:
+            figures[f"{few}'s speed, {rows} rows"] = faster(times["bfloat16"], times[str(few)])
     return figures | {"load after": os.getloadavg()}
 
 

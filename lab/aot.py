@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -30,6 +31,8 @@ from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+from saccade.kernels import device
 
 TYPES = {
     torch.bfloat16: "bf16",
@@ -51,6 +54,10 @@ check.
 """
 PROMISED = 90
 """The architecture that tiles were chosen for."""
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Bytes of shared memory that a launch may have, by architecture (CUDA C++ Programming Guide,
+"Technical Specifications per Compute Capability").
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +163,9 @@ def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
             setattr(module, name, kernel)
 
 
-def launches_of(case: KernelCase) -> list[KernelLaunch]:
-    with recorded(case.module) as recorders:
+def launches_of(case: KernelCase, arch: int = PROMISED) -> list[KernelLaunch]:
+    """As the host would launch on a GPU of that architecture."""
+    with recorded(case.module) as recorders, patch.object(device, "generation", lambda _: arch):
         case.run()
     return [launch for recorder in recorders for launch in recorder.launches]
 
@@ -208,9 +216,11 @@ def _run(tool: str, *args: str) -> str:
 
 def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
     """What the machine code of one launch does not keep, on the architecture that promises are
-    for; of another one, what is compared is the record.
+    for; of another one, what is compared is the record, and whether it can be launched.
     """
     found: list[str] = []
+    if code.shared > SHARED.get(arch, code.shared):
+        found.append(f"{code.shared} bytes of shared memory, there are {SHARED[arch]}")
     if arch != PROMISED:
         return found
     if code.spills or code.stack:
@@ -258,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arch < case.least_arch:
                 tqdm.write(f"{case.name:60s} needs sm_{case.least_arch}")
                 continue
-            for at, launch in enumerate(launches_of(case)):
+            for at, launch in enumerate(launches_of(case, arch)):
                 name = f"{case.name}: {launch.name}" + (f" {at}" if at else "")
                 promise = case.promises[launch.name]
                 code = found[name] = compile_launch(launch, arch)

@@ -30,6 +30,8 @@ COLUMNS = 32
 """Columns of a state that one program has, at most, where rows have one token."""
 LEAST = 16
 """Rows and columns of a product on tensor cores, at least."""
+STEP = ["lines", "q_starts", "kv_lengths"]
+"""What is a view of a step's staging buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def _inputs(x, state, at, here, channel, known, x_stride, channels, taps: tl.con
     return new.to(tl.float32) + old.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["rows"])
+# Where a step's numbers lie depends on how many there are: nothing is compiled for how they do.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=STEP)
 def _conv(
     x,
     weight,
@@ -107,7 +110,7 @@ def _conv(
     tl.store(to, total.to(out.dtype.element_ty), mask=(place < count)[:, None] & known[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP)
 def _remember(
     x,
     states,
@@ -188,7 +191,7 @@ def launch_conv(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP)
 def _delta(
     q,
     k,
@@ -252,7 +255,7 @@ def _unit_rows(x, c, here, i, stride, dim, eps):
     return values * tl.rsqrt(tl.sum(values * values, 1) + eps)[:, None]
 
 
-@triton.jit(do_not_specialize=["first", "rows"])
+@triton.jit(do_not_specialize=["first", "rows"], do_not_specialize_on_alignment=["q_starts"])
 def _solve(
     k,
     decay,
@@ -323,7 +326,7 @@ def _advance(query, key, value, decays, share, inverse, state, c, precision: tl.
     return read, state + tl.dot(tl.trans(key), left, input_precision=precision)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=STEP)
 def _scan(
     q,
     k,

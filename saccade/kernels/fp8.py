@@ -7,6 +7,7 @@ bits. PyTorch has no index_copy_ of such tensors: it is done with their bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,3 +64,25 @@ def dense(matrix: Fp8Matrix) -> torch.Tensor:
     """The matrix in float32."""
     values, scales, group = matrix
     return values.float() * scales.repeat_interleave(group, 1)[:, : values.shape[1]]
+
+
+def pad_fp8_outputs(matrix: Fp8Matrix, sizes: Sequence[int], more: int) -> Fp8Matrix:
+    """The matrix, which is parts of so many outputs, with `more` outputs of 0 behind each."""
+    values, scales = (
+        torch.cat([F.pad(part, (0, 0, 0, more)) for part in each.split([*sizes])])
+        for each in (matrix.values.view(torch.uint8), matrix.scales)
+    )
+    return matrix._replace(values=values.view(FP8), scales=scales)
+
+
+def pad_fp8_inputs(matrix: Fp8Matrix, more: int) -> Fp8Matrix:
+    """The matrix with `more` inputs, whose weights are 0."""
+    values, scales, group = matrix
+    inputs = values.shape[1]
+    padded = F.pad(values.view(torch.uint8), (0, more)).view(FP8)
+    if group == inputs:
+        return matrix._replace(values=padded, group=inputs + more)
+    groups = -(-(inputs + more) // group)
+    return matrix._replace(
+        values=padded, scales=F.pad(scales, (0, groups - scales.shape[1])).contiguous()
+    )

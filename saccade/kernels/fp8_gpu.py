@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from saccade.kernels import device
 from saccade.kernels.attention_gpu import Tile
 from saccade.kernels.fp8 import Fp8Matrix
 
@@ -19,6 +20,8 @@ FEW_ROWS = 16
 FEW = Tile(rows=16, keys=64, warps=4, stages=4)
 """Tiles: rows of x, and outputs (`keys`) of a program. What few rows cost is the weights' way."""
 MANY = Tile(rows=128, keys=64, warps=4, stages=3)
+MANY_SMALL = Tile(rows=64, keys=64, warps=4, stages=3)
+"""For multiprocessors of 99 KB."""
 MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
 """For 32-bit values."""
 INPUTS = 128
@@ -72,6 +75,14 @@ def _product(
     tl.store(to, tl.trans(acc).to(out.dtype.element_ty), mask=known)
 
 
+def _tile(x: torch.Tensor) -> Tile:
+    if len(x) <= FEW_ROWS:
+        return FEW
+    if x.element_size() > 2:
+        return MANY_WIDE
+    return MANY if device.has_room(x.device) else MANY_SMALL
+
+
 def launch_fp8(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """`fp8.fp8_linear` in one launch."""
     assert x.stride(1) == 1 and matrix.values.is_contiguous() and matrix.scales.is_contiguous()
@@ -80,7 +91,7 @@ def launch_fp8(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) ->
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    tile = FEW if rows <= FEW_ROWS else MANY if x.element_size() == 2 else MANY_WIDE
+    tile = _tile(x)
     each = INPUTS if groups == 1 else min(INPUTS, matrix.group & -matrix.group)
     grid = (triton.cdiv(outputs, tile.keys), triton.cdiv(rows, tile.rows))
     _product[grid](

@@ -7,6 +7,7 @@ Owns the layout and what it means. Knows nothing of checkpoints' layouts (`runti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -135,6 +136,37 @@ def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
         numbers[some] = made.view(-1, groups * group)[:, :inputs]
         scales[some], zeros[some] = scale, zero
     return pack_int4(numbers, scales, zeros, group)
+
+
+def pad_int4_outputs(matrix: Int4Matrix, sizes: Sequence[int], more: int) -> Int4Matrix:
+    """The matrix, which is parts of so many outputs, with `more` outputs of 0 behind each."""
+    words, scales, zeros, *_ = matrix
+
+    def widen(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.pad(part, (0, more)) for part in values.split([*sizes], 1)], 1)
+
+    return matrix._replace(
+        words=widen(words.t()).t().contiguous(),
+        scales=widen(scales),
+        zeros=None if zeros is None else widen(zeros),
+    )
+
+
+def pad_int4_inputs(matrix: Int4Matrix, more: int) -> Int4Matrix:
+    """The matrix with `more` inputs, for rows that have 0 there."""
+    words, scales, zeros, group, inputs, order = matrix
+    now = inputs + more
+    chunks = -(-now // CHUNK)
+    group = chunks * CHUNK if len(scales) == 1 else group
+    groups = -(-chunks * CHUNK // group) - len(scales)
+    return Int4Matrix(
+        F.pad(words, (0, chunks * CHUNK // EACH - words.shape[1])),
+        F.pad(scales, (0, 0, 0, groups)),
+        None if zeros is None else F.pad(zeros, (0, 0, 0, groups)),
+        group,
+        now,
+        None if order is None else torch.cat((order, torch.arange(inputs, now).to(order))),
+    )
 
 
 def int4_linear(

@@ -8,14 +8,15 @@ nothing.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
 from saccade.kernels.activation import gelu_tanh
-from saccade.kernels.fp8 import Fp8Matrix, fp8_linear
-from saccade.kernels.int4 import Int4Matrix, int4_linear
+from saccade.kernels.fp8 import Fp8Matrix, fp8_linear, pad_fp8_inputs, pad_fp8_outputs
+from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
 from saccade.kernels.panels import Int4Panels, pack_panels, panels_linear
 from saccade.kernels.vnni import runs_vnni
@@ -64,6 +65,28 @@ def ready(weight: Matrix) -> Matrix:
     if isinstance(weight, Int4Matrix) and weight.words.device.type == "cpu" and runs_vnni():
         return pack_panels(weight)
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
+
+
+def pad_outputs(weight: Matrix, sizes: Sequence[int], more: int) -> Matrix:
+    """`weight`, which is parts of so many outputs one below another, with `more` outputs of
+    nothing behind each part. Not for packed ones.
+    """
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_outputs(weight, sizes, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_outputs(weight, sizes, more)
+    assert isinstance(weight, torch.Tensor)
+    return torch.cat([F.pad(part, (0, 0, 0, more)) for part in weight.split([*sizes])])
+
+
+def pad_inputs(weight: Matrix, more: int) -> Matrix:
+    """`weight` with `more` inputs behind its own, that add nothing. Not for packed ones."""
+    if isinstance(weight, Fp8Matrix):
+        return pad_fp8_inputs(weight, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_inputs(weight, more)
+    assert isinstance(weight, torch.Tensor)
+    return F.pad(weight, (0, more))
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from saccade.kernels import device
 from saccade.kernels.attention_gpu import (
     LOG2_E,
     NOTHING,
@@ -35,6 +36,8 @@ MOST_SPLITS = 32
 
 DECODE = Tile(rows=16, keys=64, warps=4, stages=3)
 PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
+PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
+"""Before Hopper products leave from registers: with 64 keys, heads of 128 values would spill."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
 
@@ -288,6 +291,12 @@ def _launch_decode(
         )
 
 
+def _prefill_tile(q: torch.Tensor) -> Tile:
+    if q.element_size() > 2:
+        return PREFILL_WIDE
+    return PREFILL if device.has_room(q.device) else PREFILL_SMALL
+
+
 def _launch_prefill(
     q: torch.Tensor,
     cache: PagedCache,
@@ -299,7 +308,7 @@ def _launch_prefill(
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
     group = heads // kv_heads
-    tile = tile or (PREFILL if q.element_size() == 2 else PREFILL_WIDE)
+    tile = tile or _prefill_tile(q)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     count = len(rows.kv_lengths) - rows.singles

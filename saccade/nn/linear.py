@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.linear import Activation, Matrix, linear, missing, ready
+from saccade.kernels.linear import (
+    Activation,
+    Matrix,
+    linear,
+    missing,
+    pad_inputs,
+    pad_outputs,
+    ready,
+)
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -76,8 +84,7 @@ class Linear:
         added = weights.load(*(column.part("bias") for column in columns)) if bias else None
         sizes = [part.wanted[0] for part in parts]
         if inner and (more := missing(sizes[0], weights.device)):
-            assert isinstance(matrix, torch.Tensor) and len({*sizes}) == 1
-            matrix = torch.cat([F.pad(piece, (0, 0, 0, more)) for piece in matrix.split(sizes)])
+            matrix = pad_outputs(matrix, sizes, more)
             if added is not None:
                 added = torch.cat([F.pad(piece, (0, more)) for piece in added.split(sizes)])
         return cls(matrix, added, activation)
@@ -126,8 +133,7 @@ class RowLinear:
         part = Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))
         matrix = weights.load_matrix(part)
         if inner and (more := missing(part.wanted[1], weights.device)):
-            assert isinstance(matrix, torch.Tensor)
-            matrix = F.pad(matrix, (0, more))
+            matrix = pad_inputs(matrix, more)
         self.weight = ready(matrix)
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard

@@ -7,7 +7,7 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -37,7 +37,7 @@ class LoadTally:
     int8, int4: in so many bits; `made` of them here, the others were stored so. fp8: as they were
     stored.
     restored: stored in 8 bits or less, and made whole. stored: bytes that the restored had in the
-    checkpoint.
+    checkpoint. reasons: why some of few bits were, where the device has products of them.
     """
 
     int8: int = 0
@@ -53,6 +53,7 @@ class LoadTally:
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    reasons: set[str] = field(default_factory=set)
 
     def count_int8(self, matrix: Int8Matrix, shape: tuple[int, int], item: int, made: int) -> None:
         """`item`: bytes of a value in the network's dtype. `made`: 1 where it was made here."""
@@ -106,6 +107,7 @@ class LoadTally:
             said.append(
                 f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
+                + "".join(f" ({reason})" for reason in sorted(self.reasons))
             )
         return "; ".join(said)
 
@@ -178,7 +180,8 @@ class Ways:
     """Which matrices are in 8 or 4 bits in memory.
 
     `projection` says which may be, by canonical names: of those `made` says what all are made, and
-    `native` leaves those that are stored in int8; `fp8` those in FP8. `tally` is told of each.
+    `native` leaves those that are stored in int8; `fp8` those in FP8, `few` those in 4 bits, but
+    for experts. `tally` is told of each.
     """
 
     projection: Callable[[str], bool]
@@ -186,6 +189,11 @@ class Ways:
     native: bool
     tally: LoadTally
     fp8: bool = False
+    few: bool = False
+
+    def int4(self, name: str) -> bool:
+        """Whether a matrix that is stored in 4 bits stays so. Experts are one tensor on a GPU."""
+        return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part], *, head: bool = False) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be. A head is never made 4-bit: it

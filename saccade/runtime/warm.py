@@ -30,9 +30,10 @@ def warm_up(
     """Every rank takes part; the sampler is one rank's. `like` is as embeddings are."""
     # Keys are split among more programs the fewer rows there are; between two powers of two the
     # number of parts, as a power of two, is that of one of them.
-    rows = [1 << n for n in range(batcher.slots.bit_length()) if 1 << n < batcher.slots]
-    prompt = Frame.mixed(0, min(ROW_TOKENS, batcher.chunk_tokens))
-    for frame in (*map(Frame.decode, [*rows, batcher.slots]), prompt):
+    frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
+    # Products are others for few rows and for many, whether these decode or are of prompts.
+    frames += [Frame.mixed(0, tokens) for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens)]
+    for frame in frames:
         shown = like.new_zeros((frame.splices, like.shape[1]))
         batch = replace(batcher.idle(frame), embeddings=shown)
         attention.plan(batch)
@@ -41,3 +42,11 @@ def warm_up(
     if sampler is not None:
         sampler.warm_up()
     encoder.warm_up()
+
+
+def _doubled(least: int, most: int) -> list[int]:
+    """`least`, twice as many, and so on, and `most`."""
+    sizes = [least]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return [*sizes[:-1], most]

@@ -28,6 +28,7 @@ from saccade.runtime.worker import Worker
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, Outcome
 from tests.kernels.conftest import HAS_GPU
+from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
@@ -198,6 +199,23 @@ def test_weights_of_eight_bits_answer_as_their_twin(
         put_kernels(monkeypatch, by_kernels)
         if not HAS_GPU:
             monkeypatch.setattr(weights, "has_fp8", lambda _, on=by_kernels: on)
+        net = load(folder, THERE if by_kernels else "cpu")
+        few = {"chunk_tokens": 32}
+        over = with_kernels(net, **few) if by_kernels else harness(net, **few)
+        found.append(run(over, requests(over), 1))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq_v2 desc_act", "w4a16", "w4a16 actorder"])
+def test_weights_of_four_bits_answer_as_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = []
+    folders = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
+    for folder, by_kernels in zip(folders, (True, False)):
+        put_kernels(monkeypatch, by_kernels)
+        if not HAS_GPU:
+            monkeypatch.setattr(weights, "has_int4", lambda _, on=by_kernels: on)
         net = load(folder, THERE if by_kernels else "cpu")
         few = {"chunk_tokens": 32}
         over = with_kernels(net, **few) if by_kernels else harness(net, **few)

@@ -10,25 +10,30 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from saccade import kernels
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Request
 from saccade.kernels import device as placement
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime import weights
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
+from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 
-ROOMS = ("layer", "paged", "rotary", "sample", "segments")
+MODULES = [each.name for each in iter_modules(kernels.__path__) if each.name.endswith("_gpu")]
 DRAWN = 7
 
 
@@ -62,12 +67,15 @@ class Noted:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     """By kernel, what launches would be compiled for."""
     found: dict[str, set[str]] = defaultdict(set)
-    for room in ROOMS:
-        module = import_module(f"saccade.kernels.{room}_gpu")
+    for each in MODULES:
+        module = import_module(f"saccade.kernels.{each}")
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, KernelInterface):
                 monkeypatch.setattr(module, name, Noted(kernel, found))
     monkeypatch.setattr(placement, "runs_triton", lambda _: True)
+    # Few enough that some steps fill the device, and others split their keys.
+    monkeypatch.setattr(import_module("saccade.kernels.paged_gpu"), "PROGRAMS", 16)
+    set_threads()
     yield found
 
 
@@ -91,18 +99,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize("attention", ["triton", "sdpa"])
-def test_no_request_compiles_a_kernel(
-    family: FamilyName,
-    checkpoint: Callable[..., Path],
-    names: dict[str, set[str]],
-    attention: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_threads()
-    # Few enough that some steps fill the device, and others split their keys.
-    monkeypatch.setattr(import_module("saccade.kernels.paged_gpu"), "PROGRAMS", 16)
-    net = load(checkpoint(family))
+def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton") -> None:
+    """What traffic launches was launched at the start."""
     sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
@@ -113,3 +111,28 @@ def test_no_request_compiles_a_kernel(
         over.run(traffic(over, seed))
     for name, each in names.items():
         assert each <= known.get(name, set()), f"{name} is compiled within a request"
+
+
+@pytest.mark.parametrize("attention", ["triton", "sdpa"])
+def test_no_request_compiles_a_kernel(
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    names: dict[str, set[str]],
+    attention: Any,
+) -> None:
+    check(load(checkpoint(family)), names, attention)
+    linear_attention = family in ("qwen3_5", "qwen3_5_moe")
+    assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
+
+
+def test_no_request_compiles_a_product_in_fp8(
+    checkpoint: Callable[..., Path],
+    names: dict[str, set[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of few rows or of many."""
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    folder, _ = quantise(checkpoint("qwen3_vl"), FORMATS["fp8 channels"], tmp_path)
+    check(load(folder), names)
+    assert len(names["_product"]) >= 2
