@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.int4 import MIDDLE, Int4Matrix, numbers_of
-from saccade.kernels.vnni import FORMATS, LANES, ROWS, WIDE, run
+from saccade.kernels.vnni import FORMATS, LANES, ROWS, WIDE, functions, run
 
 PANEL = LANES * WIDE
 """Outputs that lie together."""
@@ -133,6 +133,7 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
 
 def empty_words(panels: int, lines: int) -> torch.Tensor:
     """int32 [panels, lines, PANEL] at the start of a cache line, in large pages where that pays."""
+    functions()  # where they cannot be made, loading fails, not the first request
     size = panels * lines * PANEL * 4
     if size < 2 * HUGE:
         memory, step = torch.empty(size + 64, dtype=torch.uint8), 64

@@ -91,7 +91,7 @@ def test_four_bits_stay_where_products_take_them(pair: Pair, name: str, four: No
     whole, _ = load(twin, "auto")
     torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)
     assert answers(net) == answers(whole)
-    assert line.startswith("14 matrices of the language model in int4, as the checkpoint has them")
+    assert line.startswith("11 matrices of the language model in int4, as the checkpoint has them")
     kinds = {type(each) for each in projections(net)}
     assert Int4Matrix in kinds and Int8Matrix not in kinds
 
