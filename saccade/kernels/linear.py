@@ -18,8 +18,10 @@ from saccade.kernels.activation import gelu_tanh
 from saccade.kernels.fp8 import Fp8Matrix, fp8_linear, pad_fp8_inputs, pad_fp8_outputs
 from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
+from saccade.kernels.panels import Int4Panels, pack_panels, panels_linear
+from saccade.kernels.vnni import runs_vnni
 
-Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -59,7 +61,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 or 4 bits already is."""
+    """`weight` as `linear` takes it: one in 8 bits already is, and one in 4 bits on a GPU."""
+    if isinstance(weight, Int4Matrix) and weight.words.device.type == "cpu" and runs_vnni():
+        return pack_panels(weight)
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
@@ -110,6 +114,8 @@ def linear(
         return activate(fp8_linear(x, weight, bias), activation)
     if isinstance(weight, Int4Matrix):
         return activate(int4_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Panels):
+        return activate(panels_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

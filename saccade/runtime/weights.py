@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from saccade.core.config import EncoderMode, QuantizationMode
-from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
@@ -40,6 +40,7 @@ from saccade.runtime.quantized import (
     NO_WAYS,
     LoadTally,
     Ways,
+    check_made,
     cut_scales,
     fp8_group,
     join_fp8,
@@ -85,18 +86,16 @@ def load_net(
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     here = device.type == "cpu" and runs_int8()
-    if quantization == "int8" and not here:
-        raise ConfigError(
-            "--quantization int8: it needs --device cpu and an x86 processor with VNNI "
-            "(avx512_vnni or avx_vnni); use --quantization auto"
-        )
+    made = quantization if quantization in ("int8", "int4") else None
+    if made:
+        check_made(made, device)
     ways = Ways(
         module.projection,
-        made=quantization == "int8",
+        made=made,
         native=here and quantization != "none",
         tally=tally or LoadTally(),
         fp8=has_fp8(device) and quantization != "none",
-        few=has_int4(device) and quantization != "none",
+        few=has_int4(device) and quantization in ("auto", "int4"),
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -291,7 +290,7 @@ class CheckpointWeights:
         return name in self._places
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
