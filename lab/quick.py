@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from lab.costs import Costs, Machine
 from lab.options import Routing
 from lab.outcome import Outcome, StepCounts, tiers
-from lab.router import Router
+from lab.router import SimulatedRouter
 from lab.sharing import Shared
 from lab.trace import RequestTrace, Shown, TracedCall, page_names
 from saccade.cache.content import Content
@@ -232,7 +232,7 @@ def run(
     """
     shared = shared or Shared()
     servers = [QueuedServer(machine, costs, grain, worth, shared) for _ in names]
-    router = Router(routing, names, seed=0)
+    router = SimulatedRouter(routing, names, seed=0)
     different: set[ImageKey] = set()
     later: list[tuple[float, int, int]] = []  # when, chat, round: of chats that have begun
     waits: list[float] = []

@@ -16,7 +16,7 @@ from lab.trace import TracedCall
 from saccade.route.rank import rank
 
 
-class Router:
+class SimulatedRouter:
     """`affinity` ranks by a call's first image, and a call without images by its chat; `random` by
     a key that says nothing, as `--affinity none`. Both pass over who has more than its share.
     """

@@ -17,7 +17,7 @@ from lab.costs import Costs, Machine
 from lab.options import Routing
 from lab.outcome import Outcome, Served, StepCounts, tiers
 from lab.replica import Replica
-from lab.router import Router
+from lab.router import SimulatedRouter
 from lab.sharing import Shared
 from lab.trace import RequestTrace, TracedCall, text_tokens, tokens_of
 from saccade.cache.embeddings import Worth, saved_encoding
@@ -69,7 +69,7 @@ class Stepwise:
         self._replicas = [
             Replica(machine, costs, worth, self._shared.store, self._shared.encoders) for _ in names
         ]
-        self._router = Router(routing, names, seed=0)
+        self._router = SimulatedRouter(routing, names, seed=0)
         self._events: list[Event] = []
         self._number = count()
         self._live: dict[int, _Live] = {}

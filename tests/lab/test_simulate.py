@@ -30,7 +30,7 @@ from lab.options import (
 from lab.outcome import Outcome, StepCounts
 from lab.policies import POLICIES
 from lab.replay import Replay
-from lab.router import Router
+from lab.router import SimulatedRouter
 from lab.sharing import EncoderPool, Shared, SimulatedStore
 from lab.simulate import arrange, one, simulate
 from lab.stepwise import Stepwise
@@ -303,12 +303,12 @@ def test_calls_go_where_the_router_would_send_them() -> None:
     call = Synthetic(SMALL, H200.machine).call(0, 0)
     key = call.pictures[0].image.key.digest
     first, second, third = rank((key,), NAMES, {})
-    router = Router("affinity", NAMES, 0)
+    router = SimulatedRouter("affinity", NAMES, 0)
     assert NAMES[router.choose(call, 0, [0, 0, 0])] == first
     loads = [SLACK if name == first else 0 for name in NAMES]
     assert NAMES[router.choose(call, 0, loads)] == second
     assert NAMES[router.choose(call, 0, [SLACK if n != third else 0 for n in NAMES])] == third
-    renamed = Router("affinity", NAMES[::-1], 0)
+    renamed = SimulatedRouter("affinity", NAMES[::-1], 0)
     assert NAMES[::-1][renamed.choose(call, 0, [0, 0, 0])] == first
 
 

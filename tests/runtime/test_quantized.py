@@ -167,7 +167,7 @@ def test_int4_made_at_load_is_near_the_checkpoint_and_its_head_has_eight_bits(
 ) -> None:
     folder = checkpoint("qwen3_vl")
     net, line = load(folder, "int4")
-    assert isinstance(net, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     assert all(isinstance(matrix, Int4Panels) for matrix in projections(net))
     assert isinstance(net.text.head.weight, Int8Matrix)
     assert "12 matrices of the language model in int4, made at load" in line
