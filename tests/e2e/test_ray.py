@@ -131,16 +131,27 @@ def write_config(folder: Path, logs: Path, port: int, *options: str) -> Path:
 
 
 @contextmanager
-def deployed(folder: Path, logs: Path, replicas: int, *options: str) -> Iterator[RayFleet]:
-    """`serve run` of the file, until as many servers are ready. Nothing is left of it."""
+def deployed(
+    folder: Path, logs: Path, replicas: int, *options: str, cluster: str = ""
+) -> Iterator[RayFleet]:
+    """`serve run` of the file, until as many servers are ready. Nothing is left of it. `cluster`:
+    the address of one that runs, and has a replica on each node; "": one node, started here.
+    """
     port = free_port()
     path = write_config(folder, logs, port, "--replicas", str(replicas), *options)
     scale = "autoscaling_config:\n"
     quick = "".join(f"      {line}\n" for line in (*QUICK, "metrics_interval_s: 1"))
-    path.write_text(path.read_text().replace(scale, scale + quick))
+    told = path.read_text().replace(scale, scale + quick)
+    if cluster:  # of nodes that share an address, on which one proxy can listen
+        told = told.replace('"EveryNode"', '"HeadOnly"')
+        told = told.replace(
+            '- name: "engine"\n', '- name: "engine"\n    max_replicas_per_node: 1\n'
+        )
+    path.write_text(told)
     log = logs / "ray.log"
     short = tempfile.mkdtemp(prefix="ray")  # sockets lie in it, whose names may not be long
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short, "RAY_DEDUP_LOGS": "0"}
+    quiet |= {"RAY_ADDRESS": cluster} if cluster else {}
     began = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -325,6 +336,41 @@ def listed(owner: psutil.Process) -> str:
             words = each.cmdline()
             return Path(words[words.index("--encoders-file") + 1]).read_text().strip()
     return ""
+
+
+def test_replicas_on_two_nodes_are_one_fleet(folder: Path, tmp_path: Path) -> None:
+    """Two of Ray's nodes on this machine, a replica on each; one node dies, with its server, and
+    perhaps with the ingress, which Ray then starts on the other.
+    """
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        other = nodes.add_node(num_cpus=2)
+        with deployed(folder, tmp_path, 2, cluster=nodes.address) as fleet:
+            before = fleet.encodes
+            chats(
+                fleet.router.url, [picture(64, 64, seed=9000 + number) for number in range(CHATS)]
+            )
+            encoded = [now - then for now, then in zip(fleet.encodes, before, strict=True)]
+            print(f"\n{encoded} encodes of {CHATS} images, on two nodes")
+            assert sum(encoded) == CHATS and min(encoded) > 0
+            both = [each.url for each in fleet.workers]
+            nodes.remove_node(other, allow_graceful=False)
+            left: list[Server] = []
+            deadline = time.monotonic() + START_SECONDS
+            while len(left) != 1:
+                assert time.monotonic() < deadline, fleet.router.log.read_text()[-4000:]
+                time.sleep(0.5)
+                with suppress(httpx.TransportError, ValueError):
+                    left = fleet.now()
+            chats(fleet.router.url, [picture(64, 64, seed=9500)])
+            assert left[0].url in both, "the other node's goes on"
+    finally:
+        nodes.shutdown()
+    for url in both:
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health")
 
 
 def test_servers_come_with_requests_and_go_when_theirs_have_ended(
