@@ -48,6 +48,8 @@ LONGEST_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
 LOOK_SECONDS = 1.0
 """--encoders-file is read at most so often."""
+LOOK_PATIENCE = 1.0
+"""Seconds that an image waits for that; who encodes then stays as it was."""
 MOST_LISTED = 1 << 16
 """Characters of that file that are read."""
 MOST_SAID = 2000
@@ -112,6 +114,7 @@ class Encoders:
         self._encoders: dict[str, _Encoder] = {}
         self._name(options.pool)
         self._look_at = 0.0  # into the file
+        self._looking = asyncio.Lock()
         self._wrong = ""  # with the file, at the last look
         self.tower = Tower()
         self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
@@ -158,9 +161,11 @@ class Encoders:
 
     async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         begun = time.monotonic()
-        if self._options.encoders_file is not None and begun >= self._look_at:
-            self._look_at = begun + LOOK_SECONDS
-            await self._look(Path(self._options.encoders_file))
+        if self._options.encoders_file is not None:
+            async with self._looking:  # whoever comes meanwhile waits for the same look
+                if begun >= self._look_at:
+                    await self._look(Path(self._options.encoders_file))
+                    self._look_at = time.monotonic() + LOOK_SECONDS
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
             return Asked("away")
@@ -187,7 +192,8 @@ class Encoders:
     async def _look(self, path: Path) -> None:
         """Who encodes, by the file. What it cannot tell stays as it was."""
         try:
-            told = await asyncio.to_thread(_listed, path)
+            async with asyncio.timeout(LOOK_PATIENCE):
+                told = await asyncio.to_thread(_listed, path)
             if set(told) != set(self._encoders):
                 self._name(told)
                 log.info("encoders: %s", ", ".join(told) or "none, by their file")

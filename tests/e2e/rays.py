@@ -94,16 +94,27 @@ def write_config(model: str | Path, logs: Path, port: int, *options: str) -> Pat
 
 
 @contextmanager
-def deployed(model: str | Path, logs: Path, replicas: int, *options: str) -> Iterator[RayFleet]:
-    """`serve run` of the file, until as many servers are ready. Nothing is left of it."""
+def deployed(
+    model: str | Path, logs: Path, replicas: int, *options: str, cluster: str = ""
+) -> Iterator[RayFleet]:
+    """`serve run` of the file, until as many servers are ready. Nothing is left of it. `cluster`:
+    the address of one that runs, and has a replica on each node; "": one node, started here.
+    """
     port = free_port()
     path = write_config(model, logs, port, "--replicas", str(replicas), *options)
     scale = "autoscaling_config:\n"
     quick = "".join(f"      {line}\n" for line in (*QUICK, "metrics_interval_s: 1"))
-    path.write_text(path.read_text().replace(scale, scale + quick))
+    told = path.read_text().replace(scale, scale + quick)
+    if cluster:  # of nodes that share an address, on which one proxy can listen
+        told = told.replace('"EveryNode"', '"HeadOnly"')
+        told = told.replace(
+            '- name: "engine"\n', '- name: "engine"\n    max_replicas_per_node: 1\n'
+        )
+    path.write_text(told)
     log = logs / "ray.log"
     short = tempfile.mkdtemp(prefix="ray")  # sockets lie in it, whose names may not be long
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short, "RAY_DEDUP_LOGS": "0"}
+    quiet |= {"RAY_ADDRESS": cluster} if cluster else {}
     began = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(

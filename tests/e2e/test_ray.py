@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -180,6 +181,41 @@ def listed(owner: psutil.Process) -> str:
             words = each.cmdline()
             return Path(words[words.index("--encoders-file") + 1]).read_text().strip()
     return ""
+
+
+def test_replicas_on_two_nodes_are_one_fleet(folder: Path, tmp_path: Path) -> None:
+    """Two of Ray's nodes on this machine, a replica on each; one node dies, with its server, and
+    perhaps with the ingress, which Ray then starts on the other.
+    """
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        other = nodes.add_node(num_cpus=2)
+        with deployed(folder, tmp_path, 2, cluster=nodes.address) as fleet:
+            before = fleet.encodes
+            chats(
+                fleet.router.url, [picture(64, 64, seed=9000 + number) for number in range(CHATS)]
+            )
+            encoded = [now - then for now, then in zip(fleet.encodes, before, strict=True)]
+            print(f"\n{encoded} encodes of {CHATS} images, on two nodes")
+            assert sum(encoded) == CHATS and min(encoded) > 0
+            both = [each.url for each in fleet.workers]
+            nodes.remove_node(other, allow_graceful=False)
+            left: list[Server] = []
+            deadline = time.monotonic() + START_SECONDS
+            while len(left) != 1:
+                assert time.monotonic() < deadline, fleet.router.log.read_text()[-4000:]
+                time.sleep(0.5)
+                with suppress(httpx.TransportError, ValueError):
+                    left = fleet.now()
+            chats(fleet.router.url, [picture(64, 64, seed=9500)])
+            assert left[0].url in both, "the other node's goes on"
+    finally:
+        nodes.shutdown()
+    for url in both:
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health")
 
 
 def test_servers_come_with_requests_and_go_when_theirs_have_ended(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,14 @@ def test_a_file_of_encoders_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until it names one, and after it names none, nobody is asked; nonsense changes nothing."""
-    monkeypatch.setattr(saccade.media.encoders, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(saccade.media.encoders, "LOOK_SECONDS", 0.01)
     path, arena = tmp_path / "encoders", Arena.create(1 << 20)
     options = RoleOptions(role="language", encoders_file=str(path))
     slot = PixelSlot(0, 64, 64, 1 << 16)
 
     async def ask(*names: str) -> str:
         path.write_text("".join(f"{name}\n" for name in names))
+        await asyncio.sleep(0.02)  # until the next look
         return (await encoders.ask(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
 
     async def scene() -> list[str]:
@@ -50,6 +52,11 @@ def test_a_file_of_encoders_is_read_again(
         first, second = nobody(), nobody()
         found = [missing, await ask(), await ask(first)]
         found += [await ask(first), await ask(second), await ask("https://secret"), await ask()]
+        path.write_text(f"{nobody()}\n")
+        await asyncio.sleep(0.02)
+        wanted = [replace(IMAGE, key=replace(IMAGE.key, salt=name)) for name in "ab"]
+        asked = (encoders.ask(EmbeddingWanted(image, TOWER), b"", slot) for image in wanted)
+        assert {each.outcome for each in await asyncio.gather(*asked)} == {"unreachable"}
         await encoders.close()
         return found
 
