@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -47,53 +48,85 @@ def route(logits: torch.Tensor, top: int) -> Routes:
     return Routes(experts, shares.to(logits.dtype))
 
 
-def expert_mlp(x: torch.Tensor, routes: Routes, experts: Experts, act: Activation) -> torch.Tensor:
-    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H]."""
-    order = routes.experts.flatten().argsort(stable=True)  # [T K], by expert
-    rows = x.index_select(0, order // routes.experts.shape[1])
-    owners = routes.experts.flatten().index_select(0, order)
+def expert_mlp(
+    x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
+) -> torch.Tensor:
+    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H].
+
+    `experts` are a run of all, which begins with number `first`; what a row has of others counts
+    nothing.
+    """
     if isinstance(experts.up, torch.Tensor) and isinstance(experts.down, torch.Tensor):
-        y = _grouped(rows, owners, experts.up, experts.down, act)
+        each = _grouped(x, routes.experts - first, experts.up, experts.down, act)
     else:
         assert not isinstance(experts.up, torch.Tensor)
         assert not isinstance(experts.down, torch.Tensor)
-        runs = _runs(owners)
-        y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    each = y.index_select(0, back).view(*routes.experts.shape, -1)  # [T, K, H]
-    return (each * routes.shares.unsqueeze(-1)).sum(1)
+        each = _listed(x, routes.experts, experts.up, experts.down, act, first)
+    return (each.view(*routes.experts.shape, -1) * routes.shares.unsqueeze(-1)).sum(1)
 
 
-def _runs(owners: torch.Tensor) -> list[tuple[int, int]]:
-    """(expert, rows) of those that have rows, by expert; owners [N] ascending."""
-    numbers, counts = owners.unique_consecutive(return_counts=True)
-    return list(zip(numbers.tolist(), counts.tolist()))
+def _listed(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    up: Sequence[Matrix],
+    down: Sequence[Matrix],
+    act: Activation,
+    first: int,
+) -> torch.Tensor:
+    """Each row by each of its experts `chosen` [T, K], [T K, H]; a matrix of its own for each
+    expert.
+
+    The host says which rows go where: a few dozen numbers are put in order in less time than one
+    operation on tensors takes, and the lengths are needed there anyway.
+    """
+    numbers = chosen.flatten().tolist()
+    mine = (at for at, expert in enumerate(numbers) if first <= expert < first + len(up))
+    order = sorted(mine, key=numbers.__getitem__)  # stable
+    if not order:
+        return x.new_zeros(len(numbers), x.shape[1])
+    runs = [
+        (expert - first, len(list(rows)))
+        for expert, rows in groupby(numbers[place] for place in order)
+    ]
+    top = chosen.shape[1]
+    rows = x.index_select(0, torch.tensor([place // top for place in order]))
+    y = _each(gate(_each(rows, up, runs), act), down, runs)
+    whole = y.new_zeros if len(order) < len(numbers) else y.new_empty
+    return whole(len(numbers), y.shape[1]).index_copy_(0, torch.tensor(order), y)
 
 
 def _each(
     x: torch.Tensor, matrices: Sequence[Matrix], runs: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Each expert's rows by its matrix, back to back."""
-    parts, start = [], 0
-    for expert, count in runs:
-        parts.append(linear(x[start : start + count], matrices[expert]))
-        start += count
+    """Each expert's rows by its matrix, back to back. runs: (expert, rows), of those that have
+    rows.
+    """
+    parts = [
+        linear(rows, matrices[expert])
+        for (expert, _), rows in zip(runs, x.split([count for _, count in runs]))
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _grouped(
-    rows: torch.Tensor, owners: torch.Tensor, up: torch.Tensor, down: torch.Tensor, act: Activation
+    x: torch.Tensor, chosen: torch.Tensor, up: torch.Tensor, down: torch.Tensor, act: Activation
 ) -> torch.Tensor:
-    """The same as two grouped products. Where each expert's rows end stays on the device.
+    """The same as two grouped products. Where each expert's rows end stays on the device; rows of
+    experts that are not here (`chosen` is below 0 or beyond the last) come last.
 
     NOT YET RUN on a GPU.
     """
+    flat = chosen.flatten()
+    owners = flat.masked_fill((flat < 0) | (flat >= len(up)), len(up))
+    owners, order = owners.sort(stable=True)  # [T K], by expert
     numbers = torch.arange(len(up), device=owners.device)
     ends = torch.searchsorted(owners, numbers, right=True).int()  # [E]
+    rows = x.index_select(0, order // chosen.shape[1])
     gated = gate(torch._grouped_mm(rows, up.transpose(-2, -1), offs=ends), act)
-    found: torch.Tensor = torch._grouped_mm(gated, down.transpose(-2, -1), offs=ends)
-    return found
+    found = torch._grouped_mm(gated, down.transpose(-2, -1), offs=ends)
+    # Nothing was written for what is not here.
+    found = found.masked_fill_((owners == len(up)).unsqueeze(1), 0)
+    return torch.empty_like(found).index_copy_(0, order, found)
 
 
 def stacks(x: torch.Tensor) -> bool:

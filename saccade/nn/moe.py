@@ -1,12 +1,15 @@
 """A layer's experts, of which each row takes a few, and the router that says which.
 
-Experts are cut among ranks by their width: each rank has a slice of every expert, and the sum over
-ranks is the answer. Checkpoints keep experts fused (one tensor of all) or apart.
+Experts are cut among ranks by their width: each rank has a slice of every expert; or divided: each
+has some of them whole; or both. Every rank has all rows, which attention has summed over ranks
+anyway, so the sum over ranks is the answer, and no row travels. Checkpoints keep experts fused (one
+tensor of all) or apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -32,15 +35,27 @@ class MoEShape:
     outputs_first: bool = False
 
 
+class Mine(NamedTuple):
+    """What a rank holds: which experts, and of each which of its values."""
+
+    experts: slice
+    width: slice
+
+
 class SparseMLP:
     """Router and experts, in place of a layer's MLP."""
 
-    __slots__ = ("act", "experts", "router", "shard", "top")
+    __slots__ = ("act", "experts", "first", "router", "shard", "top")
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
         self.router = pack(weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden))))
-        mine = share(shard, 0, shape.width, f"width of {name}.experts")
+        runs, widths = shard.experts
+        mine = Mine(
+            share(runs, 0, shape.experts, f"experts of {name}"),
+            share(widths, 0, shape.width, f"width of {name}.experts"),
+        )
+        self.first = mine.experts.start
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
         up, down = load(weights, f"{name}.experts", shape, mine)
@@ -49,8 +64,7 @@ class SparseMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
         routes = route(linear(x, self.router), self.top)
-        y = expert_mlp(x, routes, self.experts, self.act)
-        return y if self.shard.size == 1 else self.shard.all_reduce(y)
+        return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
 
 
 def _keep(up: list[Matrix], down: list[Matrix]) -> Experts:
@@ -64,29 +78,32 @@ def _keep(up: list[Matrix], down: list[Matrix]) -> Experts:
 
 
 def _load_fused(
-    weights: Weights, name: str, shape: MoEShape, mine: slice
+    weights: Weights, name: str, shape: MoEShape, mine: Mine
 ) -> tuple[list[Matrix], list[Matrix]]:
     """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
     about.
     """
     every, width = slice(None), shape.width
-    cuts = mine, slice(width + mine.start, width + mine.stop)  # of the gates, and of up
+    start, stop = mine.width.start, mine.width.stop
+    cuts = mine.width, slice(width + start, width + stop)  # of the gates, and of up
     if shape.outputs_first:
         gates = (shape.experts, 2 * width, shape.hidden)
-        ups = [weights.load(Part(f"{name}.gate_up_proj", gates, (every, cut))) for cut in cuts]
+        ups = [
+            weights.load(Part(f"{name}.gate_up_proj", gates, (mine.experts, cut))) for cut in cuts
+        ]
         downs = (shape.experts, shape.hidden, width)
-        inner = weights.load(Part(f"{name}.down_proj", downs, (every, every, mine)))
+        inner = weights.load(Part(f"{name}.down_proj", downs, (mine.experts, every, mine.width)))
         return (
             [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*ups)],
             [weights.matrix(each.contiguous(), f"{name}.down_proj") for each in inner],
         )
     gates = (shape.experts, shape.hidden, 2 * width)
     halves = [
-        weights.load(Part(f"{name}.gate_up_proj", gates, (every, every, columns)))
+        weights.load(Part(f"{name}.gate_up_proj", gates, (mine.experts, every, columns)))
         for columns in cuts
     ]  # [E, H, I] each
     downs = (shape.experts, width, shape.hidden)
-    inner = weights.load(Part(f"{name}.down_proj", downs, (every, mine)))
+    inner = weights.load(Part(f"{name}.down_proj", downs, (mine.experts, mine.width)))
     return (
         [
             weights.matrix(torch.cat(both, dim=1).t().contiguous(), f"{name}.gate_up_proj")
@@ -97,15 +114,15 @@ def _load_fused(
 
 
 def _load_apart(
-    weights: Weights, name: str, shape: MoEShape, mine: slice
+    weights: Weights, name: str, shape: MoEShape, mine: Mine
 ) -> tuple[list[Matrix], list[Matrix]]:
     """From three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)
-    for number in range(shape.experts):
+    for number in range(mine.experts.start, mine.experts.stop):
         both = (f"{name}.{number}.{each}_proj.weight" for each in ("gate", "up"))
-        up.append(weights.load_matrix(*(Part(each, outer, (mine,)) for each in both)))
-        part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine))
+        up.append(weights.load_matrix(*(Part(each, outer, (mine.width,)) for each in both)))
+        part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine.width))
         down.append(weights.load_matrix(part))
     return up, down

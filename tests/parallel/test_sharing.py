@@ -19,7 +19,8 @@ from safetensors import safe_open
 from saccade.core.config import EncoderMode, Hardware
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
-from saccade.engine.sizing import resolve, resolve_parallel
+from saccade.engine.ranks import resolve_parallel
+from saccade.engine.sizing import resolve
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
