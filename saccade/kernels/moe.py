@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from saccade.kernels import device
+from saccade.kernels.fp8 import Fp8Experts, dense
 from saccade.kernels.layer import gate
 from saccade.kernels.linear import Activation, Matrix, linear
 
@@ -28,14 +29,18 @@ class Routes(NamedTuple):
     shares: torch.Tensor
 
 
+Stack = torch.Tensor | Fp8Experts
+"""The matrices of all experts in one."""
+
+
 class Experts(NamedTuple):
     """The matrices of E experts: up [2 I, H] (the gate's outputs, then up's), down [H, I].
 
     On a CPU a packed matrix each; on a GPU one tensor of all, [E, ...].
     """
 
-    up: Sequence[Matrix] | torch.Tensor
-    down: Sequence[Matrix] | torch.Tensor
+    up: Sequence[Matrix] | Stack
+    down: Sequence[Matrix] | Stack
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
@@ -56,11 +61,10 @@ def expert_mlp(
     `experts` are a run of all, which begins with number `first`; what a row has of others counts
     nothing.
     """
-    if isinstance(experts.up, torch.Tensor) and isinstance(experts.down, torch.Tensor):
+    if isinstance(experts.up, Stack) and isinstance(experts.down, Stack):
         each = _grouped(x, routes.experts - first, experts.up, experts.down, act)
     else:
-        assert not isinstance(experts.up, torch.Tensor)
-        assert not isinstance(experts.down, torch.Tensor)
+        assert not isinstance(experts.up, Stack) and not isinstance(experts.down, Stack)
         each = _listed(x, routes.experts, experts.up, experts.down, act, first)
     return (each.view(*routes.experts.shape, -1) * routes.shares.unsqueeze(-1)).sum(1)
 
@@ -109,7 +113,7 @@ def _each(
 
 
 def _grouped(
-    x: torch.Tensor, chosen: torch.Tensor, up: torch.Tensor, down: torch.Tensor, act: Activation
+    x: torch.Tensor, chosen: torch.Tensor, up: Stack, down: Stack, act: Activation
 ) -> torch.Tensor:
     """The same as two grouped products. Where each expert's rows end stays on the device; rows of
     experts that are not here (`chosen` is below 0 or beyond the last) come last.
@@ -117,16 +121,30 @@ def _grouped(
     NOT YET RUN on a GPU.
     """
     flat = chosen.flatten()
-    owners = flat.masked_fill((flat < 0) | (flat >= len(up)), len(up))
+    count = _count(up)
+    owners = flat.masked_fill((flat < 0) | (flat >= count), count)
     owners, order = owners.sort(stable=True)  # [T K], by expert
-    numbers = torch.arange(len(up), device=owners.device)
+    numbers = torch.arange(count, device=owners.device)
     ends = torch.searchsorted(owners, numbers, right=True).int()  # [E]
     rows = x.index_select(0, order // chosen.shape[1])
-    gated = gate(torch._grouped_mm(rows, up.transpose(-2, -1), offs=ends), act)
-    found = torch._grouped_mm(gated, down.transpose(-2, -1), offs=ends)
+    found = grouped_linear(gate(grouped_linear(rows, up, ends), act), down, ends)
     # Nothing was written for what is not here.
-    found = found.masked_fill_((owners == len(up)).unsqueeze(1), 0)
+    found = found.masked_fill_((owners == count).unsqueeze(1), 0)
     return torch.empty_like(found).index_copy_(0, order, found)
+
+
+def _count(stack: Stack) -> int:
+    return len(stack.values if isinstance(stack, Fp8Experts) else stack)
+
+
+def grouped_linear(x: torch.Tensor, stack: Stack, ends: torch.Tensor) -> torch.Tensor:
+    """Rows x [N, in] by the matrices of their experts, [N, out]; expert e's rows end before
+    ends[e], int32 [E] on the device. Rows beyond the last are not written.
+    """
+    if isinstance(stack, Fp8Experts):
+        stack = dense(stack).to(x.dtype)
+    product: torch.Tensor = torch._grouped_mm(x, stack.transpose(-2, -1), offs=ends)
+    return product
 
 
 def stacks(x: torch.Tensor) -> bool:

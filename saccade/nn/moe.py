@@ -8,13 +8,15 @@ tensor of all) or apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix
 from saccade.kernels.linear import Matrix, linear, pack, ready
-from saccade.kernels.moe import Experts, expert_mlp, route, stacks
+from saccade.kernels.moe import Experts, Stack, expert_mlp, route, stacks
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
 from saccade.nn.weights import Part, Weights
@@ -58,8 +60,7 @@ class SparseMLP:
         self.first = mine.experts.start
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
-        up, down = load(weights, f"{name}.experts", shape, mine)
-        self.experts = _keep(up, down)
+        self.experts = load(weights, f"{name}.experts", shape, mine)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
@@ -67,55 +68,65 @@ class SparseMLP:
         return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
 
 
-def _keep(up: list[Matrix], down: list[Matrix]) -> Experts:
-    first = up[0]
-    if isinstance(first, torch.Tensor) and stacks(first):
-        return Experts(
-            torch.stack([each for each in up if isinstance(each, torch.Tensor)]),
-            torch.stack([each for each in down if isinstance(each, torch.Tensor)]),
-        )
+def _keep(up: Sequence[Matrix] | Stack, down: Sequence[Matrix] | Stack) -> Experts:
+    """Stacked where the device has experts so, else packed one by one."""
+    stacked = [_stack(each) for each in (up, down)]
+    if stacked[0] is not None and stacked[1] is not None:
+        return Experts(stacked[0], stacked[1])
+    assert not isinstance(up, Stack) and not isinstance(down, Stack)
     return Experts([ready(each) for each in up], [ready(each) for each in down])
 
 
-def _load_fused(
-    weights: Weights, name: str, shape: MoEShape, mine: Mine
-) -> tuple[list[Matrix], list[Matrix]]:
+def _stack(matrices: Sequence[Matrix] | Stack) -> Stack | None:
+    if isinstance(matrices, Stack):
+        return matrices
+    whole = [each for each in matrices if isinstance(each, torch.Tensor)]
+    if len(whole) == len(matrices) and stacks(whole[0]):
+        return torch.stack(whole)
+    eight = [each for each in matrices if isinstance(each, Fp8Matrix)]
+    if len(eight) == len(matrices) and len({each.group for each in eight}) == 1:
+        values = torch.stack([each.values.view(torch.uint8) for each in eight]).view(FP8)
+        return Fp8Experts(values, torch.stack([each.scales for each in eight]), eight[0].group)
+    return None
+
+
+def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Experts:
     """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
     about.
     """
-    every, width = slice(None), shape.width
+    width, turned = shape.width, not shape.outputs_first
     start, stop = mine.width.start, mine.width.stop
-    cuts = mine.width, slice(width + start, width + stop)  # of the gates, and of up
-    if shape.outputs_first:
-        gates = (shape.experts, 2 * width, shape.hidden)
-        ups = [
-            weights.load(Part(f"{name}.gate_up_proj", gates, (mine.experts, cut))) for cut in cuts
-        ]
-        downs = (shape.experts, shape.hidden, width)
-        inner = weights.load(Part(f"{name}.down_proj", downs, (mine.experts, every, mine.width)))
-        return (
-            [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*ups)],
-            [weights.matrix(each.contiguous(), f"{name}.down_proj") for each in inner],
-        )
-    gates = (shape.experts, shape.hidden, 2 * width)
-    halves = [
-        weights.load(Part(f"{name}.gate_up_proj", gates, (mine.experts, every, columns)))
-        for columns in cuts
-    ]  # [E, H, I] each
-    downs = (shape.experts, width, shape.hidden)
-    inner = weights.load(Part(f"{name}.down_proj", downs, (mine.experts, mine.width)))
-    return (
-        [
-            weights.matrix(torch.cat(both, dim=1).t().contiguous(), f"{name}.gate_up_proj")
-            for both in zip(*halves)
-        ],
-        [weights.matrix(each.t().contiguous(), f"{name}.down_proj") for each in inner],
-    )
+    every = slice(None)
+    outer, inner = (2 * width, shape.hidden), (shape.hidden, width)
+    if turned:
+        outer, inner = outer[::-1], inner[::-1]
+
+    def part(which: str, sizes: tuple[int, int], cut: slice, *, rows: bool) -> Part:
+        index = (mine.experts, cut) if rows else (mine.experts, every, cut)
+        return Part(f"{name}.{which}", (shape.experts, *sizes), index)
+
+    ups = [
+        part("gate_up_proj", outer, cut, rows=not turned)
+        for cut in (mine.width, slice(width + start, width + stop))  # of the gates, and of up
+    ]
+    down = part("down_proj", inner, mine.width, rows=turned)
+    return _keep(*(_load_tensors(weights, parts, turned=turned) for parts in (ups, [down])))
 
 
-def _load_apart(
-    weights: Weights, name: str, shape: MoEShape, mine: Mine
-) -> tuple[list[Matrix], list[Matrix]]:
+def _load_tensors(
+    weights: Weights, parts: Sequence[Part], *, turned: bool
+) -> Sequence[Matrix] | Stack:
+    """Of each expert one matrix [out, in]: its pieces one below another."""
+    if (kept := weights.load_experts(parts, turned)) is not None:
+        return kept
+    matrices: list[Matrix] = []
+    for pieces in zip(*(weights.load(part) for part in parts)):
+        whole = torch.cat(pieces, dim=1).t() if turned else torch.cat(pieces)
+        matrices.append(weights.matrix(whole.contiguous(), parts[0].name))
+    return matrices
+
+
+def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Experts:
     """From three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
@@ -125,4 +136,4 @@ def _load_apart(
         up.append(weights.load_matrix(*(Part(each, outer, (mine.width,)) for each in both)))
         part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine.width))
         down.append(weights.load_matrix(part))
-    return up, down
+    return _keep(up, down)
