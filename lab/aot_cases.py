@@ -20,8 +20,8 @@ from saccade.kernels import (
     segments_gpu,
 )
 from saccade.kernels.delta import StateRows
-from saccade.kernels.experts import StackedExperts
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
 from saccade.kernels.int4 import pack_int4
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
@@ -217,12 +217,12 @@ def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> 
 def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: int) -> None:
     """group 0: not in 8 bits."""
 
-    def stacked(outputs: int, inputs: int) -> StackedExperts:
+    def stacked(outputs: int, inputs: int) -> Stack:
         if not group:
-            return StackedExperts(torch.empty((count, outputs, inputs), dtype=HALF), None, inputs)
+            return torch.empty((count, outputs, inputs), dtype=HALF)
         each = min(group, inputs)
         values = torch.empty((count, outputs, inputs), dtype=torch.float8_e4m3fn)
-        return StackedExperts(values, torch.empty((count, outputs, inputs // each)), each)
+        return Fp8Experts(values, torch.empty((count, outputs, inputs // each)), each)
 
     experts_gpu.launch_experts(
         torch.empty((rows, hidden), dtype=HALF),
