@@ -1,15 +1,13 @@
 """What start-up decides: options, the model's facts and the machine's, made into a configuration.
 
-`resolve` and `resolve_parallel` leave nothing open, and `describe` says what they decided. Knows
-sizes and counts only; nothing of tensors.
+`resolve` leaves nothing open; how ranks share a model is `ranks.py`'s, and `words.py` says what was
+decided. Knows sizes and counts only; nothing of tensors.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,7 +26,6 @@ from saccade.core.config import (
     Hardware,
     KVConfig,
     KVDtype,
-    ParallelConfig,
     SnapshotConfig,
     StepGraphSizes,
 )
@@ -38,12 +35,8 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    ParallelOptions,
     PinOptions,
 )
-
-LARGEST_TP = 64
-
 
 VIT_GRAPH_SIZES = (
     128,
@@ -111,87 +104,12 @@ FEWEST_SNAPSHOTS = 2
 """With fewer the prefix cache of a model that keeps states is off."""
 
 
-NARROW_ENCODER = 256
-"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives
-than it saves.
-"""
-
-
-def pick_device(
-    wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
-) -> Literal["cpu", "cuda"]:
-    """`devices`: CUDA devices that the workers see.
-
-    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
-    """
-    if wanted == "cpu":
-        return "cpu"
-    if wanted == "cuda" and not devices:
-        raise ConfigError(
-            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
-            "--device cpu"
-        )
-    if 0 < devices < ranks:
-        raise ConfigError(
-            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
-        )
-    return "cuda" if devices else "cpu"
-
-
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
     """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
     computes in.
     """
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
-
-
-def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
-    """What each rank may use: its own device, as the fullest of them is, or its part of the
-    machine.
-    """
-    free = min(each.free_bytes for each in ranks)
-    first, count = ranks[0], len(ranks)
-    if first.device == "cuda":
-        return replace(first, free_bytes=free, host_free_bytes=first.host_free_bytes // count)
-    return replace(first, total_bytes=first.total_bytes // count, free_bytes=free // count)
-
-
-def resolve_parallel(
-    options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
-) -> ParallelConfig:
-    """Fix how the model is shared.
-
-    Raises ConfigError, which says what sizes work, where it cannot be.
-    """
-    size, cuda = options.tp_size, device == "cuda"
-    if obstacles := spec.cuts.obstacles(size):
-        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if not spec.cuts.obstacles(n))
-        raise ConfigError(
-            f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
-            f"ranks; sizes that work are {sizes}"
-        )
-    narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
-    uncut = spec.cuts.encoder_obstacles(size)
-    encoder = options.mm_encoder_tp_mode
-    if encoder == "auto":
-        encoder = "data" if size > 1 and (uncut or narrow) else "weights"
-    elif encoder == "weights" and uncut:
-        raise ConfigError(
-            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
-            f"{size} ranks; use --mm-encoder-tp-mode data"
-        )
-    all_reduce = options.all_reduce
-    if all_reduce == "auto":
-        all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
-    elif (all_reduce in ("nccl", "symm-mem")) != cuda:
-        raise ConfigError(
-            f"--all-reduce {all_reduce} does not work on {device}; "
-            f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
-        )
-    return ParallelConfig(
-        size, encoder, all_reduce, options.step_timeout or (120.0 if cuda else 1200.0)
-    )
 
 
 def resolve(

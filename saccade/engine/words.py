@@ -47,14 +47,15 @@ def describe(
     )
     state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
     bounds = spec.pixel_bounds
-    each = " per rank" if parallel.size > 1 else ""
+    each = " per rank" if parallel.ranks > 1 else ""
     shared = (
-        f"{parallel.size}, sums by {parallel.all_reduce}, vision tower shared by {parallel.encoder}"
+        f"{parallel.ranks}, sums by {parallel.all_reduce}, vision tower shared by "
+        f"{parallel.encoder}{_describe_experts(parallel, spec.cuts.experts)}"
     )
     language = config.encoder.role != "encode"
     return (
         ("device", f"{config.device} ({hardware.name}), {config.dtype}"),
-        *((("ranks", shared),) if parallel.size > 1 else ()),
+        *((("ranks", shared),) if parallel.ranks > 1 else ()),
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
@@ -66,6 +67,17 @@ def describe(
         *_describe_graphs(config),
         ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
         ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
+    )
+
+
+def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
+    if parallel.expert_runs == 1:
+        return ""
+    slices = parallel.ranks // parallel.expert_runs
+    return (
+        f"; {experts // parallel.expert_runs} of {experts} experts on each"
+        f"{f', a slice of {slices}' if slices > 1 else ' whole'}, "
+        f"all else {f'in {parallel.size} slices' if parallel.size > 1 else 'whole'}"
     )
 
 

@@ -34,6 +34,16 @@ class Fp8Matrix(NamedTuple):
     group: int
 
 
+class Fp8Experts(NamedTuple):
+    """Matrices of E experts, each as in an Fp8Matrix: values FP8 [E, out, in], scales float32
+    [E, out, groups].
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+
 def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
     """x / scale, rounded to the nearest."""
     wide = x.float()
@@ -60,10 +70,10 @@ def fp8_linear(
     return F.linear(x, dense(matrix).to(x.dtype), bias)
 
 
-def dense(matrix: Fp8Matrix) -> torch.Tensor:
-    """The matrix in float32."""
+def dense(matrix: Fp8Matrix | Fp8Experts) -> torch.Tensor:
+    """The matrix, or the matrices, in float32."""
     values, scales, group = matrix
-    return values.float() * scales.repeat_interleave(group, 1)[:, : values.shape[1]]
+    return values.float() * scales.repeat_interleave(group, -1)[..., : values.shape[-1]]
 
 
 def pad_fp8_outputs(matrix: Fp8Matrix, sizes: Sequence[int], more: int) -> Fp8Matrix:

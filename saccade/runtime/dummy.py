@@ -33,6 +33,9 @@ class DummyWeights:
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
 
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
     def has(self, _name: str, /) -> bool:
         return True
 

@@ -17,7 +17,8 @@ from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request
-from saccade.engine.sizing import kv_page_bytes, resolve, resolve_parallel
+from saccade.engine.ranks import resolve_parallel
+from saccade.engine.sizing import kv_page_bytes, resolve
 from saccade.engine.words import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels.experts import StackedExperts, expert, stack_experts, stacked_mlp
-from saccade.kernels.fp8 import Fp8Matrix, to_fp8
+from saccade.kernels.experts import Stack, expert, stacked_mlp
+from saccade.kernels.fp8 import Fp8Experts, to_fp8
 
 pytest.importorskip("triton")
 from saccade.kernels import experts_gpu
@@ -29,18 +29,19 @@ def routed(rows: int, top: int, experts: int = EXPERTS) -> tuple[torch.Tensor, t
     return chosen, noise(rows, top, seed=8).softmax(1)
 
 
-def stacked(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> StackedExperts:
+def stacked(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> Stack:
     """group 0: not in 8 bits."""
     values = noise(EXPERTS, outputs, inputs, seed=outputs) / inputs**0.5
     if not group:
-        return stack_experts([*values.to(dtype)])
+        return values.to(dtype)
     scales = noise(EXPERTS, outputs, -(-inputs // group), seed=7).exp() / inputs**0.5
-    return stack_experts([Fp8Matrix(to_fp8(v), s, group) for v, s in zip(values, scales)])
+    return Fp8Experts(to_fp8(values), scales, group)
 
 
-def on(device: str, experts: StackedExperts) -> StackedExperts:
-    values, scales, group = experts
-    return StackedExperts(values.to(device), None if scales is None else scales.to(device), group)
+def on(device: str, experts: Stack) -> Stack:
+    if isinstance(experts, torch.Tensor):
+        return experts.to(device)
+    return experts._replace(values=experts.values.to(device), scales=experts.scales.to(device))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -89,7 +90,8 @@ def test_experts_without_rows_are_not_read(device: str) -> None:
     x = noise(1, HIDDEN)
     wanted = stacked_mlp(x, chosen, shares, up, down)
     for experts in (up, down):
-        experts.values[others] = torch.nan
+        assert isinstance(experts, torch.Tensor)
+        experts[others] = torch.nan
     asked = (x.to(device), chosen.to(device), shares.to(device))
     found = launch_experts(*asked, on(device, up), on(device, down), 0).cpu()
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
@@ -98,6 +100,7 @@ def test_experts_without_rows_are_not_read(device: str) -> None:
 def test_experts_of_other_ranks_add_nothing(device: str) -> None:
     up = stacked(2 * WIDTH, HIDDEN, 0, torch.float32)
     down = stacked(HIDDEN, WIDTH, 0, torch.float32)
+    assert isinstance(up, torch.Tensor) and isinstance(down, torch.Tensor)
     chosen, shares = routed(20, 3)
     x = noise(20, HIDDEN)
     whole = stacked_mlp(x, chosen, shares, up, down)
@@ -105,7 +108,7 @@ def test_experts_of_other_ranks_add_nothing(device: str) -> None:
     total, referred = torch.zeros(20, HIDDEN), torch.zeros(20, HIDDEN)
     for first in (0, 2, 4):
         some = slice(first, first + 2)
-        mine = up._replace(values=up.values[some]), down._replace(values=down.values[some])
+        mine = up[some], down[some]
         there = on(device, mine[0]), on(device, mine[1])
         total += launch_experts(*asked, *there, first).cpu()
         referred += stacked_mlp(x, chosen, shares, *mine, first)
@@ -119,9 +122,3 @@ def test_no_rows_are_no_trouble(device: str) -> None:
     chosen = torch.zeros(0, 2, dtype=torch.int64, device=device)
     x = torch.zeros(0, HIDDEN, device=device)
     assert launch_experts(x, chosen, chosen.float(), up, down, 0).shape == (0, HIDDEN)
-
-
-def test_experts_of_different_formats_are_refused() -> None:
-    eight = Fp8Matrix(to_fp8(noise(8, 16)), torch.ones(8, 1), 16)
-    with pytest.raises(TypeError, match="different formats"):
-        stack_experts([noise(8, 16), eight])

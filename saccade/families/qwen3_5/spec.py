@@ -40,7 +40,6 @@ class Qwen35Spec(QwenVLSpec):
                 (delta.key_heads, "linear attention key heads"),
                 (delta.value_heads, "linear attention value heads"),
                 (text.intermediate, "MLP values"),
-                *(((experts.width, "values of an expert"),) if experts else ()),
             ),
             kv_heads=text.kv_heads,
             encoder=(
@@ -48,6 +47,8 @@ class Qwen35Spec(QwenVLSpec):
                 (vision.intermediate, "vision MLP values"),
             ),
             encoder_width=vision.hidden,
+            experts=experts.count if experts else 0,
+            expert_width=experts.width if experts else 0,
         )
 
 
