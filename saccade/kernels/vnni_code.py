@@ -338,9 +338,12 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     if bits == 4:
         factors = [b.fpext(factor, FLOATS) for factor in factors]
     turns = [_spread(b, _load(b, F32, row_scales, start, 4)) for start in starts]
+    # a * b + c, rounded once
+    add = _known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
     for cell, (row, wide) in enumerate(cells):
-        scaled = b.fmul(b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide]), turns[row])
-        _store(b, b.fadd(_load(b, FLOATS, made, cell * LINE), scaled), made, cell * LINE)
+        scaled = b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide])
+        before = _load(b, FLOATS, made, cell * LINE)
+        _store(b, b.call(add, [scaled, turns[row], before]), made, cell * LINE)
     outer.close(after)
     b.ret_void()
     return function
