@@ -65,7 +65,7 @@ class Tiled:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
