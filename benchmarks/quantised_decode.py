@@ -66,7 +66,7 @@ class Tiled:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
         return None

@@ -26,6 +26,8 @@ BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
 INT4_GROUP = 64
 """Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
+HEADS = ("lm_head.weight", "embed_tokens.weight")
+"""How the names of heads end; the second is a token embedding's, which may be one too."""
 Made = Literal["int8", "int4"]
 """What matrices are made at load."""
 
@@ -216,14 +218,14 @@ class Ways:
         """Whether a matrix that is stored in 4 bits stays so. Experts are one tensor on a GPU."""
         return self.few and self.projection(name) and ".experts." not in name
 
-    def make(self, weight: torch.Tensor, parts: Sequence[Part], *, head: bool = False) -> Matrix:
+    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be. A head is never made 4-bit: it
         chooses among very many tokens.
         """
         if not (self.made and all(self.projection(part.name) for part in parts)):
             return weight
         shape = weight.shape[0], weight.shape[1]
-        if self.made == "int4" and not head:
+        if self.made == "int4" and not parts[0].name.endswith(HEADS):
             few = quantise_int4(weight, INT4_GROUP)
             self.tally.count_int4(few, shape, weight.itemsize, made=1)
             return few

@@ -312,7 +312,7 @@ class CheckpointWeights:
         return name in self._places
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
