@@ -194,7 +194,8 @@ def _attend(dim: int, group: int) -> Kernel:
                 work[tops + each] = work[before + each] = -np.float32(np.inf)
                 work[masses + each] = np.float32(0)
             for start in range(0, length, BLOCK_KEYS):
-                end, last = min(start + BLOCK_KEYS, length), length - 1
+                end: int = min(start + BLOCK_KEYS, length)
+                last = length - 1
                 _score(work, spots, keys, block[3], pages, start, end, last, heads, group, dim)
                 _weigh(work, spots, end - start, heads, dim)
                 _sum(work, spots, values, block[4], pages, start, end, last, heads, group, dim)
