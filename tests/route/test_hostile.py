@@ -20,7 +20,7 @@ from saccade.route import fleet, keys
 from saccade.route.events import MOST_WAITING as MOST_EVENT
 from saccade.route.events import Events
 from saccade.route.keys import MOST_PARTS, MOST_VALUES, Bearing, bearing_of_body
-from saccade.route.run import Router
+from saccade.route.run import RouteServer
 from saccade.route.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from tests.abuse.values import BODIES
 
@@ -107,7 +107,7 @@ def upstream(made: Worker) -> Upstream:
 @asynccontextmanager
 async def routing(*workers: Worker, **options: int) -> AsyncIterator[httpx.AsyncClient]:
     told = RouteOptions(workers=tuple(each.url for each in workers), port=0, **options)  # type: ignore[arg-type]
-    router, ready = Router(told, ConnectionOptions()), asyncio.Event()
+    router, ready = RouteServer(told, ConnectionOptions()), asyncio.Event()
     found: list[str] = []
     serving = asyncio.create_task(
         router.run_until_told(lambda address: (found.append(address), ready.set())[0])
