@@ -194,10 +194,11 @@ def _attend(dim: int, group: int) -> Kernel:
                 work[tops + each] = work[before + each] = -np.float32(np.inf)
                 work[masses + each] = np.float32(0)
             for start in range(0, length, BLOCK_KEYS):
-                more, last = min(BLOCK_KEYS, length - start), length - 1
-                end = start + more
+                end, last = start + BLOCK_KEYS, length - 1
+                if end > length:
+                    end = length
                 _score(work, spots, keys, block[3], pages, start, end, last, heads, group, dim)
-                _weigh(work, spots, more, heads, dim)
+                _weigh(work, spots, end - start, heads, dim)
                 _sum(work, spots, values, block[4], pages, start, end, last, heads, group, dim)
             for each in range(heads):
                 share = np.float32(1) / max(work[masses + each], np.float32(1e-30))
