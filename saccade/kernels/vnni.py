@@ -1,7 +1,8 @@
 """Machine code for products of 4- and 8-bit matrices on x86 processors with AVX512-VNNI: LLVM makes
 it of `vnni_code.py` when it is first asked for, and keeps it on disk.
 
-Owns the compiled functions and how they are called. Knows nothing of tensors (`panels.py`). Needs llvmlite, which `pip install saccade[cpu]` brings.
+Owns the compiled functions and how they are called. Knows nothing of tensors
+(`panels.py`). Needs llvmlite, which `pip install saccade[cpu]` brings.
 """
 
 from __future__ import annotations
