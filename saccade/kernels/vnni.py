@@ -1,8 +1,8 @@
 """Machine code for products of 4- and 8-bit matrices on x86 processors with AVX512-VNNI: LLVM makes
 it of `vnni_code.py` when it is first asked for, and keeps it on disk.
 
-Owns the compiled functions, how they are called, and the threads that run one. Knows nothing of
-tensors (`panels.py`). Needs llvmlite, which `pip install saccade[cpu]` brings.
+Owns the compiled functions and how they are called. Knows nothing of tensors
+(`panels.py`). Needs llvmlite, which `pip install saccade[cpu]` brings.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from saccade.kernels.threads import run_on_threads
 
 LANES = 16
 """Outputs of a vector of 32-bit sums."""
@@ -139,24 +141,4 @@ def run(name: str, call: Mapping[str, int], pieces: int) -> None:
     call: FIELDS but for `next`; those that it leaves out are 0.
     """
     said = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
-    function = functions()[name]
-    threads = min(torch.get_num_threads(), pieces)
-    if threads > 1 and (parallel := _parallel()) is not None:
-        parallel(function, ctypes.addressof(said), threads, 0)
-    else:
-        function(ctypes.addressof(said))
-
-
-@cache
-def _parallel() -> Any:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP that PyTorch runs on, so that
-    its threads do this work too; None where it has another interface.
-    """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        found = ctypes.CDLL(str(library)).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    found.restype = None
-    return found
+    run_on_threads(functions()[name], ctypes.addressof(said), pieces)
