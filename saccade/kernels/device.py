@@ -1,8 +1,10 @@
-"""Where Triton's kernels run in place of PyTorch's operations, and what a GPU can do."""
+"""Where Triton's and Numba's kernels run in place of PyTorch's operations; what a GPU can do."""
 
 from __future__ import annotations
 
+import platform
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -44,3 +46,16 @@ def has_room(device: torch.device) -> bool:
 def runs_triton(x: torch.Tensor) -> bool:
     """Whether work on `x` is a Triton kernel's."""
     return x.is_cuda
+
+
+def runs_jit(x: torch.Tensor) -> bool:
+    """Whether work on `x` is a Numba kernel's: those know bfloat16 on a CPU. In float32, PyTorch's
+    own operations are what parity is promised of.
+    """
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and has_numba()
+
+
+@cache
+def has_numba() -> bool:
+    """Whether it is installed, and for a processor that its kernels were tried on."""
+    return platform.machine() == "x86_64" and find_spec("numba") is not None

@@ -16,7 +16,7 @@ import torch
 
 from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix
 from saccade.kernels.linear import Matrix, linear, pack, ready
-from saccade.kernels.moe import Experts, Stack, expert_mlp, route, stacks
+from saccade.kernels.moe import Experts, Stack, expert_mlp, locate, route, stacks
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
 from saccade.nn.weights import Part, Weights
@@ -74,7 +74,8 @@ def _keep(up: Sequence[Matrix] | Stack, down: Sequence[Matrix] | Stack) -> Exper
     if stacked[0] is not None and stacked[1] is not None:
         return Experts(stacked[0], stacked[1])
     assert not isinstance(up, Stack) and not isinstance(down, Stack)
-    return Experts([ready(each) for each in up], [ready(each) for each in down])
+    packed = [ready(each) for each in up], [ready(each) for each in down]
+    return Experts(*packed, locate(*packed))
 
 
 def _stack(matrices: Sequence[Matrix] | Stack) -> Stack | None:

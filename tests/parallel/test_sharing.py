@@ -96,6 +96,7 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
             or "patch_embed" in name
             or "pos_embed" in name
             or "ln_q" in name
+            or name.endswith("gate.weight")  # a router: every rank asks it
         ):
             continue
         assert places.shape == (total,), f"{name} is read once"
