@@ -30,6 +30,7 @@ PresetName = Literal[
     "small-qwen3-vl",
     "small-qwen3.5",
     "small-qwen3-vl-moe",
+    "cut-qwen3-vl-30b-a3b",
     "tiny-qwen2-vl",
     "tiny-qwen2.5-vl",
     "tiny-qwen3-vl",

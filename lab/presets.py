@@ -261,6 +261,15 @@ PRESETS: dict[str, Preset] = {
         words=FEW_WORDS,
         weights=True,
     ),
+    # Two layers of qwen3-vl-30b-a3b, with few words: experts of their real size.
+    "cut-qwen3-vl-30b-a3b": Preset(
+        "qwen3_vl_moe",
+        _text(2048, 2, 32, 4, 6144, SMALL_VOCAB, head_dim=128, **_experts(128, 8, 768)),
+        _tower(2, 256, 4, 1024, 2048, deepstack_visual_indexes=[1]),
+        tied=False,
+        words=FEW_WORDS,
+        weights=True,
+    ),
     "tiny-qwen2-vl": Preset(
         "qwen2_vl",
         _text(64, 2, 4, 2, 96, SMALL_VOCAB, **_rope((2, 3, 3))),

@@ -28,14 +28,28 @@ class Routes(NamedTuple):
     shares: torch.Tensor
 
 
+FEW_ROWS = 16
+"""So many rows and fewer read experts' matrices faster than they multiply them."""
+
+
+class Places(NamedTuple):
+    """Addresses of experts' matrices of `width` values each."""
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    width: int
+
+
 class Experts(NamedTuple):
     """The matrices of E experts: up [2 I, H] (the gate's outputs, then up's), down [H, I].
 
-    On a CPU a packed matrix each; on a GPU one tensor of all, [E, ...].
+    On a CPU a packed matrix each; on a GPU one tensor of all, [E, ...]. places: where the memory of
+    each lies, for compiled products of a few rows (`locate`).
     """
 
     up: Sequence[Matrix] | Stack
     down: Sequence[Matrix] | Stack
+    places: Places | None = None
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
@@ -60,38 +74,42 @@ def expert_mlp(
         assert act == "silu"
         return stacked_mlp(x, routes.experts, routes.shares, experts.up, experts.down, first)
     assert not isinstance(experts.up, Stack) and not isinstance(experts.down, Stack)
-    each = _listed(x, routes.experts, experts.up, experts.down, act, first)
-    return (each.view(*routes.experts.shape, -1) * routes.shares.unsqueeze(-1)).sum(1)
-
-
-def _listed(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    up: Sequence[Matrix],
-    down: Sequence[Matrix],
-    act: Activation,
-    first: int,
-) -> torch.Tensor:
-    """Each row by each of its experts `chosen` [T, K], [T K, H]; a matrix of its own for each
-    expert.
-
-    The host says which rows go where: a few dozen numbers are put in order in less time than one
-    operation on tensors takes, and the lengths are needed there anyway.
-    """
-    numbers = chosen.flatten().tolist()
-    mine = (at for at, expert in enumerate(numbers) if first <= expert < first + len(up))
+    # The host says which rows go where: a few dozen numbers are put in order in less time than one
+    # operation on tensors takes, and the lengths are needed there anyway.
+    numbers = routes.experts.flatten().tolist()
+    mine = (at for at, one in enumerate(numbers) if first <= one < first + len(experts.up))
     order = sorted(mine, key=numbers.__getitem__)  # stable
-    if not order:
-        return x.new_zeros(len(numbers), x.shape[1])
     runs = [
         (expert - first, len(list(rows)))
         for expert, rows in groupby(numbers[place] for place in order)
     ]
-    top = chosen.shape[1]
+    if experts.places is not None and len(x) <= FEW_ROWS and act == "silu":
+        from saccade.kernels.moe_cpu import compiled_experts
+
+        return compiled_experts(x, routes.shares, order, runs, experts.places)
+    if not order:
+        return torch.zeros_like(x)
+    top = routes.experts.shape[1]
     rows = x.index_select(0, torch.tensor([place // top for place in order]))
-    y = _each(gate(_each(rows, up, runs), act), down, runs)
+    y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
     whole = y.new_zeros if len(order) < len(numbers) else y.new_empty
-    return whole(len(numbers), y.shape[1]).index_copy_(0, torch.tensor(order), y)
+    each = whole(len(numbers), y.shape[1]).index_copy_(0, torch.tensor(order), y)
+    return (each.view(len(x), top, -1) * routes.shares.unsqueeze(-1)).sum(1)
+
+
+def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Places | None:
+    """Where packed matrices lie, if products with them are compiled; None if they are not."""
+    if not isinstance(up[0], torch.Tensor) or not device.runs_jit(up[0]):
+        return None
+    from saccade.kernels.moe_cpu import address, reads
+
+    ups = [each for each in up if isinstance(each, torch.Tensor) and each.is_mkldnn]
+    downs = [each for each in down if isinstance(each, torch.Tensor) and each.is_mkldnn]
+    if len(ups) < len(up) or len(downs) < len(down):
+        return None
+    if not (reads(*ups[0].shape) and reads(*downs[0].shape)):
+        return None
+    return Places(tuple(map(address, ups)), tuple(map(address, downs)), downs[0].shape[1])
 
 
 def _each(

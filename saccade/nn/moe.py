@@ -18,7 +18,7 @@ from saccade.core.errors import CheckpointError
 from saccade.kernels.experts import Stack
 from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix
 from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
-from saccade.kernels.moe import Experts, expert_mlp, route, stacks
+from saccade.kernels.moe import Experts, expert_mlp, locate, route, stacks
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
 from saccade.nn.weights import Part, Weights
@@ -90,7 +90,8 @@ def _keep(up: Kept, down: Kept, act: Activation) -> Experts:
             "the experts of a layer are stored in different formats, which a GPU does not "
             "multiply; use --device cpu"
         )
-    return Experts(*([ready(each) for each in matrices] for matrices in alone))
+    ups, downs = ([ready(each) for each in matrices] for matrices in alone)
+    return Experts(ups, downs, locate(ups, downs))
 
 
 def _stack(matrices: Kept) -> Stack | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
-from saccade.kernels import moe
+from saccade.kernels import device, moe
 from saccade.kernels.int8 import runs_int8
-from saccade.kernels.linear import linear
-from saccade.kernels.moe import Experts, expert_mlp, route
+from saccade.kernels.linear import linear, pack
+from saccade.kernels.moe import FEW_ROWS, Experts, Routes, expert_mlp, locate, route
 from saccade.nn import moe as nn_moe
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
@@ -94,6 +94,61 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         each.double(), slow, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0
     )
+
+
+needs_numba = pytest.mark.skipif(not device.has_numba(), reason="Numba is not installed")
+
+
+def layer_of(hidden: int, width: int, experts: int) -> Experts:
+    torch.manual_seed(0)
+    ups = [pack((torch.randn(2 * width, hidden) / 8).bfloat16()) for _ in range(experts)]
+    downs = [pack((torch.randn(hidden, width) / 8).bfloat16()) for _ in range(experts)]
+    return Experts(ups, downs, locate(ups, downs))
+
+
+@needs_numba
+@pytest.mark.parametrize("rows", [1, 7, FEW_ROWS])
+def test_a_few_rows_compiled_are_the_products_one_by_one(rows: int) -> None:
+    """bfloat16 rounds to 2 ** -8 of a value; first: this rank has the experts from there on."""
+    layer = layer_of(128, 64, 6)
+    if layer.places is None:
+        pytest.skip("this processor packs matrices in another way")
+    x, routes = torch.randn(rows, 128).bfloat16(), route(torch.randn(rows, 9).bfloat16(), 3)
+    for first in (0, 3):
+        made = expert_mlp(x, routes, layer, "silu", first).float()
+        each = expert_mlp(x, routes, layer._replace(places=None), "silu", first).float()
+        torch.testing.assert_close(made, each, atol=0.03 * float(each.abs().max()), rtol=0.02)
+
+
+@needs_numba
+def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from saccade.kernels import moe_cpu
+
+    layer = layer_of(128, 64, 6)
+    if layer.places is None:
+        pytest.skip("this processor packs matrices in another way")
+    seen: list[Sequence[tuple[int, int]]] = []
+    real = moe_cpu.compiled_experts
+
+    def count(*given: Any) -> torch.Tensor:
+        seen.append(given[3])
+        return real(*given)
+
+    monkeypatch.setattr(moe_cpu, "compiled_experts", count)
+    x = torch.randn(FEW_ROWS + 1, 128).bfloat16()
+    routes = route(torch.randn(FEW_ROWS + 1, 6).bfloat16(), 2)
+    expert_mlp(x[:1], Routes(routes.experts[:1], routes.shares[:1]), layer, "silu")
+    assert seen == [[(expert, 1) for expert in sorted(routes.experts[0].tolist())]]
+    expert_mlp(x, routes, layer, "silu")
+    assert len(seen) == 1, "more rows are products of their own"
+
+
+@needs_numba
+def test_matrices_in_an_unknown_layout_are_left_to_their_products() -> None:
+    from saccade.kernels import moe_cpu
+
+    assert not moe_cpu.reads(80, 64) and not moe_cpu.reads(128, 60)
+    assert layer_of(64, 40, 2).places is None, "40 values of an expert are no panel"
 
 
 @pytest.mark.parametrize("count", [0, 2])
