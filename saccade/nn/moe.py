@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.linear import Matrix, linear, pack, ready
 from saccade.kernels.moe import Experts, expert_mlp, route, stacks
 from saccade.nn.linear import share
@@ -37,6 +38,8 @@ class SparseMLP:
 
     __slots__ = ("act", "experts", "router", "shard", "top")
 
+    group = 0  # the router reads rows as they are
+
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
         self.router = pack(weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden))))
@@ -46,8 +49,9 @@ class SparseMLP:
         up, down = load(weights, f"{name}.experts", shape, mine)
         self.experts = _keep(up, down)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
         routes = route(linear(x, self.router), self.top)
         y = expert_mlp(x, routes, self.experts, self.act)
         return y if self.shard.size == 1 else self.shard.all_reduce(y)

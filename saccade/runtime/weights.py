@@ -27,7 +27,7 @@ from saccade.families.packed import SUFFIXES, Packed, Role
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
 from saccade.kernels.device import has_fp8
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.fp8 import Fp8Matrix, prepare
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet, TowerNet
@@ -256,7 +256,7 @@ class CheckpointWeights:
         scales = [self._scales(part, scheme) for part, scheme in zip(parts, schemes)]
         for part, piece in zip(parts, pieces):
             self._check_finite(part, piece.float())
-        matrix = join_fp8(pieces, scales, group)
+        matrix = prepare(join_fp8(pieces, scales, group), self.dtype)
         self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
         self._bar.update(matrix.values.nbytes)
         return matrix
