@@ -26,7 +26,7 @@ MOST_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowCut:
     """A program's values: `lines` that have a scale each, of `width` values, some beyond the
     row's end; both are powers of two.
     """
@@ -35,7 +35,7 @@ class Cut:
     width: int
 
     @classmethod
-    def of(cls, size: int, group: int, most: int | None = None) -> Cut:
+    def of(cls, size: int, group: int, most: int | None = None) -> RowCut:
         """Of rows of `size` values, of which `group` share a scale: at most `most` lines."""
         lines = triton.next_power_of_2(size // group)
         return cls(min(lines, most or lines), triton.next_power_of_2(group))
@@ -149,7 +149,7 @@ def launch_quantise(x: torch.Tensor, group: int) -> Fp8Rows:
     assert x.stride(1) == 1
     count, size = x.shape
     found = _room(count, size, group, x)
-    cut = Cut.of(size, group, LINES)
+    cut = RowCut.of(size, group, LINES)
     if count:
         _quantise[count, triton.cdiv(size // group, cut.lines)](
             x,
@@ -174,7 +174,7 @@ def launch_add_norm_scaled(
     assert x.is_contiguous() and delta.is_contiguous() and x.shape == delta.shape
     count, size = x.shape
     total, found = torch.empty_like(x), _room(count, size, group, x)
-    cut = Cut.of(size, group)
+    cut = RowCut.of(size, group)
     if count:
         _add_norm_scaled[(count,)](
             x,
@@ -200,7 +200,7 @@ def launch_silu_gate_scaled(gate_up: torch.Tensor, group: int) -> Fp8Rows:
     assert gate_up.is_contiguous()
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     found = _room(count, size, group, gate_up)
-    cut = Cut.of(size, group, LINES)
+    cut = RowCut.of(size, group, LINES)
     if count:
         _gate_scaled[count, triton.cdiv(size // group, cut.lines)](
             gate_up,

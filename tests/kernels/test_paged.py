@@ -145,7 +145,7 @@ def test_every_group_at_every_head_size(
     """With empty rows, on pages that rows cross."""
     lengths = [(1, 1), (1, 37), (5, 5), (0, 9), (19, 40), (0, 0)]
     for group in range(1, 9):
-        for dtype in HALVES if kept else TOLERANCE:
+        for dtype in HALVES if kept else [torch.float32]:
             factor = 2.0 if kept else 1.0
             check(
                 device,

@@ -163,6 +163,7 @@ def test_many_rows_are_multiplied_in_eight_bits(
     torch.testing.assert_close(few, exact[:FEW_ROWS], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(multiplies: None, device: str, bad: float) -> None:
     ready = prepare(matrix(32, 64, 64), torch.float32)

@@ -239,13 +239,15 @@ def test_many_rows_in_fp8_are_near_their_twin(
     monkeypatch.setattr(device, "multiplies_fp8", lambda *_: True)
     monkeypatch.setattr(device, "multiplies_blocks", lambda _: True)
     net: Any = load(quantised, "auto")[0]
-    for layer in net.text.layers:
+    for at, layer in enumerate(net.text.layers):
         assert layer.mlp.gate_up.group == layer.mlp.down.group == net_group(name)
-        assert layer.attention.out.group == net_group(name)
+        assert layer.attention.out.group == 128
+        # Of the second layer's keys the checkpoint has 32 bits.
+        assert layer.attention.qkv.group == (0 if at == 1 else net_group(name))
     tokens = [int(each) for each in np.random.default_rng(0).integers(5, 60, 40)]
     found, expected = (prefill(each, tokens, 40) for each in (net, whole))
     off = (found - expected).norm() / expected.norm()
-    assert 1e-3 < off < 0.06, "three bits of mantissa"
+    assert 1e-3 < off < 0.12, "three bits of mantissa, in twelve products"
     few, same = (prefill(each, tokens, FEW_ROWS) for each in (net, whole))
     torch.testing.assert_close(few, same, atol=2e-4, rtol=2e-4)
 
