@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.int8_decode import PAGE, batch_of, step
+from benchmarks.quantised_decode import PAGE, batch_of, step
 from lab.checkpoint import make_checkpoint
 from saccade.families.registry import load_spec
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values

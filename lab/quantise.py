@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec, net_module
 from saccade.kernels.fp8 import LARGEST, to_fp8
-from saccade.runtime.weights import weight_files
+from saccade.runtime.tensors import weight_files
 
 BLOCK = 128
 """Rows and columns that share a scale."""

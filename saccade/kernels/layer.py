@@ -2,7 +2,7 @@
 keys normalised, turned and cached; a stream added to and normalised; a gate applied.
 
 Owns what each means in plain PyTorch, which CPUs run. On a GPU each is one launch of
-`layer_gpu.py`.
+`layer_gpu.py`; in bfloat16 on a CPU, of `layer_cpu.py`, where that can be compiled.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def turn_and_cache(
         return launch_turn_and_cache(
             qkv, kv_heads, ready.cos, ready.sin, qk_norm, cache, out_slots, halves=halves
         )
+    if _compiles(qkv, cache, qk_norm):
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.layer_cpu import compiled_turn_and_cache
+
+        ready = rotation.ready()
+        across = rotation.pairs == "halves"
+        return compiled_turn_and_cache(
+            qkv, kv_heads, ready.cos, ready.sin, qk_norm, cache, out_slots, across=across
+        )
     rotated = qkv.shape[1] - kv_heads
     heads = rotated - kv_heads
     qk = qkv[:, :rotated]
@@ -61,6 +70,12 @@ def turn_and_cache(
     return qk[:, :heads]
 
 
+def _compiles(qkv: torch.Tensor, cache: PagedCache, qk_norm: QKNorm | None) -> bool:
+    """Whether all are in the one format that `layer_cpu.py` knows."""
+    weight = qkv if qk_norm is None else qk_norm.weight
+    return device.runs_jit(qkv) and cache.keys.dtype == qkv.dtype == weight.dtype
+
+
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,6 +84,10 @@ def add_rms_norm(
         from saccade.kernels.layer_gpu import launch_add_norm
 
         return launch_add_norm(x, delta, weight, None, eps)
+    if device.runs_jit(x) and x.dtype == delta.dtype == weight.dtype:
+        from saccade.kernels.layer_cpu import compiled_rms_norm
+
+        return compiled_rms_norm(x, delta, weight, eps)
     total = x + delta
     return total, rms_norm(total, weight, eps)
 
@@ -107,6 +126,10 @@ def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
         from saccade.kernels.layer_gpu import launch_silu_gate
 
         return launch_silu_gate(gate_up)
+    if act == "silu" and device.runs_jit(gate_up):
+        from saccade.kernels.layer_cpu import compiled_silu_gate
+
+        return compiled_silu_gate(gate_up)
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
 

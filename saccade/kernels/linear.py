@@ -23,9 +23,12 @@ from saccade.kernels.fp8 import (
     pad_fp8_outputs,
     rows_group,
 )
+from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
+from saccade.kernels.panels import Int4Panels, pack_panels, panels_linear
+from saccade.kernels.vnni import runs_vnni
 
-Matrix = torch.Tensor | Int8Matrix | Fp8Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -65,7 +68,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 bits already is."""
+    """`weight` as `linear` takes it: one in 8 bits already is, and one in 4 bits on a GPU."""
+    if isinstance(weight, Int4Matrix) and weight.words.device.type == "cpu" and runs_vnni():
+        return pack_panels(weight)
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
@@ -75,6 +80,8 @@ def pad_outputs(weight: Matrix, sizes: Sequence[int], more: int) -> Matrix:
     """
     if isinstance(weight, Fp8Matrix):
         return pad_fp8_outputs(weight, sizes, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_outputs(weight, sizes, more)
     assert isinstance(weight, torch.Tensor)
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in weight.split([*sizes])])
 
@@ -83,6 +90,8 @@ def pad_inputs(weight: Matrix, more: int) -> Matrix:
     """`weight` with `more` inputs behind its own, that add nothing. Not for packed ones."""
     if isinstance(weight, Fp8Matrix):
         return pad_fp8_inputs(weight, more)
+    if isinstance(weight, Int4Matrix):
+        return pad_int4_inputs(weight, more)
     assert isinstance(weight, torch.Tensor)
     return F.pad(weight, (0, more))
 
@@ -120,6 +129,10 @@ def linear(
     assert isinstance(x, torch.Tensor)
     if isinstance(weight, Int8Matrix):
         return activate(int8_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Matrix):
+        return activate(int4_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Panels):
+        return activate(panels_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

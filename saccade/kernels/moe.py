@@ -2,8 +2,7 @@
 
 Rows are put in the order of their experts, so that each expert that has rows is one product over
 them, and an expert without rows is not touched: decoding one row reads as many experts as it goes
-to. On a GPU the same is one grouped product, of which the host needs to know no lengths. Owns
-nothing.
+to. On a GPU the same is `experts.py`'s. Owns nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from saccade.kernels import device
+from saccade.kernels.experts import StackedExperts, stacked_mlp
 from saccade.kernels.layer import gate
 from saccade.kernels.linear import Activation, Matrix, linear
 
@@ -30,11 +30,11 @@ class Routes(NamedTuple):
 class Experts(NamedTuple):
     """The matrices of E experts: up [2 I, H] (the gate's outputs, then up's), down [H, I].
 
-    On a CPU a packed matrix each; on a GPU one tensor of all, [E, ...].
+    On a CPU a packed matrix each; on a GPU one tensor of all.
     """
 
-    up: Sequence[Matrix] | torch.Tensor
-    down: Sequence[Matrix] | torch.Tensor
+    up: Sequence[Matrix] | StackedExperts
+    down: Sequence[Matrix] | StackedExperts
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
@@ -49,16 +49,15 @@ def route(logits: torch.Tensor, top: int) -> Routes:
 
 def expert_mlp(x: torch.Tensor, routes: Routes, experts: Experts, act: Activation) -> torch.Tensor:
     """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H]."""
+    if isinstance(experts.up, StackedExperts):
+        assert isinstance(experts.down, StackedExperts) and act == "silu"
+        return stacked_mlp(x, routes.experts, routes.shares, experts.up, experts.down)
+    assert not isinstance(experts.down, StackedExperts)
     order = routes.experts.flatten().argsort(stable=True)  # [T K], by expert
     rows = x.index_select(0, order // routes.experts.shape[1])
     owners = routes.experts.flatten().index_select(0, order)
-    if isinstance(experts.up, torch.Tensor) and isinstance(experts.down, torch.Tensor):
-        y = _grouped(rows, owners, experts.up, experts.down, act)
-    else:
-        assert not isinstance(experts.up, torch.Tensor)
-        assert not isinstance(experts.down, torch.Tensor)
-        runs = _runs(owners)
-        y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
+    runs = _runs(owners)
+    y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     each = y.index_select(0, back).view(*routes.experts.shape, -1)  # [T, K, H]
@@ -82,20 +81,6 @@ def _each(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _grouped(
-    rows: torch.Tensor, owners: torch.Tensor, up: torch.Tensor, down: torch.Tensor, act: Activation
-) -> torch.Tensor:
-    """The same as two grouped products. Where each expert's rows end stays on the device.
-
-    NOT YET RUN on a GPU.
-    """
-    numbers = torch.arange(len(up), device=owners.device)
-    ends = torch.searchsorted(owners, numbers, right=True).int()  # [E]
-    gated = gate(torch._grouped_mm(rows, up.transpose(-2, -1), offs=ends), act)
-    found: torch.Tensor = torch._grouped_mm(gated, down.transpose(-2, -1), offs=ends)
-    return found
-
-
-def stacks(x: torch.Tensor) -> bool:
-    """Whether experts of the device of `x` are one tensor."""
-    return device.runs_triton(x)
+def stacks(matrix: Matrix) -> bool:
+    """Whether experts that lie where `matrix` does are one tensor."""
+    return device.runs_triton(matrix if isinstance(matrix, torch.Tensor) else matrix[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels import device
+
 FEW_VALUES = 4096
 """On a CPU, PyTorch's RMS norm is a chain of ten operations, whose calls are all that a few values
 cost (measured: LOG.md).
@@ -20,6 +22,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
+    if weight.dim() == 1 and device.runs_jit(x) and x.is_contiguous():
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.layer_cpu import compiled_rms_norm
+
+        return compiled_rms_norm(x, None, weight, eps)[1]
     if x.device.type == "cpu" and x.numel() <= FEW_VALUES:
         return _by_layer_norm(x, eps) * weight
     if weight.dim() == 1:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.core.errors import CheckpointError
+from saccade.kernels.experts import stack_experts
 from saccade.kernels.fp8 import Rows
-from saccade.kernels.linear import Matrix, linear, pack, ready
+from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
 from saccade.kernels.moe import Experts, expert_mlp, route, stacks
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
@@ -47,7 +49,7 @@ class SparseMLP:
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
         up, down = load(weights, f"{name}.experts", shape, mine)
-        self.experts = _keep(up, down)
+        self.experts = _keep(up, down, self.act)
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
@@ -57,14 +59,20 @@ class SparseMLP:
         return y if self.shard.size == 1 else self.shard.all_reduce(y)
 
 
-def _keep(up: list[Matrix], down: list[Matrix]) -> Experts:
-    first = up[0]
-    if isinstance(first, torch.Tensor) and stacks(first):
-        return Experts(
-            torch.stack([each for each in up if isinstance(each, torch.Tensor)]),
-            torch.stack([each for each in down if isinstance(each, torch.Tensor)]),
+def _keep(up: list[Matrix], down: list[Matrix], act: Activation) -> Experts:
+    """As their device multiplies them. Raises CheckpointError for what it cannot."""
+    if not stacks(up[0]):
+        return Experts([ready(each) for each in up], [ready(each) for each in down])
+    if act != "silu":
+        raise CheckpointError(
+            f"config.json: experts with {act} are not supported on a GPU: only silu"
         )
-    return Experts([ready(each) for each in up], [ready(each) for each in down])
+    try:
+        return Experts(stack_experts(up), stack_experts(down))
+    except TypeError as error:
+        raise CheckpointError(
+            f"{error}, which is not supported on a GPU; use --device cpu"
+        ) from error
 
 
 def _load_fused(

@@ -73,9 +73,41 @@ def attention_for(
     return SequenceAttention(caches, page_size, dtype or any_keys.dtype, states)
 
 
+class DecodeAttention:
+    """Rows of one token each, by Numba's kernel. Owns the memory that it works in."""
+
+    def __init__(self, page_size: int, scale: float) -> None:
+        self._page_size = page_size
+        self._scale = scale
+        self._scratch = torch.empty(0)
+
+    def rows(self, batch: Batch, mine: slice) -> Attend:
+        """For rows `mine` of the batch."""
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.paged_cpu import decode_paged, scratch_values
+
+        rows = PagedRows(
+            batch.q_starts[mine.start : mine.stop + 1],
+            batch.kv_lengths[mine],
+            batch.slots[mine],
+            batch.page_table,
+            self._page_size,
+            mine.stop - mine.start,
+        )
+
+        def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
+            wanted = scratch_values(*q.shape)
+            if self._scratch.numel() < wanted:
+                self._scratch = torch.empty(wanted)
+            return decode_paged(q, kv, rows, self._scale * kv.key_scale, self._scratch)
+
+        return attend
+
+
 class SequenceAttention:
-    """For CPUs: neighbours that decode after few tokens share a call, any other sequence has one of
-    its own. There, consecutive pages are read in place, others are gathered.
+    """For CPUs. Where Numba's kernels run, neighbours that decode share a call that reads keys and
+    values where they lie. Else those that decode after few tokens share one, and any other sequence
+    has one of its own: there, consecutive pages are read in place, others are gathered.
     """
 
     def __init__(
@@ -93,6 +125,8 @@ class SequenceAttention:
         self._dtype = dtype
         _, self._kv_heads, self._dim = keys.shape
         self._scale = self._dim**-0.5
+        compiled = device.runs_jit(keys) and keys.dtype == dtype
+        self._decoding = DecodeAttention(page_size, self._scale) if compiled else None
         slot, head, value = keys.stride()
         self._strides = (0, head, slot, value)
         self._out_slots = torch.empty(0, dtype=torch.int64)
@@ -102,7 +136,7 @@ class SequenceAttention:
         self._strip = torch.zeros(2 * most, dtype=dtype)
         self._strip[most:] = -torch.inf
         self._places = np.arange(most)
-        self._page, self._offset = np.divmod(self._places, page_size)
+        self._lies = np.divmod(self._places, page_size)  # page of a sequence, and offset in it
 
     def plan(self, batch: Batch) -> None:
         self.recurrence.plan(batch)
@@ -113,7 +147,9 @@ class SequenceAttention:
         self._rows, row = [], 0
         while row < len(lines):
             end = self._abreast(starts, lengths, row)
-            if end - row >= FEWEST_ABREAST:
+            if self._decoding is not None and end > row:
+                attend = self._decoding.rows(batch, slice(row, end))
+            elif end - row >= FEWEST_ABREAST:
                 attend = self._together(table, lines[row:end], lengths[row:end])
             else:
                 end, attend = row + 1, self._alone(table[lines[row]], lengths[row])
@@ -133,11 +169,13 @@ class SequenceAttention:
         return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _abreast(self, starts: Sequence[int], lengths: Sequence[int], row: int) -> int:
-        """Where the rows from `row` on end that decode after few tokens."""
+        """Where the rows from `row` on end that decode, after few tokens or by a kernel for any
+        number of them.
+        """
         while (
             row < len(lengths)
             and starts[row + 1] - starts[row] == 1
-            and lengths[row] <= self._abreast_keys
+            and (self._decoding is not None or lengths[row] <= self._abreast_keys)
         ):
             row += 1
         return row
@@ -147,9 +185,10 @@ class SequenceAttention:
     ) -> Attend:
         """For rows of one token each, whose sequences have these lines of the page table."""
         counts, longest = np.array(lengths), max(lengths)
-        pages = table[np.array(lines)[:, None], self._page[:longest]]
+        page, offset = self._lies
+        pages = table[np.array(lines)[:, None], page[:longest]]
         index = pages * np.int64(self._page_size)
-        index += self._offset[:longest]  # [R, longest]
+        index += offset[:longest]  # [R, longest]
         # What is masked is read all the same, and the rest of a page may hold anything.
         index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
         windows = torch.from_numpy(len(self._places) - counts)

@@ -37,7 +37,7 @@ class DummyWeights:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
 
     def load(self, *parts: Part) -> torch.Tensor:
         with in_memory(parts):

@@ -1,22 +1,42 @@
-"""Matrices of a few bits, made whole: the arithmetic of AWQ, GPTQ and compressed-tensors'
-pack-quantized.
+"""Matrices of a few bits, unpacked, made whole, or packed as products take them: the arithmetic of
+AWQ, GPTQ and compressed-tensors' pack-quantized.
 
-Knows the numbers, nothing of files (`weights.py`) nor of names (`families/packed.py`).
+Knows the numbers, nothing of files (`packed_weights.py`) nor of names (`families/packed.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from saccade.families.packed import Packed, Role
+from saccade.kernels.int4 import LEAST_GROUP, Int4Matrix, holds, pack_int4
 from saccade.nn.weights import Part
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the k-th of eight neighbours lies among the 4-bit numbers of an int32, lowest first."""
 BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
+
+
+class Numbers(NamedTuple):
+    """A rank's slice of a packed matrix: value[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g],
+    g being owners[i].
+
+    values: uint8 [out, in]. scales: [out, groups] of the whole matrix. zeros: alike; None: each is
+    the middle. owners: int64 [in]. group: inputs that share a scale. stored: bytes of the slice in
+    the checkpoint.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    owners: torch.Tensor
+    group: int
+    bits: int
+    stored: int
 
 
 def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
@@ -26,39 +46,96 @@ def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
     each, mask = 32 // bits, (1 << bits) - 1
     rows, columns = words.shape
     shape = (rows, each, columns) if axis == 0 else (rows, columns, each)
-    numbers = torch.empty(shape, dtype=torch.uint8)
+    numbers = torch.empty(shape, dtype=torch.uint8, device=words.device)
     for place, at in enumerate(order or range(each)):
         numbers.select(1 + axis, place).copy_((words >> (at * bits)).bitwise_and_(mask))
     return numbers.flatten(axis, axis + 1)
 
 
-def restore_packed(
-    packed: Packed, pieces: Mapping[Role, torch.Tensor], part: Part, target: torch.Tensor
-) -> None:
-    """target = the wanted rows and columns of the matrix that `pieces` are, a few rows at a time.
+def unpack_matrix(
+    packed: Packed, pieces: Mapping[Role, torch.Tensor], part: Part, device: torch.device
+) -> Numbers:
+    """The wanted rows and columns of the matrix that `pieces` are, on that device.
 
     Groups that `pieces` name must exist.
     """
     outputs, inputs = part.shape
     rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
-    values = _numbers(packed, pieces["values"], 0 if packed.layout == "gptq" else 1)
+    stored = sum(piece.nbytes for piece in pieces.values())
+    there = {role: piece.to(device) for role, piece in pieces.items()}
+    values = _numbers(packed, there["values"], 0 if packed.layout == "gptq" else 1)
     turned = packed.layout != "compressed-tensors"
-    scales = pieces["scales"].float()
+    scales, zeros = there["scales"], None
     if turned:
         values, scales = values.t(), scales.t()
-    if "zeros" in pieces:
-        stored = _numbers(packed, pieces["zeros"], 1 if turned else 0)
-        zeros = (stored.t() if turned else stored)[:outputs].float() + packed.zero_shift
-    else:
-        zeros = torch.full_like(scales, 1 << (packed.bits - 1))
+    if "zeros" in there:
+        points = _numbers(packed, there["zeros"], 1 if turned else 0)
+        zeros = (points.t() if turned else points)[:outputs] + packed.zero_shift
     values = values[:outputs, :inputs][rows, columns].contiguous()
-    group = pieces["order"].long() if "order" in pieces else _in_turn(packed, inputs)
-    scales, zeros, group = scales[rows], zeros[rows], group[columns]
+    owners = there["order"].long() if "order" in there else _in_turn(packed, inputs).to(device)
+    return Numbers(
+        values,
+        scales[rows],
+        None if zeros is None else zeros[rows],
+        owners[columns],
+        packed.group or values.shape[1],
+        packed.bits,
+        round(stored * values.numel() / max(1, outputs * inputs)),
+    )
+
+
+def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
+    """target = what they mean, a few rows at a time."""
+    values, scales, zeros, owners, _, bits, _ = numbers
     count = max(1, BLOCK_VALUES // max(1, values.shape[1]))
+    middle = torch.full_like(scales, 1 << (bits - 1), dtype=torch.float32)
+    wide_scales, wide_zeros = scales.float(), middle if zeros is None else zeros.float()
     for first in range(0, values.shape[0], count):
         some = slice(first, first + count)
-        wide = values[some].float().sub_(zeros[some].index_select(1, group))
-        target[some].copy_(wide.mul_(scales[some].index_select(1, group)))
+        wide = values[some].float().sub_(wide_zeros[some].index_select(1, owners))
+        target[some].copy_(wide.mul_(wide_scales[some].index_select(1, owners)))
+
+
+def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
+    """One matrix of 4 bits of several, one below another; or None, and why there is none."""
+    first = parts[0]
+    group, inputs = first.group, first.values.shape[1]
+    if any(part.bits != 4 for part in parts):
+        return None, "only 4-bit numbers are multiplied as they are"
+    if len({part.group for part in parts}) > 1 or not holds(group, inputs):
+        return None, f"scales of {group} inputs, not of a multiple of {LEAST_GROUP}"
+    orders, starts = zip(*(_order(part) for part in parts))
+    if any(start is None for start in starts):
+        return None, f"a rank's slice cuts groups of {group} inputs"
+    if not all(order.equal(orders[0]) for order in orders):
+        return None, "matrices of one product have their inputs in different orders"
+    ordered = orders[0].equal(torch.arange(inputs).to(orders[0]))
+    groups = -(-inputs // group)
+
+    def joined(each: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part[:, start : start + groups] for part, start in zip(each, starts)])
+
+    numbers = torch.cat([part.values for part in parts])
+    if not ordered:
+        numbers = numbers.index_select(1, orders[0])
+    middle = [
+        part.zeros if part.zeros is not None else torch.full_like(part.scales, 8, dtype=torch.uint8)
+        for part in parts
+    ]
+    zeros = None if all(part.zeros is None for part in parts) else joined(middle)
+    scales = joined([part.scales for part in parts])
+    return pack_int4(numbers, scales, zeros, group, None if ordered else orders[0]), ""
+
+
+def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
+    """Inputs by their groups, and the first group; None where some group is not whole, but for the
+    last.
+    """
+    order = part.owners.argsort(stable=True)
+    owners = part.owners.index_select(0, order)
+    first = int(owners[0]) if len(owners) else 0
+    wanted = first + torch.arange(len(owners), device=owners.device) // part.group
+    return order, first if owners.equal(wanted) else None
 
 
 def _in_turn(packed: Packed, inputs: int) -> torch.Tensor:

@@ -7,39 +7,53 @@ of files (`weights.py`), nor of what config.json says (`families/quantization.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from saccade.core.config import MIB
+from saccade.core.errors import ConfigError
 from saccade.families.quantization import Scheme
 from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
-from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
+from saccade.kernels.int4 import Int4Matrix, quantise_int4
+from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
 from saccade.kernels.linear import Matrix
+from saccade.kernels.vnni import runs_vnni
 from saccade.nn.weights import Part
 
 BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
+INT4_GROUP = 64
+"""Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
+Made = Literal["int8", "int4"]
+"""What matrices are made at load."""
 
 
 @dataclass(slots=True)
 class LoadTally:
     """What became of a checkpoint's matrices: how many, and their bytes, on this rank.
 
-    int8: in 8 bits; `made` of them here, the others were stored so. fp8: as they were stored.
+    int8, int4: in so many bits; `made` of them here, the others were stored so. fp8: as they were
+    stored.
     restored: stored in 8 bits or less, and made whole. stored: bytes that the restored had in the
-    checkpoint.
+    checkpoint. reasons: why some of few bits were, where the device has products of them.
     """
 
     int8: int = 0
     made: int = 0
     int8_bytes: int = 0
+    int4: int = 0
+    int4_made: int = 0
+    int4_bytes: int = 0
+    int4_dense_bytes: int = 0
     dense_bytes: int = 0
     fp8: int = 0
     fp8_bytes: int = 0
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    reasons: set[str] = field(default_factory=set)
 
     def count_int8(self, matrix: Int8Matrix, shape: tuple[int, int], item: int, made: int) -> None:
         """`item`: bytes of a value in the network's dtype. `made`: 1 where it was made here."""
@@ -48,6 +62,13 @@ class LoadTally:
         self.made += made
         self.int8_bytes += values + matrix.scales.nbytes
         self.dense_bytes += values * item
+
+    def count_int4(self, matrix: Int4Matrix, shape: tuple[int, int], item: int, made: int) -> None:
+        """As `count_int8`."""
+        self.int4 += 1
+        self.int4_made += made
+        self.int4_bytes += matrix.nbytes
+        self.int4_dense_bytes += shape[0] * shape[1] * item
 
     def count_fp8(self, matrix: Fp8Matrix, item: int) -> None:
         """`item`: bytes of a value in the network's dtype."""
@@ -71,6 +92,12 @@ class LoadTally:
                 f"{self.int8} matrices of the language model in int8, {whence}: "
                 f"{self.int8_bytes / MIB:.0f} MiB, {self.dense_bytes / MIB:.0f} in {name}"
             )
+        if self.int4:
+            whence = "made at load" if self.int4_made else "as the checkpoint has them"
+            said.append(
+                f"{self.int4} matrices of the language model in int4, {whence}: "
+                f"{self.int4_bytes / MIB:.0f} MiB, {self.int4_dense_bytes / MIB:.0f} in {name}"
+            )
         if self.fp8:
             said.append(
                 f"{self.fp8} matrices of the language model in fp8, as the checkpoint has them: "
@@ -80,6 +107,7 @@ class LoadTally:
             said.append(
                 f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
                 f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
+                + "".join(f" ({reason})" for reason in sorted(self.reasons))
             )
         return "; ".join(said)
 
@@ -133,27 +161,54 @@ def make_int8(weight: torch.Tensor) -> Int8Matrix:
     return pack_int8(quantise_matrix(weight))
 
 
+def check_made(made: Made, device: torch.device) -> None:
+    """Raises ConfigError where products with matrices that are made so cannot run."""
+    if device.type != "cpu" or not runs_int8():
+        raise ConfigError(
+            f"--quantization {made}: it needs --device cpu and an x86 processor with VNNI "
+            "(avx512_vnni or avx_vnni); use --quantization auto"
+        )
+    if made == "int4" and not runs_vnni():
+        raise ConfigError(
+            "--quantization int4: it needs a processor with avx512_vnni, and llvmlite: pip install "
+            "'saccade[cpu]', or use --quantization int8"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Which matrices are in 8 bits in memory.
+    """Which matrices are in 8 or 4 bits in memory.
 
-    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so; `fp8` those in FP8. `tally` is told of each.
+    `projection` says which may be, by canonical names: of those `made` says what all are made, and
+    `native` leaves those that are stored in int8; `fp8` those in FP8, `few` those in 4 bits, but
+    for experts. `tally` is told of each.
     """
 
     projection: Callable[[str], bool]
-    made: bool
+    made: Made | None
     native: bool
     tally: LoadTally
     fp8: bool = False
+    few: bool = False
 
-    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """`weight`, which was loaded for `parts`, as it is to be."""
+    def int4(self, name: str) -> bool:
+        """Whether a matrix that is stored in 4 bits stays so. Experts are one tensor on a GPU."""
+        return self.few and self.projection(name) and ".experts." not in name
+
+    def make(self, weight: torch.Tensor, parts: Sequence[Part], *, head: bool = False) -> Matrix:
+        """`weight`, which was loaded for `parts`, as it is to be. A head is never made 4-bit: it
+        chooses among very many tokens.
+        """
         if not (self.made and all(self.projection(part.name) for part in parts)):
             return weight
+        shape = weight.shape[0], weight.shape[1]
+        if self.made == "int4" and not head:
+            few = quantise_int4(weight, INT4_GROUP)
+            self.tally.count_int4(few, shape, weight.itemsize, made=1)
+            return few
         matrix = make_int8(weight)
-        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
+        self.tally.count_int8(matrix, shape, weight.itemsize, made=1)
         return matrix
 
 
-NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())
+NO_WAYS = Ways(lambda _: False, made=None, native=False, tally=LoadTally())

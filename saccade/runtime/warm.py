@@ -19,6 +19,16 @@ from saccade.runtime.sampler import Sampler
 
 
 @torch.inference_mode()
+def compile_decode(net: FamilyNet, attention: Attention, batcher: Batcher) -> None:
+    """One row of padding through the network: what CPUs compile for a model does not depend on how
+    many rows a step has. Every rank takes part.
+    """
+    batch = batcher.idle(Frame.decode(1))
+    attention.plan(batch)
+    net.forward(batch, attention)
+
+
+@torch.inference_mode()
 def warm_up(
     net: FamilyNet,
     attention: Attention,

@@ -16,34 +16,37 @@ from pathlib import Path
 from typing import Literal, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from saccade.core.config import EncoderMode, QuantizationMode
-from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
-from saccade.families.packed import SUFFIXES, Packed, Role
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
-from saccade.kernels.device import has_fp8
+from saccade.kernels.device import has_fp8, has_int4
 from saccade.kernels.fp8 import Fp8Matrix, prepare
+from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.dummy import DummyWeights, in_memory
-from saccade.runtime.packed import restore_packed
+from saccade.runtime.packed import join_int4, restore_packed
+from saccade.runtime.packed_weights import PackedWeights
 from saccade.runtime.quantized import (
     NO_WAYS,
     LoadTally,
     Ways,
+    check_made,
     cut_scales,
     fp8_group,
     join_fp8,
     restore,
 )
+from saccade.runtime.tensors import damaged, open_tensors, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +86,16 @@ def load_net(
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     here = device.type == "cpu" and runs_int8()
-    if quantization == "int8" and not here:
-        raise ConfigError(
-            "--quantization int8: it needs --device cpu and an x86 processor with VNNI "
-            "(avx512_vnni or avx_vnni); use --quantization auto"
-        )
+    made = quantization if quantization in ("int8", "int4") else None
+    if made:
+        check_made(made, device)
     ways = Ways(
         module.projection,
-        made=quantization == "int8",
+        made=made,
         native=here and quantization != "none",
         tally=tally or LoadTally(),
         fp8=has_fp8(device) and quantization != "none",
+        few=has_int4(device) and quantization in ("auto", "int4"),
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -178,9 +180,9 @@ class CheckpointWeights:
         self._places = {
             canonical_name(name): (path, name)
             for path in files
-            for name in list(_open(path).keys())
+            for name in list(open_tensors(path).keys())
         }
-        self._packed = self._find_packed()
+        self._packed = PackedWeights(folder, self._places, quantization, self._read)
         self._wanted: set[str] = set()
         total = sum(path.stat().st_size for path in files)
         self._bar = tqdm(
@@ -206,8 +208,8 @@ class CheckpointWeights:
                 (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device
             )
         for part, target in zip(parts, whole.split(rows)):
-            if (packed := self._packed.get(part.name)) is not None:
-                self._restore_packed(part, packed, target)
+            if part.name in self._packed:
+                self._restore_packed(part, target)
                 self._check_finite(part, target)
                 continue
             piece = self._read(part)
@@ -221,6 +223,8 @@ class CheckpointWeights:
         return whole
 
     def load_matrix(self, *parts: Part) -> Matrix:
+        if (few := self._load_int4(parts)) is not None:
+            return few
         schemes = [None if part.name in self._packed else self._scheme(part.name) for part in parts]
         if (group := self._fp8_group(parts, schemes)) is not None:
             return self._load_fp8(parts, [scheme for scheme in schemes if scheme], group)
@@ -237,6 +241,27 @@ class CheckpointWeights:
         shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
         self._ways.tally.count_int8(matrix, shape, self.dtype.itemsize, made=0)
         self._bar.update(sum(piece.nbytes for piece in pieces))
+        return matrix
+
+    def _restore_packed(self, part: Part, target: torch.Tensor) -> None:
+        numbers = self._packed.read(part, self.device)
+        restore_packed(numbers, target)
+        self._ways.tally.count_restored(numbers.stored, target)
+        self._bar.update(numbers.stored)
+
+    def _load_int4(self, parts: Sequence[Part]) -> Int4Matrix | None:
+        """These parts as one matrix of 4 bits; None where they are to be another, or cannot be."""
+        if not all(self._ways.int4(part.name) and part.name in self._packed for part in parts):
+            return None
+        for part in parts:
+            self._check_shape(part)
+        matrix, why = join_int4([self._packed.read(part, self.device) for part in parts])
+        if matrix is None:
+            self._ways.tally.reasons.add(why)
+            return None
+        shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
+        self._ways.tally.count_int4(matrix, shape, self.dtype.itemsize, made=0)
+        self._bar.update(matrix.words.nbytes)
         return matrix
 
     def _fp8_group(self, parts: Sequence[Part], schemes: Sequence[Scheme | None]) -> int | None:
@@ -265,7 +290,7 @@ class CheckpointWeights:
         return name in self._places
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
@@ -274,12 +299,12 @@ class CheckpointWeights:
         A quantised checkpoint's numbers mean nothing without their scales, which must be there
         too. Raises CheckpointError naming file, tensor and format.
         """
-        packed = {name for weight in self._packed for name in self._packed_names(weight).values()}
+        packed = self._packed.tensors()
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
         for path, tensors in names.items():
-            file = _open(path)
+            file = open_tensors(path)
             for canonical, name in tensors:
                 kind = file.get_slice(name).get_dtype()
                 if kind in FORMATS | BUFFERS or canonical in packed or harmless(canonical):
@@ -295,16 +320,8 @@ class CheckpointWeights:
         return sorted(
             name
             for name in self._places.keys() - self._wanted
-            if not (leftover(name) or self._adds_nothing(name))
+            if not (leftover(name) or self._packed.adds_nothing(name))
         )
-
-    def _adds_nothing(self, canonical: str) -> bool:
-        """Whether a tensor is a bias of zeros, which GPTQ's tools give matrices that have none."""
-        weight = canonical.removesuffix("bias") + "weight"
-        if not canonical.endswith(".bias") or weight not in self._packed:
-            return False
-        path, name = self._places[canonical]
-        return not _open(path).get_tensor(name).any()
 
     def _scheme(self, canonical: str) -> Scheme | None:
         """How a tensor is quantised; None for one that is not, or that nothing says the scales of.
@@ -318,100 +335,13 @@ class CheckpointWeights:
         scheme = self._quantization.scheme(*modules)
         if not isinstance(scheme, Scheme):
             return None
-        kind = _open(path).get_slice(name).get_dtype()
+        kind = open_tensors(path).get_slice(name).get_dtype()
         if kind in FORMATS and _scales_name(canonical, scheme) in self._places:
             raise CheckpointError(
                 f"{path}: tensor {name} is stored as {kind}, but has scales, and config.json's "
                 f"quantization_config makes it {scheme.stored}"
             )
         return scheme if kind == scheme.stored else None
-
-    def _find_packed(self) -> dict[str, Packed]:
-        """The matrices that lie packed in several tensors, by the names that layers ask for."""
-        found: dict[str, Packed] = {}
-        for canonical, (path, name) in self._places.items():
-            module, _, suffix = canonical.rpartition(".")
-            if self._quantization is None or suffix not in ("qweight", "weight_packed"):
-                continue
-            packed = self._quantization.scheme(name.removesuffix(f".{suffix}"), module)
-            if not isinstance(packed, Packed) or packed.values_suffix != suffix:
-                continue
-            if f"{module}.weight" in self._places:
-                raise CheckpointError(
-                    f"{path}: tensor {name} is there, and the same matrix unpacked as well"
-                )
-            found[f"{module}.weight"] = packed
-        return found
-
-    def _packed_names(self, weight: str) -> dict[Role, str]:
-        """Canonical names of the tensors that make up a packed matrix, those that are there."""
-        module = weight.removesuffix("weight")
-        suffixes = SUFFIXES[self._packed[weight].layout]
-        names = {role: module + suffix for role, suffix in suffixes.items()}
-        return {role: name for role, name in names.items() if name in self._places}
-
-    def _restore_packed(self, part: Part, packed: Packed, target: torch.Tensor) -> None:
-        """Raises CheckpointError for a tensor that is missing, or does not fit the others."""
-        pieces = {role: self._read(piece) for role, piece in self._packed_parts(part).items()}
-        names = self._packed_names(part.name)
-
-        def refuse(role: Role, wrong: str) -> CheckpointError:
-            path, name = self._places[names[role]]
-            return CheckpointError(f"{path}: tensor {name} {wrong}")
-
-        if not pieces["scales"].isfinite().all():
-            raise refuse("scales", "has values that are not finite: the checkpoint is damaged")
-        if "shape" in pieces and pieces["shape"].tolist() != list(part.shape):
-            raise refuse(
-                "shape",
-                f"says {pieces['shape'].tolist()}, but config.json makes it {list(part.shape)}",
-            )
-        groups = packed.groups(part.shape[1])
-        if "order" in pieces and part.shape[1]:
-            least, most = (int(value) for value in torch.aminmax(pieces["order"]))
-            if least < 0 or most >= groups:
-                raise refuse("order", f"names groups from {least} to {most}, but has {groups}")
-        restore_packed(packed, pieces, part, target)
-        stored = sum(piece.nbytes for piece in pieces.values())
-        share = target.numel() / max(1, math.prod(part.shape))
-        self._ways.tally.count_restored(round(stored * share), target)
-        self._bar.update(stored)
-
-    def _packed_parts(self, part: Part) -> dict[Role, Part]:
-        """The tensors that make up a packed matrix, whole. Raises CheckpointError for one that is
-        missing, or in a format or of a shape that cannot be read.
-        """
-        packed, names = self._packed[part.name], self._packed_names(part.name)
-        found: dict[Role, Part] = {}
-        for role, piece in packed.pieces(*part.shape).items():
-            if role not in names:
-                if piece.optional:
-                    continue
-                raise CheckpointError(
-                    f"{self._folder}: no file has the tensor "
-                    f"{part.name.removesuffix('weight')}{piece.suffix}, the {role} of "
-                    f"{part.name}: the checkpoint is not complete"
-                )
-            path, name = self._places[names[role]]
-            try:
-                stored = _open(path).get_slice(name)
-                kind, shape = stored.get_dtype(), tuple(stored.get_shape())
-            except SafetensorError as error:
-                raise _damaged(path, name, error) from error
-            if kind not in piece.stored:
-                raise CheckpointError(
-                    f"{path}: tensor {name} is stored as {kind}; the {role} of packed matrices "
-                    f"are {', '.join(piece.stored)}"
-                )
-            if shape != piece.shape:
-                raise CheckpointError(
-                    f"{path}: tensor {name} is {list(shape)}, but config.json makes it "
-                    f"{list(piece.shape)}"
-                )
-            self._wanted.add(names[role])
-            found[role] = Part(names[role], shape)
-        self._wanted.update(names.values())
-        return found
 
     def _check_scales(self, canonical: str, shape: tuple[int, ...], scheme: Scheme) -> None:
         """Raises CheckpointError unless the scales of a matrix of that shape are there, in a format
@@ -430,10 +360,10 @@ class CheckpointWeights:
             )
         path, name = self._places[scales]
         try:
-            stored = _open(path).get_slice(name)
+            stored = open_tensors(path).get_slice(name)
             kind, found = stored.get_dtype(), tuple(stored.get_shape())
         except SafetensorError as error:
-            raise _damaged(path, name, error) from error
+            raise damaged(path, name, error) from error
         if kind not in FORMATS:
             raise CheckpointError(
                 f"{path}: tensor {name} is stored as {kind}; scales are F32, F16 or BF16"
@@ -476,7 +406,8 @@ class CheckpointWeights:
                 raise CheckpointError(
                     f"{self._folder}: {part.name} is packed, but is no matrix: {list(part.shape)}"
                 )
-            self._packed_parts(part)
+            self._packed.check(part)
+            self._wanted.update(self._packed.names(part.name).values())
             return
         self._wanted.add(part.name)
         if part.name not in self._places:
@@ -485,7 +416,7 @@ class CheckpointWeights:
             )
         path, name = self._places[part.name]
         try:
-            stored = _open(path).get_slice(name)
+            stored = open_tensors(path).get_slice(name)
             kind = stored.get_dtype()
             if kind not in FORMATS and self._scheme(part.name) is None:
                 raise _unreadable(path, name, kind)
@@ -496,7 +427,7 @@ class CheckpointWeights:
                     f"{list(part.shape)}"
                 )
         except SafetensorError as error:
-            raise _damaged(path, name, error) from error
+            raise damaged(path, name, error) from error
 
     def _read(self, part: Part) -> torch.Tensor:
         """The wanted slice as the file has it (a view of the mapped file where all of it is
@@ -504,13 +435,13 @@ class CheckpointWeights:
         """
         path, name = self._places[part.name]
         try:
-            file = _open(path)
+            file = open_tensors(path)
             if not part.shape or not part.index:
                 whole: torch.Tensor = file.get_tensor(name)
                 return whole
             piece: torch.Tensor = file.get_slice(name)[part.index]
         except SafetensorError as error:
-            raise _damaged(path, name, error) from error
+            raise damaged(path, name, error) from error
         return piece
 
     def _check_finite(self, part: Part, target: torch.Tensor) -> None:
@@ -529,34 +460,6 @@ class CheckpointWeights:
             )
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files that hold weights: those of the index where there is one.
-
-    Raises CheckpointError where any is missing.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).section("weight_map").data.values()))
-        files = [folder / str(name) for name in names]
-        if missing := [path.name for path in files if not path.is_file()]:
-            raise CheckpointError(
-                f"{index} names files that are not there: {', '.join(missing)}: the download "
-                "is not complete"
-            )
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(
-            f"{folder} has no *.safetensors file (only safetensors are read; --load-format "
-            "dummy needs none)"
-        )
-    return files
-
-
-def _damaged(path: Path, name: str, error: SafetensorError) -> CheckpointError:
-    return CheckpointError(f"{path}: tensor {name} cannot be read: {error}")
-
-
 def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:
     return CheckpointError(
         f"{path}: tensor {name} is stored as {kind}; only F32, F16 and BF16 weights can be read, "
@@ -568,10 +471,3 @@ def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:
 def _scales_name(weight: str, scheme: Scheme) -> str:
     """What the scales of tensor `weight` are called."""
     return weight.removesuffix("weight") + scheme.suffix
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not complete: {error}") from error

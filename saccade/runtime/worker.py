@@ -26,7 +26,7 @@ from saccade.runtime.states import StateMemory
 from saccade.runtime.step import MaskSource, Step
 from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.streams import FIRST
-from saccade.runtime.warm import warm_up
+from saccade.runtime.warm import compile_decode, warm_up
 
 
 class Worker:
@@ -74,6 +74,8 @@ class Worker:
         if device_of.runs_triton(like):
             encoder = self.images.encoder
             warm_up(net, self._attention, self._batcher, encoder, self._sampler, like)
+        elif device_of.runs_jit(like):
+            compile_decode(net, self._attention, self._batcher)
         self._graphs: StepGraphs | None = None
         if sizes.count:
             with torch.inference_mode():

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
 from saccade.kernels import moe
+from saccade.kernels.experts import stack_experts
 from saccade.kernels.linear import linear
 from saccade.kernels.moe import Experts, expert_mlp, route
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -75,7 +76,8 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
     logits[:, 3] = -9
     routes = route(logits, 2)
     each = expert_mlp(x, routes, Experts(list(up), list(down)), "silu")
-    grouped = expert_mlp(x, routes, Experts(up, down), "silu")
+    stacked = Experts(stack_experts([*up]), stack_experts([*down]))
+    grouped = expert_mlp(x, routes, stacked, "silu")
     torch.testing.assert_close(grouped, each, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
     slow = torch.zeros_like(x, dtype=torch.float64)
     for row, (chosen, shares) in enumerate(zip(*routes)):

@@ -28,6 +28,7 @@ from saccade.runtime.worker import Worker
 from tests.checkpoints import FamilyName, make_checkpoint, picture
 from tests.engine.harness import Harness, Outcome
 from tests.kernels.conftest import HAS_GPU
+from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
@@ -244,6 +245,23 @@ def test_rows_of_eight_bits_are_near_their_twin(
         found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
     off = np.abs(np.array(found[0]) - np.array(found[1]))
     assert 1e-4 < np.median(off) < 0.1 and off.max() < 1.0
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq_v2 desc_act", "w4a16", "w4a16 actorder"])
+def test_weights_of_four_bits_answer_as_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = []
+    folders = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
+    for folder, by_kernels in zip(folders, (True, False)):
+        put_kernels(monkeypatch, by_kernels)
+        if not HAS_GPU:
+            monkeypatch.setattr(weights, "has_int4", lambda _, on=by_kernels: on)
+        net = load(folder, THERE if by_kernels else "cpu")
+        few = {"chunk_tokens": 32}
+        over = with_kernels(net, **few) if by_kernels else harness(net, **few)
+        found.append(run(over, requests(over), 1))
+    assert found[0] == found[1]
 
 
 def test_a_tower_in_its_graphs_answers_as_pytorch_does(

@@ -28,6 +28,9 @@ from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
 from saccade.kernels.fp8 import BLOCK, FEW_ROWS, FP8, Fp8Matrix, fp8_linear
+from saccade.kernels.int4 import CHUNK, EACH, Int4Matrix
+from saccade.kernels.linear import Matrix
+from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -132,6 +135,25 @@ def eight(whole: torch.Tensor) -> Fp8Matrix:
     padded = groups + -groups % 4
     blocks = torch.empty((outputs // BLOCK, padded), device=CUDA).t() if in_blocks else None
     return Fp8Matrix(aten._to_copy(whole, dtype=FP8), scales, group, True, blocks)
+
+
+class BlankApart(Blank):
+    """The same of a checkpoint that keeps experts apart."""
+
+    def has(self, _name: str, /) -> bool:
+        return False
+
+
+class BlankInt4(Blank):
+    """The same with matrices of 4 bits."""
+
+    def load_matrix(self, *parts: Part) -> Matrix:  # type: ignore[override]
+        outputs, inputs = sum(part.wanted[0] for part in parts), parts[0].wanted[1]
+        chunks = -(-inputs // CHUNK)
+        words = torch.empty((outputs, chunks * CHUNK // EACH), dtype=torch.int32, device=CUDA)
+        scales = torch.empty((1, outputs), dtype=torch.float16, device=CUDA)
+        zeros = torch.empty((1, outputs), dtype=torch.uint8, device=CUDA)
+        return Int4Matrix(words, scales, zeros, chunks * CHUNK, inputs)
 
 
 class Launches:
@@ -270,13 +292,17 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("batch", [1, 64, 256])
+@pytest.mark.parametrize(
+    ("batch", "kind"), [(1, Blank), (64, Blank), (256, Blank), (1, BlankInt4), (256, BlankInt4)]
+)
 def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
-    spec: FamilySpec, gpu: Launches, batch: int
+    spec: FamilySpec, gpu: Launches, batch: int, kind: type[Blank]
 ) -> None:
     """On a GPU the time to launch is what a small batch costs."""
-    kernels, operators = layer_launches(blank(spec, torch.bfloat16), gpu, batch)
-    assert kernels in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
+    kernels, operators = layer_launches(blank(spec, torch.bfloat16, kind), gpu, batch)
+    products = 4 * (kind is BlankInt4)  # of ours; else they are cuBLAS's
+    # Keys that are split are merged; a sum may be no kernel.
+    assert kernels - products in (4, 5, 6)
     assert kernels + operators <= 11
 
 
@@ -317,6 +343,15 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
     y = fp8_linear(x, matrix, bias)
     assert y.shape == (len(x), outputs) and y.dtype == torch.bfloat16 and y.device == CUDA
     assert gpu.count == 1, "rows are made 8 bits"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 1000])
+def test_experts_ask_for_no_value(gpu: Launches, rows: int) -> None:
+    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="silu")
+    layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+    x = torch.empty((rows, 64), dtype=torch.bfloat16, device=CUDA)
+    assert layer(x).shape == x.shape
+    assert gpu.count == 4, "their order, up, down and the sum"
 
 
 @pytest.mark.parametrize(

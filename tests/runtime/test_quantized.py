@@ -20,15 +20,18 @@ from safetensors.torch import load_file, save_file
 from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.qwen_vl.net import QwenVLNet
+from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
 from saccade.kernels import device, linear
 from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.kernels.panels import Int4Panels
+from saccade.kernels.vnni import runs_vnni
 from saccade.nn.mlp import GatedMLP
+from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime import weights
+from saccade.runtime import quantized, weights
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from tests.checkpoints import make_checkpoint, picture
@@ -38,6 +41,7 @@ from tests.parallel.crew import ThreadCrew
 from tests.quantising import FORMATS, is_projection, quantise
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
 F8 = torch.float8_e4m3fn
 UP = "model.language_model.layers.1.mlp.up_proj."
 
@@ -95,7 +99,7 @@ def logits(net: FamilyNet) -> torch.Tensor:
 
 
 def projections(net: FamilyNet) -> list[object]:
-    assert isinstance(net, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
@@ -150,16 +154,43 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     folder = checkpoint(family)
     whole, _ = load(folder, "auto")
     net, line = load(folder, "int8")
-    assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
     assert isinstance(net.text.head.weight, Int8Matrix)
     assert "13 matrices" in line and "made at load" in line
 
 
+@needs_vnni
+def test_int4_made_at_load_is_near_the_checkpoint_and_its_head_has_eight_bits(
+    checkpoint: Callable[..., Path],
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    net, line = load(folder, "int4")
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert all(isinstance(matrix, Int4Panels) for matrix in projections(net))
+    assert isinstance(net.text.head.weight, Int8Matrix)
+    assert "12 matrices of the language model in int4, made at load" in line
+    assert line.startswith("1 matrices of the language model in int8")
+    near = torch.nn.functional.cosine_similarity(logits(net), logits(load(folder, "auto")[0]))
+    assert near.min() > 0.9
+
+
+def test_int4_without_llvm_is_refused_with_what_to_install(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "runs_int8", lambda: True)
+    monkeypatch.setattr(quantized, "runs_vnni", lambda: False)
+    with pytest.raises(ConfigError, match=r"--quantization int4: .*pip install 'saccade\[cpu\]'"):
+        load(checkpoint("qwen3_vl"), "int4")
+
+
 @needs_int8
-def test_int8_tokens_do_not_depend_on_the_batch(checkpoint: Callable[..., Path]) -> None:
-    net, _ = load(checkpoint("qwen3_vl"), "int8")
+@pytest.mark.parametrize("mode", ["int8", pytest.param("int4", marks=needs_vnni)])
+def test_quantised_tokens_do_not_depend_on_the_batch(
+    checkpoint: Callable[..., Path], mode: QuantizationMode
+) -> None:
+    net, _ = load(checkpoint("qwen3_vl"), mode)
     prompts = [[i, i + 1, i + 2] for i in range(1, 8)]
     together = Harness(net)
     asked = [together.request(str(p), p, max_tokens=12) for p in prompts]
@@ -301,15 +332,18 @@ def test_a_rank_cuts_scales_as_it_cuts_weights(pair: Pair, rank: int) -> None:
         assert torch.equal(mine.to_dense(), whole.to_dense())
 
 
-def test_int8_needs_a_cpu(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_matrices_are_made_so_on_a_cpu_only(
+    checkpoint: Callable[..., Path], mode: QuantizationMode
+) -> None:
     folder = checkpoint("qwen3_vl")
-    with pytest.raises(ConfigError, match=r"--quantization int8: it needs --device cpu"):
+    with pytest.raises(ConfigError, match=rf"--quantization {mode}: it needs --device cpu"):
         load_net(
             load_spec(folder),
             folder,
             dtype=torch.float32,
             device=torch.device("meta"),
-            quantization="int8",
+            quantization=mode,
         )
 
 

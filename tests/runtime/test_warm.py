@@ -26,6 +26,7 @@ from saccade.runtime import weights
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
+from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
@@ -141,3 +142,28 @@ def test_no_request_compiles_a_product_in_fp8(
     assert names["_product"]
     for kernel in ("_quantise", "_add_norm_scaled", "_gate_scaled"):
         assert bool(names[kernel]) == scaled
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq_v2 desc_act"])
+def test_no_request_compiles_a_product_in_int4(
+    checkpoint: Callable[..., Path],
+    names: dict[str, set[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """Of few rows, of some or of many."""
+    monkeypatch.setattr(weights, "has_int4", lambda _: True)
+    module = import_module("saccade.kernels.int4_gpu")
+    cuts = [cut._replace(rows=rows) for cut, rows in zip(module.FEW, (3, 9))]
+    monkeypatch.setattr(module, "FEW", cuts)  # so that a chunk has many
+    folder, _ = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
+    check(load(folder), names)
+    assert len(names["_few"]) >= 2 and names["_many"]
+
+
+def test_no_request_compiles_a_product_of_experts(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("qwen3_vl_moe")), names)
+    assert all(names[each] for each in ("_place", "_up", "_down", "_sum"))

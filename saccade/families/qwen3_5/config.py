@@ -15,6 +15,8 @@ from saccade.families.qwen_vl.config import (
     VisionConfig,
     experts_config,
     image_rules,
+    read_heads,
+    refuse_unsupported,
     vision_config,
 )
 
@@ -75,18 +77,10 @@ def parse_config(
 
 
 def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
-    if text.flag("attention_bias"):
-        raise CheckpointError(f"{text.where}: attention_bias is not supported")
+    refuse_unsupported(text, "attention_bias")
     if not text.flag("attn_output_gate", default=True):
         raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
-    if (activation := text.text("hidden_act", default="silu")) != "silu":
-        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
-    heads = text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
-        )
+    heads, kv_heads = read_heads(text)
     head_dim = text.integer("head_dim", default=256)
     rope, rotary_dim = _rope(text, head_dim)
     layers = text.integer("num_hidden_layers")

@@ -243,15 +243,17 @@ class HybridLayer:
 
 
 class HybridModel:
-    """Tokens and spliced image rows to states, states to logits."""
+    """Tokens and spliced image rows to states, states to logits; implements
+    `nn.protocol.LanguageModel`.
+    """
 
-    __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
 
     def __init__(
         self, weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
     ) -> None:
         table = (config.vocab_size, config.hidden)
-        self.config = config
+        self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         self.layers = [HybridLayer(weights, i, config, hybrid, shard) for i in range(config.layers)]
         self.norm = RMSNorm(

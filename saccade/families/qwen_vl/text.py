@@ -93,13 +93,15 @@ def _mlp(
 
 
 class TextModel:
-    """Tokens and spliced image rows to states, states to logits."""
+    """Tokens and spliced image rows to states, states to logits; implements
+    `nn.protocol.LanguageModel`.
+    """
 
-    __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
 
     def __init__(self, weights: Weights, config: TextConfig, shard: Shard) -> None:
         table = (config.vocab_size, config.hidden)
-        self.config = config
+        self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         self.layers = [TextLayer(weights, i, config, shard) for i in range(config.layers)]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
@@ -120,7 +122,7 @@ class TextModel:
         x = self.embedding(batch.tokens)  # [T, hidden]
         deep: list[torch.Tensor] = []
         if batch.splice_rows.shape[0]:
-            first, *deep = batch.embeddings.split(self.config.hidden, dim=1)
+            first, *deep = batch.embeddings.split(self.hidden, dim=1)
             x.index_copy_(0, batch.splice_rows, first)
         rotation = self.rope(batch.positions)
         delta: torch.Tensor | None = None

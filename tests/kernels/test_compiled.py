@@ -1,0 +1,169 @@
+"""Numba's kernels for bfloat16 on a CPU beside what PyTorch makes of the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+from saccade.kernels import device as placement
+from saccade.kernels.jit import SHARED_VALUES
+from saccade.kernels.layer import QKNorm, add_rms_norm, gate, turn_and_cache
+from saccade.kernels.norm import rms_norm
+from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
+from saccade.kernels.paged_cpu import BLOCK_KEYS, decode_paged, scratch_values
+from saccade.kernels.rotary import Pairs, Rotation, rotary_tables
+
+if not placement.has_numba():
+    pytest.skip("only for x86-64", allow_module_level=True)
+STEP = 2.0**-8
+"""Between a number and the next in bfloat16, at most, in parts of it."""
+PAGES, PAGE = 64, 16
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def plain(monkeypatch: pytest.MonkeyPatch, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What PyTorch's own operations answer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "has_numba", lambda: False)
+        return work()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+def near(ours: torch.Tensor, wanted: torch.Tensor, steps: int = 1) -> bool:
+    return torch.allclose(ours.float(), wanted.float(), rtol=steps * STEP, atol=steps * 1e-5)
+
+
+class Case:
+    """Sequences of these lengths, each on pages anywhere, of which one token decodes."""
+
+    def __init__(self, lengths: list[int], kv_heads: int, group: int, dim: int) -> None:
+        order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(1)).int()
+        counts = [-(-length // PAGE) for length in lengths]
+        table = torch.full((len(lengths) + 2, max(counts)), 1 << 30, dtype=torch.int32)
+        for line, pages in enumerate(order.split([*counts, PAGES - sum(counts)])[:-1]):
+            table[line + 1, : len(pages)] = pages
+        self.rows = PagedRows(
+            torch.arange(len(lengths) + 1, dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+            torch.arange(len(lengths)) + 1,
+            table,
+            PAGE,
+            len(lengths),
+        )
+        shape = (PAGES * PAGE, kv_heads, dim)
+        self.cache = PagedCache(noise(*shape), noise(*shape, seed=1))
+        self.q = noise(len(lengths), kv_heads * group, dim, seed=2) * 2
+        self.scale = dim**-0.5
+
+    def attend(self, rows: slice = slice(None)) -> torch.Tensor:
+        q = self.q[rows]
+        mine = PagedRows(
+            self.rows.q_starts,
+            self.rows.kv_lengths[rows],
+            self.rows.lines[rows],
+            self.rows.page_table,
+            PAGE,
+            len(q),
+        )
+        scratch = torch.full((scratch_values(*q.shape),), torch.nan)
+        return decode_paged(q, self.cache, mine, self.scale, scratch)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim"), [(2, 3, 16), pytest.param(8, 2, 128, marks=pytest.mark.slow)]
+)
+def test_a_token_attends_to_its_own_sequence(kv_heads: int, group: int, dim: int) -> None:
+    case = Case([1, 3, BLOCK_KEYS, BLOCK_KEYS + 1, 2 * BLOCK_KEYS + 31], kv_heads, group, dim)
+    wanted = paged_attention_reference(case.q.float(), case.cache, case.rows, case.scale)
+    assert near(case.attend(), wanted, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_rows_bits_depend_on_no_other_row_nor_on_threads(count: int) -> None:
+    case = Case([300, 7, 130], 2, 3, 16)
+    together = case.attend()
+    with threads(count):
+        alone = torch.cat([case.attend(slice(row, row + 1)) for row in range(3)])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("dim", "turned", "pairs", "normed"), [(16, 16, "halves", True), (72, 40, "neighbours", False)]
+)
+def test_queries_and_keys_are_turned_and_cached(
+    monkeypatch: pytest.MonkeyPatch, dim: int, turned: int, pairs: Pairs, normed: bool
+) -> None:
+    tokens, heads, kv_heads = 5, 6, 2
+    qkv, slots = noise(tokens, heads + 2 * kv_heads, dim), torch.tensor([3, 9, 1, 7, 30])
+    weight = 1 + 0.1 * noise(heads + kv_heads, dim, seed=1)
+    norm = QKNorm(weight, 1e-6) if normed else None
+    angles = 10 * noise(tokens, turned // 2, seed=2).float()
+    rotation = Rotation(*rotary_tables(angles, pairs), pairs=pairs)
+
+    def work() -> torch.Tensor:
+        empty = torch.zeros(32, kv_heads, dim).bfloat16()
+        cache = PagedCache(empty, empty.clone())
+        q = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, cache, slots)
+        return torch.cat([each.flatten() for each in (q, cache.keys, cache.values)])
+
+    wanted = plain(monkeypatch, work)
+    # A norm that is rounded otherwise moves a sum of two turned values by a step of either, and
+    # they may be near 4.
+    assert torch.allclose(work().float(), wanted.float(), rtol=STEP, atol=8 * STEP)
+    assert near(work()[-32 * kv_heads * dim :], wanted[-32 * kv_heads * dim :])  # as they are
+
+
+def test_a_stream_is_added_to_and_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, delta, weight = noise(7, 200), noise(7, 200, seed=1), noise(200, seed=2)
+    ours = torch.cat(add_rms_norm(x, delta, weight, 1e-6))
+    assert near(
+        ours, plain(monkeypatch, lambda: torch.cat(add_rms_norm(x, delta, weight, 1e-6))), 2
+    )
+    assert torch.equal(ours[:7], x + delta)
+    assert torch.equal(rms_norm(ours[:7], weight, 1e-6), ours[7:])
+
+
+def test_a_gate_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate_up = noise(3, 10_000) * 4
+    gate_up[0, :4] = torch.tensor([torch.inf, -torch.inf, 200.0, -200.0])
+    wanted = plain(monkeypatch, lambda: gate(gate_up, "silu"))
+    ours = gate(gate_up, "silu")
+    assert near(ours[:, 4:], wanted[:, 4:])
+    assert near(ours[0, [0, 2, 3]], wanted[0, [0, 2, 3]])  # PyTorch makes NaN of -inf
+
+
+def test_threads_change_no_bit() -> None:
+    gate_up = noise(SHARED_VALUES // 1024, 4096)
+    with threads(1):
+        alone = gate(gate_up, "silu")
+    with threads(3):
+        assert torch.equal(gate(gate_up, "silu"), alone)
+
+
+def test_only_bfloat16_is_compiled_for() -> None:
+    assert placement.runs_jit(torch.zeros(1, dtype=torch.bfloat16))
+    assert not placement.runs_jit(torch.zeros(1))
+
+
+def test_kernels_are_kept_by_what_their_source_is(tmp_path: Path) -> None:
+    import numba
+
+    from saccade.kernels import jit
+
+    assert jit._caches()
+    assert Path(numba.config.CACHE_DIR).name.startswith("kernels-")
