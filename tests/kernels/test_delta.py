@@ -170,10 +170,10 @@ def test_heads_of_real_checkpoints(device: str) -> None:
     states = alone.clone().to(device)
     steps = [([(3, 0, 67), (1, 0, 33)], slice(0, 100)), ([(3, 67, 1), (1, 33, 1)], slice(100, 102))]
     for parts, at in steps:
-        packed = pack_heads([each[at] for each in (q, k, v)])
-        wanted = gated_delta(*packed, decay[at], beta[at], alone, rows(parts))
-        there = [each.to(device) for each in (*packed, decay[at], beta[at])]
-        found = launch_delta(*there, states, rows(parts, device))
+        a, b, c = pack_heads([each[at] for each in (q, k, v)])
+        wanted = gated_delta(a, b, c, decay[at], beta[at], alone, rows(parts))
+        a, b, c, d, e = (each.to(device) for each in (a, b, c, decay[at], beta[at]))
+        found = launch_delta(a, b, c, d, e, states, rows(parts, device))
         torch.testing.assert_close(found.cpu(), wanted, atol=2e-5, rtol=1e-4)
     for line in (1, 3):
         torch.testing.assert_close(states[line].cpu(), alone[line], atol=2e-5, rtol=1e-4)
