@@ -18,6 +18,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -65,7 +66,10 @@ class Tiled:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
+
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
 
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)

@@ -21,8 +21,8 @@ from saccade.kernels import (
     segments_gpu,
 )
 from saccade.kernels.delta import StateRows
-from saccade.kernels.experts import StackedExperts
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
 from saccade.kernels.int4 import pack_int4
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
@@ -38,6 +38,8 @@ FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
 SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
 """Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
+INT4_SHAPES = ((2560, 4096), (19_456, 2560))
+"""The narrowest and the widest of Qwen3-VL-4B's."""
 INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
 """Inputs that share a scale (0: all), whether there are zero points and an order of inputs: AWQ;
 compressed-tensors; GPTQ with desc_act and one scale.
@@ -94,7 +96,7 @@ def _text_cases() -> Iterator[KernelCase]:
         kernels = ("_quantise", "_add_norm_scaled", "_gate_scaled")
         run = partial(_scaled, size, group)
         yield KernelCase(name, scaled_gpu, run, dict.fromkeys(kernels, Promise()), FIRST_FP8)
-    for outputs, inputs in FP8_SHAPES:
+    for outputs, inputs in INT4_SHAPES:
         for group, zeros, ordered in INT4_KINDS:
             name = f"4-bit product, {inputs} to {outputs}, scales of {group or inputs}"
             # 16 outputs of 16 rows are two values a thread.
@@ -219,25 +221,25 @@ def _scaled(size: int, group: int) -> None:
 
 
 def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> None:
-    """Of few rows, of some, and of many."""
+    """Of few rows, of some, of more and of many."""
     numbers = torch.zeros((outputs, inputs), dtype=torch.uint8)
     scales = torch.ones((outputs, inputs // group), dtype=torch.float16)
     points = torch.zeros_like(scales, dtype=torch.uint8) if zeros else None
     order = torch.arange(inputs) if ordered else None
     matrix = pack_int4(numbers, scales, points, group, order)
-    for rows in (1, 64, 512):
+    for rows in (1, 64, 256, 4096):
         int4_gpu.launch_int4(torch.empty((rows, inputs), dtype=HALF), matrix, None)
 
 
 def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: int) -> None:
     """group 0: not in 8 bits."""
 
-    def stacked(outputs: int, inputs: int) -> StackedExperts:
+    def stacked(outputs: int, inputs: int) -> Stack:
         if not group:
-            return StackedExperts(torch.empty((count, outputs, inputs), dtype=HALF), None, inputs)
+            return torch.empty((count, outputs, inputs), dtype=HALF)
         each = min(group, inputs)
         values = torch.empty((count, outputs, inputs), dtype=torch.float8_e4m3fn)
-        return StackedExperts(values, torch.empty((count, outputs, inputs // each)), each)
+        return Fp8Experts(values, torch.empty((count, outputs, inputs // each)), each)
 
     experts_gpu.launch_experts(
         torch.empty((rows, hidden), dtype=HALF),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,9 @@ class _Random:
             if part.name not in self.tensors:
                 self.tensors[part.name] = self._make(part)
         return torch.cat([self.tensors[part.name][part.index] for part in parts])
+
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
 
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)

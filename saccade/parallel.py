@@ -73,15 +73,43 @@ class Collectives(Protocol):
 class Shard:
     """Slice `rank` of `size`.
 
-    `group` is None where there is nobody else, or nothing to say to them.
+    `group` is None where there is nobody else, or nothing to say to them. Where there are more
+    ranks than slices, `replicas` of them hold the same slice, of which this is number `replica`.
+    expert_runs: among how many runs of whole experts all ranks are divided.
     """
 
     rank: int = 0
     size: int = 1
     group: Collectives | None = None
+    replica: int = 0
+    replicas: int = 1
+    expert_runs: int = 1
 
     def __post_init__(self) -> None:
-        assert 0 <= self.rank < self.size
+        assert 0 <= self.rank < self.size and 0 <= self.replica < self.replicas
+        assert self.size * self.replicas % self.expert_runs == 0
+
+    def spread(self, slices: int, expert_runs: int) -> Shard:
+        """The same rank, where all ranks hold so many slices of what is cut, and runs of experts.
+        Both divide the number of ranks.
+        """
+        replica, rank = divmod(self.rank, slices)
+        return Shard(rank, slices, self.group, replica, self.size // slices, expert_runs)
+
+    @property
+    def everyone(self) -> Shard:
+        """This rank among all, whatever they hold."""
+        return Shard(self.replica * self.size + self.rank, self.size * self.replicas, self.group)
+
+    @property
+    def experts(self) -> tuple[Shard, Shard]:
+        """Which run of experts this rank has, and which slice of each one's width. No
+        collectives.
+        """
+        everyone = self.everyone
+        slices = everyone.size // self.expert_runs
+        run, part = divmod(everyone.rank, slices)
+        return Shard(run, self.expert_runs), Shard(part, slices)
 
     def divide(self, n: int, what: str) -> int:
         """This rank's share of `n` things.
@@ -101,12 +129,24 @@ class Shard:
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks; `x` may be overwritten."""
-        return x if self.group is None else self.group.all_reduce(x)
+        """Sum over slices; `x` may be overwritten."""
+        if self.group is None or self.size == 1:
+            return x
+        total = self.group.all_reduce(x)
+        # Each slice was counted as often as it is held.
+        return total if self.replicas == 1 else total.div_(self.replicas)
+
+    def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over all ranks, none of which has what another has; `x` may be overwritten."""
+        if self.group is None or self.size * self.replicas == 1:
+            return x
+        return self.group.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Everyone's `x` in rank order, [size, *x.shape]."""
-        return x.unsqueeze(0) if self.group is None else self.group.all_gather(x)
+        """Every slice's `x` in rank order, [size, *x.shape]."""
+        if self.group is None or self.size == 1:
+            return x.unsqueeze(0)
+        return self.group.all_gather(x)[: self.size]
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """The first rank's `x`; the others' may be overwritten."""

@@ -122,7 +122,12 @@ FORMATS = {
 
 
 def is_projection(name: str) -> bool:
-    return ".layers." in name and name.endswith("_proj.weight") and "visual" not in name
+    """Of matrices, and of the fused ones of experts."""
+    return (
+        ".layers." in name
+        and "visual" not in name
+        and (name.endswith("_proj.weight") or (".experts." in name and name.endswith("_proj")))
+    )
 
 
 def quantise(folder: Path, format: Format, out: Path) -> tuple[Path, Path]:
@@ -133,24 +138,12 @@ def quantise(folder: Path, format: Format, out: Path) -> tuple[Path, Path]:
     for name, weight in tensors.items():
         if not is_projection(name) or "layers.1.self_attn.k_proj" in name:
             continue
-        rows, columns = weight.shape
-        high, wide = format.block[0] or rows, format.block[1] or columns
-        scales = torch.zeros(-(-rows // high), -(-columns // wide))
-        values, made = torch.zeros_like(weight, dtype=format.stored), torch.zeros_like(weight)
-        for i in range(scales.shape[0]):
-            for j in range(scales.shape[1]):
-                place = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
-                scale = (weight[place].abs().max() / LARGEST[format.stored]).to(format.scale)
-                scales[i, j] = scale
-                number = weight[place] / scale.float()
-                if format.stored == torch.int8:
-                    number = number.round().clamp(-127, 127)
-                values[place] = number.to(format.stored)
-                made[place] = values[place].float() * scale.float()
-        if format.block == (0, 0):
-            scales = scales.flatten()
+        each = [_by_blocks(matrix, format) for matrix in weight.view(-1, *weight.shape[-2:])]
+        values, scales, made = (
+            torch.stack(found) if weight.dim() > 2 else found[0] for found in zip(*each)
+        )
         stored[name], whole[name] = values, made
-        stored[name.removesuffix("weight") + format.suffix] = scales.to(format.scale)
+        stored[name + format.suffix.removeprefix("weight")] = scales.to(format.scale)
         if format.stored == F8 and format.block == (0, 0):
             stored[name.removesuffix("weight") + "input_scale"] = torch.ones(1)
     save_file(stored, quantised / "model.safetensors", metadata={"format": "pt"})
@@ -159,3 +152,24 @@ def quantise(folder: Path, format: Format, out: Path) -> tuple[Path, Path]:
     settings["quantization_config"] = format.settings
     (quantised / "config.json").write_text(json.dumps(settings))
     return quantised, twin
+
+
+def _by_blocks(
+    weight: torch.Tensor, format: Format
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(what is stored, its scales, what both mean) of one matrix."""
+    rows, columns = weight.shape
+    high, wide = format.block[0] or rows, format.block[1] or columns
+    scales = torch.zeros(-(-rows // high), -(-columns // wide))
+    values, made = torch.zeros_like(weight, dtype=format.stored), torch.zeros_like(weight)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            place = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
+            scale = (weight[place].abs().max() / LARGEST[format.stored]).to(format.scale)
+            scales[i, j] = scale
+            number = weight[place] / scale.float()
+            if format.stored == torch.int8:
+                number = number.round().clamp(-127, 127)
+            values[place] = number.to(format.stored)
+            made[place] = values[place].float() * scale.float()
+    return values, scales.flatten() if format.block == (0, 0) else scales, made

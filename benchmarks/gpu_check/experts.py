@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from benchmarks.gpu_check.clock import copy_speed, device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.targets import PRODUCT_FLOPS
-from saccade.kernels.experts import StackedExperts, expert
+from saccade.kernels.experts import Stack, expert
 from saccade.kernels.experts_gpu import by_expert, launch_experts
-from saccade.kernels.fp8 import LARGEST, to_fp8
+from saccade.kernels.fp8 import LARGEST, Fp8Experts, to_fp8
 
 SHAPE = (2048, 768, 128, 8)
 QUICK = (128, 64, 6, 2)
@@ -28,26 +28,27 @@ ROWS = (1, 4, 16, 64, 256, 1024, 8192)
 LAYERS = 8
 """Layers that take turns on a GPU, so that experts are read from memory."""
 BLOCK = 128
-Layer = tuple[StackedExperts, StackedExperts]
+Layer = tuple[Stack, Stack]
+Plain = tuple[torch.Tensor, torch.Tensor]
 
 
-def stacked(count: int, outputs: int, inputs: int, like: torch.Tensor) -> StackedExperts:
+def stacked(count: int, outputs: int, inputs: int, like: torch.Tensor) -> torch.Tensor:
     values = torch.randn(count, outputs, inputs, device=like.device) / inputs**0.5
-    return StackedExperts(values.to(like.dtype), None, inputs)
+    return values.to(like.dtype)
 
 
-def eight(experts: StackedExperts, group: int) -> StackedExperts:
+def eight(experts: torch.Tensor, group: int) -> Fp8Experts:
     """In FP8, with a scale for so many inputs of an output."""
-    wide = experts.values.float().unflatten(2, (-1, group))
+    wide = experts.float().unflatten(2, (-1, group))
     scales = wide.abs().amax(3).clamp_(min=1e-12) / LARGEST
-    return StackedExperts(to_fp8(wide, scales[..., None]).flatten(2), scales, group)
+    return Fp8Experts(to_fp8(wide, scales[..., None]).flatten(2), scales, group)
 
 
 def grouped(
-    x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, layer: Layer
+    x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, layer: Plain
 ) -> torch.Tensor:
     """By PyTorch's grouped products. NOT YET RUN."""
-    up, down = (each.values.transpose(1, 2) for each in layer)
+    up, down = (each.transpose(1, 2) for each in layer)
     order, starts = by_expert(chosen, 0, len(up))
     rows = x.index_select(0, order // chosen.shape[1])
     gate, other = torch._grouped_mm(rows, up, offs=starts[1:]).chunk(2, dim=-1)
@@ -75,11 +76,11 @@ def main() -> int:
     like = torch.empty(0, dtype=torch.bfloat16 if device.type == "cuda" else torch.float16)
     like = like.to(device)
     hidden, width, count, top = QUICK if args.quick else SHAPE
-    plain: list[Layer] = [
+    plain: list[Plain] = [
         (stacked(count, 2 * width, hidden, like), stacked(count, hidden, width, like))
         for _ in range(LAYERS if device.type == "cuda" else 1)
     ]
-    kinds = {"16 bits": plain}
+    kinds: dict[str, Sequence[Layer]] = {"16 bits": plain}
     for group in (min(BLOCK, width), 0):
         name = f"FP8, scales of {group}" if group else "FP8, a scale a row"
         kinds[name] = [(eight(u, group or hidden), eight(d, group or width)) for u, d in plain]
@@ -96,7 +97,7 @@ def main() -> int:
         shares = torch.rand(rows, top, device=device).softmax(1).to(like.dtype)
         touched, values = len(chosen.unique()), 3 * hidden * width
         for kind, layers in kinds.items():
-            nbytes = touched * values * layers[0][0].values.itemsize
+            nbytes = touched * values * (1 if kind != "16 bits" else like.itemsize)
             least = 1e3 * max(nbytes / speed, 2.0 * rows * top * values / PRODUCT_FLOPS)
             wanted = written_out(x, chosen, shares, layers[0])
             ways = {
@@ -105,7 +106,7 @@ def main() -> int:
                 ]
             }
             if kind == "16 bits" and device.type == "cuda":
-                ways["PyTorch's"] = [partial(grouped, x, chosen, shares, layer) for layer in layers]
+                ways["PyTorch's"] = [partial(grouped, x, chosen, shares, layer) for layer in plain]
             for name, works in ways.items():
                 metric = f"experts, {rows} rows, {kind}, {name}"
                 work = partial(measure, metric, works, wanted, least)

@@ -71,6 +71,9 @@ class Kept:
             self.tensors[part.name] = noise.to(self.dtype)
         return torch.cat([self.tensors[part.name] for part in parts])
 
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 

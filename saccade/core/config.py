@@ -49,12 +49,22 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How the ranks share the work."""
+    """How the ranks share the work.
+
+    size: slices of all that is cut. expert_runs: among how many runs of whole experts the ranks are
+    divided; 1: none, experts are cut as the rest.
+    """
 
     size: int
     encoder: EncoderMode
     all_reduce: AllReduce
     step_timeout: float
+    expert_runs: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes; where there are more than slices, several hold the same one."""
+        return max(self.size, self.expert_runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,17 +123,24 @@ Divisible = tuple[tuple[int, str], ...]
 class Cuts:
     """How a model may be cut among ranks.
 
-    `encoder_width`: the narrowest rows of the vision tower's matrices that are cut.
+    `encoder_width`: the narrowest rows of the vision tower's matrices that are cut. experts: how
+    many a layer has, of `expert_width` values each.
     """
 
     text: Divisible
     kv_heads: int
     encoder: Divisible
     encoder_width: int
+    experts: int = 0
+    expert_width: int = 0
 
-    def obstacles(self, ranks: int) -> tuple[str, ...]:
-        """What keeps the language model from being cut among `ranks` ranks."""
+    def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
+        """What keeps the language model from being cut among `ranks` ranks, and each expert into so
+        many slices (as many as ranks, unless told).
+        """
         found = [f"{count} {what}" for count, what in self.text if count % ranks]
+        if self.expert_width % (ranks if expert_slices is None else expert_slices):
+            found.append(f"{self.expert_width} values of an expert")
         if self.kv_heads % ranks and ranks % self.kv_heads:
             found.append(f"{self.kv_heads} key/value heads")
         return tuple(found)
@@ -162,6 +169,13 @@ class FamilySpec(Protocol):
     @property
     def family(self) -> str:
         """For people and fingerprints, e.g. "qwen3_vl"."""
+        ...
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model has a vision tower. Without one, requests have no images: nobody asks
+        for a `recipe`, a `sample`, `settings`; counts and sizes of images are 0.
+        """
         ...
 
     @property

@@ -226,10 +226,26 @@ class ParallelOptions:
     """Seconds after which a step of the engine is taken to be stuck, and the server ends.
     Derived: 120 on cuda, 1200 on cpu.
     """
+    ep_size: int = 1
+    """Expert parallelism: runs of whole experts among which the processes are divided, instead of a
+    slice of every expert for each. It may be more than --tp-size: each process then holds a run,
+    and of all else the whole, or what other processes hold too. One is a multiple of the other.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, self, "tp_size")
+        at_least(1, self, "ep_size")
+        if max(self.tp_size, self.ep_size) % min(self.tp_size, self.ep_size):
+            raise ConfigError(
+                f"--ep-size {self.ep_size}: with --tp-size {self.tp_size}, one must be a multiple "
+                "of the other"
+            )
         above(0, self, "step_timeout")
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return max(self.tp_size, self.ep_size)
 
 
 @dataclass(frozen=True, slots=True)

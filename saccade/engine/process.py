@@ -42,14 +42,12 @@ from saccade.core.types import ImageKey, Tower
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
+from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
 from saccade.engine.sizing import (
     embedding_bytes_per_token,
-    pick_device,
     pick_dtype,
     resolve,
-    resolve_parallel,
     resolve_tower,
-    share_hardware,
 )
 from saccade.engine.words import LoadFacts, describe
 from saccade.engine.workers import Workers, WorkersLost
@@ -73,7 +71,7 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
-    workers = Workers(boot.parallel.tp_size, arrived, metrics)
+    workers = Workers(boot.parallel.ranks, arrived, metrics)
     try:
         await serve(boot, front, workers, arrived, metrics)
     except StartupError as error:
@@ -143,14 +141,14 @@ def plan_load(boot: EngineBoot, spec: FamilySpec, devices: int) -> Load:
     """What every rank is to load, where the workers see `devices` CUDA devices. Raises
     ConfigError.
     """
-    device = pick_device(boot.model.device, devices, boot.parallel.tp_size)
+    device = pick_device(boot.model.device, devices, boot.parallel.ranks)
     parallel = resolve_parallel(boot.parallel, spec, device)
     return Load(
         folder=boot.folder,
         device=device,
         dtype=pick_dtype(boot.model.dtype, spec.dtype),
         format=boot.model.load_format,
-        threads=max(1, (boot.engine.threads or usable_cores()) // parallel.size),
+        threads=max(1, (boot.engine.threads or usable_cores()) // parallel.ranks),
         parallel=parallel,
         family_option=boot.model.family_option,
         quantization=boot.model.quantization,

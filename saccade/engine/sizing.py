@@ -1,15 +1,14 @@
 """What start-up decides: options, the model's facts and the machine's, made into a configuration.
 
-`resolve` and `resolve_parallel` leave nothing open, and `describe` says what they decided. Knows
-sizes and counts only; nothing of tensors.
+`resolve` leaves nothing open; how ranks share a model is `ranks.py`'s, and `words.py` says what was
+decided. Knows sizes and counts only; nothing of tensors.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
-import platform
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,7 +27,6 @@ from saccade.core.config import (
     Hardware,
     KVConfig,
     KVDtype,
-    ParallelConfig,
     SnapshotConfig,
     StepGraphSizes,
 )
@@ -38,12 +36,8 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    ParallelOptions,
     PinOptions,
 )
-
-LARGEST_TP = 64
-
 
 VIT_GRAPH_SIZES = (
     128,
@@ -56,7 +50,6 @@ VIT_GRAPH_SIZES = (
 Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a
 graph.
 """
-
 
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
@@ -81,7 +74,6 @@ times the hidden size at a time, and embeddings may be several times that size. 
 was ever measured.
 """
 
-
 TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
 """By a GPU's major architecture; flash where none is named. Not measured: on Hopper torch's kernel
 for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
@@ -90,7 +82,6 @@ and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` i
 FLASH_LIKE = ("flash", "cudnn", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
-
 LARGE_IMAGE = 1440, 2560
 """(height, width) in pixels."""
 LARGE_IMAGE_STEPS = 8
@@ -98,7 +89,6 @@ LARGE_IMAGE_STEPS = 8
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
-
 
 STATES_PART = 4
 """Unless told otherwise, states of running sequences take at most one part in so many of the memory
@@ -111,87 +101,12 @@ FEWEST_SNAPSHOTS = 2
 """With fewer the prefix cache of a model that keeps states is off."""
 
 
-NARROW_ENCODER = 256
-"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives
-than it saves.
-"""
-
-
-def pick_device(
-    wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
-) -> Literal["cpu", "cuda"]:
-    """`devices`: CUDA devices that the workers see.
-
-    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
-    """
-    if wanted == "cpu":
-        return "cpu"
-    if wanted == "cuda" and not devices:
-        raise ConfigError(
-            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
-            "--device cpu"
-        )
-    if 0 < devices < ranks:
-        raise ConfigError(
-            f"--tp-size {ranks}: torch sees {devices} CUDA devices, and each rank needs one"
-        )
-    return "cuda" if devices else "cpu"
-
-
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
     """The dtype asked for, else the checkpoint's own; bfloat16 where that is none the engine
     computes in.
     """
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
-
-
-def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
-    """What each rank may use: its own device, as the fullest of them is, or its part of the
-    machine.
-    """
-    free = min(each.free_bytes for each in ranks)
-    first, count = ranks[0], len(ranks)
-    if first.device == "cuda":
-        return replace(first, free_bytes=free, host_free_bytes=first.host_free_bytes // count)
-    return replace(first, total_bytes=first.total_bytes // count, free_bytes=free // count)
-
-
-def resolve_parallel(
-    options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
-) -> ParallelConfig:
-    """Fix how the model is shared.
-
-    Raises ConfigError, which says what sizes work, where it cannot be.
-    """
-    size, cuda = options.tp_size, device == "cuda"
-    if obstacles := spec.cuts.obstacles(size):
-        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if not spec.cuts.obstacles(n))
-        raise ConfigError(
-            f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
-            f"ranks; sizes that work are {sizes}"
-        )
-    narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
-    uncut = spec.cuts.encoder_obstacles(size)
-    encoder = options.mm_encoder_tp_mode
-    if encoder == "auto":
-        encoder = "data" if size > 1 and (uncut or narrow) else "weights"
-    elif encoder == "weights" and uncut:
-        raise ConfigError(
-            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
-            f"{size} ranks; use --mm-encoder-tp-mode data"
-        )
-    all_reduce = options.all_reduce
-    if all_reduce == "auto":
-        all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
-    elif (all_reduce in ("nccl", "symm-mem")) != cuda:
-        raise ConfigError(
-            f"--all-reduce {all_reduce} does not work on {device}; "
-            f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
-        )
-    return ParallelConfig(
-        size, encoder, all_reduce, options.step_timeout or (120.0 if cuda else 1200.0)
-    )
 
 
 def resolve(
@@ -409,8 +324,10 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
 
 def tower_budget(spec: FamilySpec) -> int:
     """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
-    a part of a large image, so that no step is much longer than others.
+    a part of a large image, so that no step is much longer than others. 0 without a tower.
     """
+    if not spec.sees_images:
+        return 0
     patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
@@ -447,7 +364,8 @@ def has_fa4() -> bool:
 def resolve_encoder(
     engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits. A model without a
+    vision tower has no graphs of it.
 
     Raises ConfigError where a setting cannot work.
     """
@@ -457,10 +375,12 @@ def resolve_encoder(
             "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
             "only, and --disable-vit-graph is set"
         )
-    if attention == "sdpa" or engine.disable_vit_graph:
+    if attention == "sdpa" or engine.disable_vit_graph or not spec.sees_images:
         if engine.vit_graph_buckets:
             why = (
-                "--disable-vit-graph is set"
+                "this model has no vision tower"
+                if not spec.sees_images
+                else "--disable-vit-graph is set"
                 if engine.disable_vit_graph
                 else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
             )
@@ -478,12 +398,15 @@ def resolve_encoder(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Bytes of the pixel arena. Raises ConfigError where the model's largest picture, as uint8 RGB,
+    """Bytes of the pixel arena, the least that there can be for a model that sees no images. Raises
+    ConfigError where the model's largest picture, as uint8 RGB,
     would not fit.
 
     `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
     enlarges that up to the model's bound.
     """
+    if not spec.sees_images:
+        return mmap.PAGESIZE
     most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
@@ -507,10 +430,13 @@ def resolve_embeddings(
     host_left: int,
     keep: PinOptions,
 ) -> EmbeddingBudgets:
-    """`left`, `host_left`: bytes of device and host that nothing else has claimed.
+    """`left`, `host_left`: bytes of device and host that nothing else has claimed. Nothing for a
+    model that sees no images.
 
     Raises ConfigError.
     """
+    if not spec.sees_images:
+        return EmbeddingBudgets(0)
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
     device = (

@@ -12,12 +12,15 @@ Imported only where it runs: on a GPU, or in Triton's interpreter.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from saccade.kernels.attention_gpu import Tile
-from saccade.kernels.experts import StackedExperts
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import Fp8Experts
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)
 """Tiles: pairs, and outputs (`keys`) of a program. Few pairs cost what their weights do."""
@@ -243,36 +246,51 @@ def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Ten
     return order, starts
 
 
+class _Pieces(NamedTuple):
+    """As in Fp8Experts; no scales: values are what they mean."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    group: int
+
+
+def _pieces(experts: Stack) -> _Pieces:
+    if isinstance(experts, Fp8Experts):
+        return _Pieces(*experts)
+    return _Pieces(experts, None, experts.shape[2])
+
+
 def launch_experts(
     x: torch.Tensor,
     experts: torch.Tensor,
     shares: torch.Tensor,
-    up: StackedExperts,
-    down: StackedExperts,
+    up: Stack,
+    down: Stack,
     before: int,
 ) -> torch.Tensor:
     """`experts.stacked_mlp`."""
     rows, top = experts.shape
-    count, hidden, width = down.values.shape
-    assert x.stride(1) == 1 and up.values.shape == (count, 2 * width, hidden)
-    assert up.values.is_contiguous() and down.values.is_contiguous()
+    wide, narrow = _pieces(up), _pieces(down)
+    count, hidden, width = narrow.values.shape
+    assert x.stride(1) == 1 and wide.values.shape == (count, 2 * width, hidden)
+    assert wide.values.is_contiguous() and narrow.values.is_contiguous()
     if not rows:
         return torch.empty_like(x)
     pairs = rows * top
     order, starts = by_expert(experts, before, count)
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     each = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    tile = _tile_of(pairs / count, x.element_size(), up.scales is not None)
+    tile = _tile_of(pairs / count, x.element_size(), wide.scales is not None)
     tiles = pairs // tile.rows + min(count, pairs)
     known = {"count": count, "lanes": triton.next_power_of_2(count)}
     known |= {"num_warps": tile.warps, "num_stages": tile.stages}
     _up[triton.cdiv(width, tile.keys), tiles](
-        x, up.values, up.scales, order, starts, gated, x.stride(0),
-        top=top, width=width, **_cut(up, tile), **known,
+        x, wide.values, wide.scales, order, starts, gated, x.stride(0),
+        top=top, width=width, **_cut(wide, tile), **known,
     )  # fmt: skip
     _down[triton.cdiv(hidden, tile.keys), tiles](
-        gated, down.values, down.scales, shares.contiguous(), order, starts, each,
-        outputs=hidden, **_cut(down, tile), **known,
+        gated, narrow.values, narrow.scales, shares.contiguous(), order, starts, each,
+        outputs=hidden, **_cut(narrow, tile), **known,
     )  # fmt: skip
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     columns = triton.next_power_of_2(hidden)
@@ -293,7 +311,7 @@ def _tile_of(pairs_each: float, item: int, eight: bool) -> Tile:
     return SOME if pairs_each <= SOME.rows or eight else MANY
 
 
-def _cut(experts: StackedExperts, tile: Tile) -> dict[str, int]:
+def _cut(experts: _Pieces, tile: Tile) -> dict[str, int]:
     values, scales, group = experts
     inputs = values.shape[2]
     groups = 0 if scales is None else scales.shape[2]

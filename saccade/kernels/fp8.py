@@ -77,6 +77,16 @@ Rows = torch.Tensor | Fp8Rows
 """What a product takes: [T, in]."""
 
 
+class Fp8Experts(NamedTuple):
+    """Matrices of E experts, each as in an Fp8Matrix: values FP8 [E, out, in], scales float32
+    [E, out, groups].
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+
 def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
     """x / scale, rounded to the nearest."""
     wide = x.float()
@@ -192,10 +202,10 @@ def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -
     return out[: rows.rows]
 
 
-def dense(matrix: Fp8Matrix) -> torch.Tensor:
-    """The matrix in float32."""
-    scales = matrix.scales.repeat_interleave(matrix.group, 1)
-    return matrix.values.float() * scales[:, : matrix.values.shape[1]]
+def dense(matrix: Fp8Matrix | Fp8Experts) -> torch.Tensor:
+    """The matrix, or the matrices, in float32."""
+    values, scales, group = matrix.values, matrix.scales, matrix.group
+    return values.float() * scales.repeat_interleave(group, -1)[..., : values.shape[-1]]
 
 
 def pad_fp8_outputs(matrix: Fp8Matrix, sizes: Sequence[int], more: int) -> Fp8Matrix:

@@ -146,7 +146,7 @@ def pad_int4_outputs(matrix: Int4Matrix, sizes: Sequence[int], more: int) -> Int
         return torch.cat([F.pad(part, (0, more)) for part in values.split([*sizes], 1)], 1)
 
     return matrix._replace(
-        words=widen(words.t()).t().contiguous(),
+        words=torch.cat([F.pad(part, (0, 0, 0, more)) for part in words.split([*sizes])]),
         scales=widen(scales),
         zeros=None if zeros is None else widen(zeros),
     )

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels import device
 from saccade.kernels.activation import gelu_tanh
 from saccade.kernels.fp8 import (
     Fp8Matrix,
@@ -69,7 +70,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def ready(weight: Matrix) -> Matrix:
     """`weight` as `linear` takes it: one in 8 bits already is, and one in 4 bits on a GPU."""
-    if isinstance(weight, Int4Matrix) and weight.words.device.type == "cpu" and runs_vnni():
+    if isinstance(weight, Int4Matrix) and not device.runs_triton(weight.words) and runs_vnni():
         return pack_panels(weight)
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
 

@@ -2,18 +2,19 @@
 
 Rows are put in the order of their experts, so that each expert that has rows is one product over
 them, and an expert without rows is not touched: decoding one row reads as many experts as it goes
-to. On a GPU the same is `experts.py`'s. Owns nothing.
+to. On a GPU the same is `experts.py`'s, where the host knows no lengths. Owns nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 
 from saccade.kernels import device
-from saccade.kernels.experts import StackedExperts, stacked_mlp
+from saccade.kernels.experts import Stack, stacked_mlp
 from saccade.kernels.layer import gate
 from saccade.kernels.linear import Activation, Matrix, linear
 
@@ -30,11 +31,11 @@ class Routes(NamedTuple):
 class Experts(NamedTuple):
     """The matrices of E experts: up [2 I, H] (the gate's outputs, then up's), down [H, I].
 
-    On a CPU a packed matrix each; on a GPU one tensor of all.
+    On a CPU a packed matrix each; on a GPU one tensor of all, [E, ...].
     """
 
-    up: Sequence[Matrix] | StackedExperts
-    down: Sequence[Matrix] | StackedExperts
+    up: Sequence[Matrix] | Stack
+    down: Sequence[Matrix] | Stack
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
@@ -47,40 +48,65 @@ def route(logits: torch.Tensor, top: int) -> Routes:
     return Routes(experts, shares.to(logits.dtype))
 
 
-def expert_mlp(x: torch.Tensor, routes: Routes, experts: Experts, act: Activation) -> torch.Tensor:
-    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H]."""
-    if isinstance(experts.up, StackedExperts):
-        assert isinstance(experts.down, StackedExperts) and act == "silu"
-        return stacked_mlp(x, routes.experts, routes.shares, experts.up, experts.down)
-    assert not isinstance(experts.down, StackedExperts)
-    order = routes.experts.flatten().argsort(stable=True)  # [T K], by expert
-    rows = x.index_select(0, order // routes.experts.shape[1])
-    owners = routes.experts.flatten().index_select(0, order)
-    runs = _runs(owners)
-    y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    each = y.index_select(0, back).view(*routes.experts.shape, -1)  # [T, K, H]
-    return (each * routes.shares.unsqueeze(-1)).sum(1)
+def expert_mlp(
+    x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
+) -> torch.Tensor:
+    """For rows x [T, H] the sum over their experts of share * down(act(gate) * up), [T, H].
+
+    `experts` are a run of all, which begins with number `first`; what a row has of others counts
+    nothing.
+    """
+    if isinstance(experts.up, Stack) and isinstance(experts.down, Stack):
+        assert act == "silu"
+        return stacked_mlp(x, routes.experts, routes.shares, experts.up, experts.down, first)
+    assert not isinstance(experts.up, Stack) and not isinstance(experts.down, Stack)
+    each = _listed(x, routes.experts, experts.up, experts.down, act, first)
+    return (each.view(*routes.experts.shape, -1) * routes.shares.unsqueeze(-1)).sum(1)
 
 
-def _runs(owners: torch.Tensor) -> list[tuple[int, int]]:
-    """(expert, rows) of those that have rows, by expert; owners [N] ascending."""
-    numbers, counts = owners.unique_consecutive(return_counts=True)
-    return list(zip(numbers.tolist(), counts.tolist()))
+def _listed(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    up: Sequence[Matrix],
+    down: Sequence[Matrix],
+    act: Activation,
+    first: int,
+) -> torch.Tensor:
+    """Each row by each of its experts `chosen` [T, K], [T K, H]; a matrix of its own for each
+    expert.
+
+    The host says which rows go where: a few dozen numbers are put in order in less time than one
+    operation on tensors takes, and the lengths are needed there anyway.
+    """
+    numbers = chosen.flatten().tolist()
+    mine = (at for at, expert in enumerate(numbers) if first <= expert < first + len(up))
+    order = sorted(mine, key=numbers.__getitem__)  # stable
+    if not order:
+        return x.new_zeros(len(numbers), x.shape[1])
+    runs = [
+        (expert - first, len(list(rows)))
+        for expert, rows in groupby(numbers[place] for place in order)
+    ]
+    top = chosen.shape[1]
+    rows = x.index_select(0, torch.tensor([place // top for place in order]))
+    y = _each(gate(_each(rows, up, runs), act), down, runs)
+    whole = y.new_zeros if len(order) < len(numbers) else y.new_empty
+    return whole(len(numbers), y.shape[1]).index_copy_(0, torch.tensor(order), y)
 
 
 def _each(
     x: torch.Tensor, matrices: Sequence[Matrix], runs: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Each expert's rows by its matrix, back to back."""
-    parts, start = [], 0
-    for expert, count in runs:
-        parts.append(linear(x[start : start + count], matrices[expert]))
-        start += count
+    """Each expert's rows by its matrix, back to back. runs: (expert, rows), of those that have
+    rows.
+    """
+    parts = [
+        linear(rows, matrices[expert])
+        for (expert, _), rows in zip(runs, x.split([count for _, count in runs]))
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def stacks(matrix: Matrix) -> bool:
-    """Whether experts that lie where `matrix` does are one tensor."""
-    return device.runs_triton(matrix if isinstance(matrix, torch.Tensor) else matrix[0])
+def stacks(x: torch.Tensor) -> bool:
+    """Whether experts of the device of `x` are one tensor."""
+    return device.runs_triton(x)

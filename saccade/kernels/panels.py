@@ -240,7 +240,7 @@ def panels_reference(
     unit = _unit(matrix.scales[:groups])
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
-    sums = torch.zeros(x.shape[0], numbers.shape[0])
+    sums = torch.zeros(x.shape[0], numbers.shape[0], dtype=torch.float64)
     for group, scales in enumerate((matrix.scales[:groups].float() / unit).half().float()):
         some = slice(group * matrix.group, (group + 1) * matrix.group)
         rows = x[:, some].float()
@@ -249,7 +249,8 @@ def panels_reference(
             MIDDLE if zeros is None else zeros[group].long().unsqueeze(1)
         )
         whole = (rows / row_scales).round().long() @ meant.t()
-        sums += whole.float() * scales * (row_scales * unit)
-    if bias is not None:
-        sums += bias
-    return sums.to(x.dtype)
+        # Multiplied and added with one rounding: double is exact where float32 is rounded.
+        sums += (whole.float() * scales).double() * (row_scales * unit).double()
+        sums = sums.float().double()
+    result = sums.float()
+    return (result if bias is None else result + bias).to(x.dtype)

@@ -111,7 +111,7 @@ def _known(module: Value, name: str, result: Value, *arguments: Value) -> Value:
     return ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
-class Task:
+class Claims:
     """A function that takes one piece of its work after another until there is none, while other
     threads may do the same. The builder stands where a piece is worked on.
     """
@@ -178,7 +178,7 @@ def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
 
 def _quantise(module: Value, bits: int) -> None:
     """Rows to int8, each group by its own largest value; a piece is a tile."""
-    task = Task(module, f"quantise_{bits}")
+    task = Claims(module, f"quantise_{bits}")
     b, said = task.b, task.said
     row = {kind: _quantise_row(module, bits, kind) for kind in range(len(FORMATS))}
     tile = task.take(said["tiles"])
@@ -263,7 +263,7 @@ def _product(module: Value, bits: int) -> None:
     """A piece is a panel of outputs, for all rows."""
     tiles = [_multiply(module, bits, rows) for rows in range(1, ROWS + 1)]
     ends = {kind: _finish(module, kind, bits) for kind in range(len(FORMATS))}
-    task = Task(module, f"product_{bits}", scratch=ROWS * WIDE * LINE)
+    task = Claims(module, f"product_{bits}", scratch=ROWS * WIDE * LINE)
     b, said = task.b, task.said
     outputs, groups = said["outputs"], said["groups"]
     count = b.lshr(b.add(outputs, _number(PANEL - 1)), _number(5))
@@ -338,9 +338,12 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     if bits == 4:
         factors = [b.fpext(factor, FLOATS) for factor in factors]
     turns = [_spread(b, _load(b, F32, row_scales, start, 4)) for start in starts]
+    # a * b + c, rounded once
+    add = _known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
     for cell, (row, wide) in enumerate(cells):
-        scaled = b.fmul(b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide]), turns[row])
-        _store(b, b.fadd(_load(b, FLOATS, made, cell * LINE), scaled), made, cell * LINE)
+        scaled = b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide])
+        before = _load(b, FLOATS, made, cell * LINE)
+        _store(b, b.call(add, [scaled, turns[row], before]), made, cell * LINE)
     outer.close(after)
     b.ret_void()
     return function

@@ -1,18 +1,22 @@
 """A layer's experts, of which each row takes a few, and the router that says which.
 
-Experts are cut among ranks by their width: each rank has a slice of every expert, and the sum over
-ranks is the answer. Checkpoints keep experts fused (one tensor of all) or apart.
+Experts are cut among ranks by their width: each rank has a slice of every expert; or divided: each
+has some of them whole; or both. Every rank has all rows, which attention has summed over ranks
+anyway, so the sum over ranks is the answer, and no row travels. Checkpoints keep experts fused (one
+tensor of all) or apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.experts import stack_experts
-from saccade.kernels.fp8 import Rows
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix, Rows
 from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
 from saccade.kernels.moe import Experts, expert_mlp, route, stacks
 from saccade.nn.linear import share
@@ -35,17 +39,33 @@ class MoEShape:
     outputs_first: bool = False
 
 
+class Mine(NamedTuple):
+    """What a rank holds: which experts, and of each which of its values."""
+
+    experts: slice
+    width: slice
+
+
+Kept = Sequence[Matrix] | Stack
+"""The matrices of a rank's experts."""
+
+
 class SparseMLP:
     """Router and experts, in place of a layer's MLP."""
 
-    __slots__ = ("act", "experts", "router", "shard", "top")
+    __slots__ = ("act", "experts", "first", "router", "shard", "top")
 
     group = 0  # the router reads rows as they are
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
         self.router = pack(weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden))))
-        mine = share(shard, 0, shape.width, f"width of {name}.experts")
+        runs, widths = shard.experts
+        mine = Mine(
+            share(runs, 0, shape.experts, f"experts of {name}"),
+            share(widths, 0, shape.width, f"width of {name}.experts"),
+        )
+        self.first = mine.experts.start
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
         up, down = load(weights, f"{name}.experts", shape, mine)
@@ -55,69 +75,85 @@ class SparseMLP:
         """[T, hidden] -> [T, hidden]"""
         assert isinstance(x, torch.Tensor)
         routes = route(linear(x, self.router), self.top)
-        y = expert_mlp(x, routes, self.experts, self.act)
-        return y if self.shard.size == 1 else self.shard.all_reduce(y)
+        return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
 
 
-def _keep(up: list[Matrix], down: list[Matrix], act: Activation) -> Experts:
-    """As their device multiplies them. Raises CheckpointError for what it cannot."""
-    if not stacks(up[0]):
-        return Experts([ready(each) for each in up], [ready(each) for each in down])
-    if act != "silu":
+def _keep(up: Kept, down: Kept, act: Activation) -> Experts:
+    """Stacked where the device has experts so, else packed one by one. Raises CheckpointError for
+    what could be neither.
+    """
+    left, right = _stack(up), _stack(down)
+    if left is not None and right is not None:
+        if act != "silu":
+            raise CheckpointError(f"config.json: hidden_act: experts on a GPU take silu, not {act}")
+        return Experts(left, right)
+    alone = [each for each in (up, down) if not isinstance(each, Stack)]
+    if len(alone) < 2 or left is not None or right is not None:
         raise CheckpointError(
-            f"config.json: experts with {act} are not supported on a GPU: only silu"
+            "the experts of a layer are stored in different formats, which a GPU does not "
+            "multiply; use --device cpu"
         )
-    try:
-        return Experts(stack_experts(up), stack_experts(down))
-    except TypeError as error:
-        raise CheckpointError(
-            f"{error}, which is not supported on a GPU; use --device cpu"
-        ) from error
+    return Experts(*([ready(each) for each in matrices] for matrices in alone))
 
 
-def _load_fused(
-    weights: Weights, name: str, shape: MoEShape, mine: slice
-) -> tuple[list[Matrix], list[Matrix]]:
+def _stack(matrices: Kept) -> Stack | None:
+    if isinstance(matrices, Stack):
+        return matrices
+    whole = [each for each in matrices if isinstance(each, torch.Tensor)]
+    if len(whole) == len(matrices) and stacks(whole[0]):
+        return torch.stack(whole)
+    eight = [each for each in matrices if isinstance(each, Fp8Matrix)]
+    if len(eight) == len(matrices) and len({each.group for each in eight}) == 1:
+        values = torch.stack([each.values.view(torch.uint8) for each in eight]).view(FP8)
+        return Fp8Experts(values, torch.stack([each.scales for each in eight]), eight[0].group)
+    return None
+
+
+def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
     """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
     about.
     """
-    every, width = slice(None), shape.width
-    cuts = mine, slice(width + mine.start, width + mine.stop)  # of the gates, and of up
-    if shape.outputs_first:
-        gates = (shape.experts, 2 * width, shape.hidden)
-        ups = [weights.load(Part(f"{name}.gate_up_proj", gates, (every, cut))) for cut in cuts]
-        downs = (shape.experts, shape.hidden, width)
-        inner = weights.load(Part(f"{name}.down_proj", downs, (every, every, mine)))
-        return (
-            [weights.matrix(torch.cat(both), f"{name}.gate_up_proj") for both in zip(*ups)],
-            [weights.matrix(each.contiguous(), f"{name}.down_proj") for each in inner],
-        )
-    gates = (shape.experts, shape.hidden, 2 * width)
-    halves = [
-        weights.load(Part(f"{name}.gate_up_proj", gates, (every, every, columns)))
-        for columns in cuts
-    ]  # [E, H, I] each
-    downs = (shape.experts, width, shape.hidden)
-    inner = weights.load(Part(f"{name}.down_proj", downs, (every, mine)))
+    width, turned = shape.width, not shape.outputs_first
+    start, stop = mine.width.start, mine.width.stop
+    every = slice(None)
+    outer, inner = (2 * width, shape.hidden), (shape.hidden, width)
+    if turned:
+        outer, inner = outer[::-1], inner[::-1]
+
+    def part(which: str, sizes: tuple[int, int], cut: slice, *, rows: bool) -> Part:
+        index = (mine.experts, cut) if rows else (mine.experts, every, cut)
+        return Part(f"{name}.{which}", (shape.experts, *sizes), index)
+
+    ups = [
+        part("gate_up_proj", outer, cut, rows=not turned)
+        for cut in (mine.width, slice(width + start, width + stop))  # of the gates, and of up
+    ]
+    down = part("down_proj", inner, mine.width, rows=turned)
     return (
-        [
-            weights.matrix(torch.cat(both, dim=1).t().contiguous(), f"{name}.gate_up_proj")
-            for both in zip(*halves)
-        ],
-        [weights.matrix(each.t().contiguous(), f"{name}.down_proj") for each in inner],
+        _load_tensors(weights, ups, turned=turned),
+        _load_tensors(weights, [down], turned=turned),
     )
 
 
-def _load_apart(
-    weights: Weights, name: str, shape: MoEShape, mine: slice
-) -> tuple[list[Matrix], list[Matrix]]:
+def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
+    """Of each expert one matrix [out, in]: its pieces one below another."""
+    if (kept := weights.load_experts(parts, turned)) is not None:
+        return kept
+    matrices: list[Matrix] = []
+    for pieces in zip(*(weights.load(part) for part in parts)):
+        whole = torch.cat(pieces, dim=1).t() if turned else torch.cat(pieces)
+        matrices.append(weights.matrix(whole.contiguous(), parts[0].name))
+    return matrices
+
+
+def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
     """From three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)
-    for number in range(shape.experts):
+    for number in range(mine.experts.start, mine.experts.stop):
         both = (f"{name}.{number}.{each}_proj.weight" for each in ("gate", "up"))
-        up.append(weights.load_matrix(*(Part(each, outer, (mine,)) for each in both)))
-        part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine))
+        up.append(weights.load_matrix(*(Part(each, outer, (mine.width,)) for each in both)))
+        part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine.width))
         down.append(weights.load_matrix(part))
     return up, down

@@ -6,12 +6,24 @@ Knows of either no more than `protocol.py` says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from saccade.core.family import FamilySpec
-from saccade.nn.protocol import Attention, Batch, LanguageModel, VisionNet
+from saccade.core.types import Grid
+from saccade.nn.protocol import (
+    Attention,
+    Batch,
+    GridFacts,
+    LanguageModel,
+    Pack,
+    Pieces,
+    VisionNet,
+)
+
+NOTHING_SEEN = "a model without a vision tower is sent no images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,35 @@ class TowerAlone:
 
     spec: FamilySpec
     vision: VisionNet
+
+
+class NoVision:
+    """What stands for the tower of a model that sees no images (`FamilySpec.sees_images`);
+    implements `VisionNet`. No image comes as far as this.
+    """
+
+    __slots__ = ()
+
+    hidden = axes = depth = 0
+    longest_segments: tuple[int | None, ...] = ()
+
+    def rows(self, patches: int) -> int:
+        assert not patches, NOTHING_SEEN
+        return 0
+
+    def grid_facts(self, _grid: Grid, /) -> GridFacts:
+        raise AssertionError(NOTHING_SEEN)
+
+    def embed(self, _pixels: torch.Tensor, _facts: GridFacts, /) -> torch.Tensor:
+        raise AssertionError(NOTHING_SEEN)
+
+    def blocks(self, _pack: Pack, /) -> Pieces:
+        raise AssertionError(NOTHING_SEEN)
+
+    def split(
+        self, _embeddings: torch.Tensor, _facts: Sequence[GridFacts], /
+    ) -> list[torch.Tensor]:
+        raise AssertionError(NOTHING_SEEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ built.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from saccade.kernels.fp8 import Fp8Experts
 from saccade.kernels.linear import Matrix
 
 
@@ -52,6 +54,13 @@ class Weights(Protocol):
 
     def load_matrix(self, *parts: Part) -> Matrix:
         """The same for products: in 8 bits where these parts are to be."""
+        ...
+
+    def load_experts(self, parts: Sequence[Part], turned: bool, /) -> Fp8Experts | None:
+        """Tensors [experts, out, in] (turned: [experts, in, out]) as matrices for products, one
+        below another by outputs, where they are to stay in FP8; None where `load` is to make them
+        whole.
+        """
         ...
 
     def has(self, name: str, /) -> bool:

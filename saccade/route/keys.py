@@ -31,7 +31,7 @@ MOST_PARTS = 4096
 """Messages and parts that are looked at in search of an image: some milliseconds' worth. A chat
 that shows its first image after so many goes by how it begins.
 """
-_SLICE = 1 << 20
+_SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
 """A response's id begins with the instance that keeps it (`server/responses_store.py`)."""
 _FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
@@ -102,7 +102,10 @@ def _has_too_many_values(body: bytes | bytearray) -> bool:
     """Counts what begins values, a slice at a time: other threads run in between."""
     count = 0
     for start in range(0, len(body), _SLICE):
-        count += sum(body.count(sign, start, start + _SLICE) for sign in (b",", b"[", b"{"))
+        end = start + _SLICE
+        for sign in (b",", b"[", b"{"):
+            if (at := body.find(sign, start, end)) >= 0:  # to count takes ten times as long
+                count += body.count(sign, at, end)
         if count > MOST_VALUES:
             return True
     return False

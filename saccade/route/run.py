@@ -25,7 +25,7 @@ from saccade.server.serving import Serving, address_of, listen
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 
-class Router(Serving):
+class RouteServer(Serving):
     """Looks at the workers for as long as it serves."""
 
     def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
@@ -92,7 +92,7 @@ class Router(Serving):
 def route(options: RouteOptions, edge: ConnectionOptions) -> int:
     """`saccade route`: until a signal. Returns the exit status. Raises StartupError."""
     raise_descriptors()
-    router = Router(options, edge)
+    router = RouteServer(options, edge)
 
     def announce(address: str) -> None:
         decided = router.described()

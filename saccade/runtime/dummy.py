@@ -33,11 +33,14 @@ class DummyWeights:
     def load_matrix(self, *parts: Part) -> Matrix:
         return self._ways.make(self.load(*parts), parts)
 
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
     def has(self, _name: str, /) -> bool:
         return True
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def load(self, *parts: Part) -> torch.Tensor:
         with in_memory(parts):

@@ -225,7 +225,9 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
         # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
         # new: so would every image size.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    return join(load.parallel.all_reduce, rank, load.parallel.size, group_fd)
+    how = load.parallel
+    everyone = join(how.all_reduce, rank, how.ranks, group_fd)
+    return everyone.spread(how.size, how.expert_runs)
 
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:

@@ -15,7 +15,7 @@ import torch
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.families.quantization import Scheme
-from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Matrix
+from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Experts, Fp8Matrix
 from saccade.kernels.int4 import Int4Matrix, quantise_int4
 from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
 from saccade.kernels.linear import Matrix
@@ -26,6 +26,8 @@ BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
 INT4_GROUP = 64
 """Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
+HEADS = ("lm_head.weight", "embed_tokens.weight")
+"""How the names of heads end; the second is a token embedding's, which may be one too."""
 Made = Literal["int8", "int4"]
 """What matrices are made at load."""
 
@@ -70,7 +72,7 @@ class LoadTally:
         self.int4_bytes += matrix.nbytes
         self.int4_dense_bytes += shape[0] * shape[1] * item
 
-    def count_fp8(self, matrix: Fp8Matrix, item: int) -> None:
+    def count_fp8(self, matrix: Fp8Matrix | Fp8Experts, item: int) -> None:
         """`item`: bytes of a value in the network's dtype."""
         self.fp8 += 1
         self.fp8_bytes += matrix.values.nbytes + matrix.scales.nbytes
@@ -113,18 +115,26 @@ class LoadTally:
 
 
 def cut_scales(scales: torch.Tensor, part: Part, scheme: Scheme) -> torch.Tensor:
-    """The scales of each wanted row and column: float32 [rows or 1, columns or 1]."""
-    index = (*part.index, *(slice(None),) * (2 - len(part.index)))
-    cut = scales.float()
-    for axis, (which, size, of) in enumerate(zip(index, part.shape, scheme.block)):
+    """The scales of each wanted row and column: float32 [..., rows or 1, columns or 1]."""
+    index = _whole_index(part)
+    cut = scales.float()[index[:-2]]
+    for axis, of in zip((-2, -1), scheme.block):
         if of:
-            start, stop, _ = which.indices(size)
+            start, stop, _ = index[axis].indices(part.shape[axis])
             cut = cut.index_select(axis, torch.arange(start, stop) // of)
     return cut
 
 
+def _whole_index(part: Part) -> tuple[slice, ...]:
+    return (*part.index, *(slice(None),) * (len(part.shape) - len(part.index)))
+
+
 def restore(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
-    """target = piece * scales, a few rows at a time; scales [rows or 1, columns or 1]."""
+    """target = piece * scales, a few rows at a time; scales [..., rows or 1, columns or 1]."""
+    if piece.dim() > 2:
+        for each in zip(piece, scales, target):
+            restore(*each)
+        return
     count = max(1, BLOCK_VALUES // max(1, piece.shape[1]))
     for first in range(0, piece.shape[0], count):
         rows = slice(first, first + count)
@@ -132,13 +142,12 @@ def restore(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> 
         target[rows].copy_(piece[rows].float().mul_(factor))
 
 
-def fp8_group(part: Part, scheme: Scheme) -> int | None:
-    """Inputs of the wanted slice that share a scale; None where the slice cuts such a group, or
-    where no product can be made of them.
+def fp8_group(part: Part, scheme: Scheme, axis: Literal[-1, -2] = -1) -> int | None:
+    """Inputs of the wanted slice, which lie along `axis`, that share a scale; None where the slice
+    cuts such a group, or where no product can be made of them.
     """
-    index = (*part.index, *(slice(None),) * (2 - len(part.index)))
-    start, stop, _ = index[1].indices(part.shape[1])
-    of = scheme.block[1]
+    start, stop, _ = _whole_index(part)[axis].indices(part.shape[axis])
+    of = scheme.block[axis]
     if not of or start // of == (stop - 1) // of:
         return stop - start
     return of if start % of == 0 and of % LEAST_GROUP == 0 else None
@@ -154,6 +163,20 @@ def join_fp8(
         for piece, scale in zip(pieces, scales, strict=True)
     ]
     return Fp8Matrix(values, torch.cat(each).contiguous(), group)
+
+
+def join_experts(
+    pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int, *, turned: bool
+) -> Fp8Experts:
+    """The same for tensors of several experts, each [experts, out, in] (turned: [..., in, out])."""
+    last = -1 if turned else -2  # the axis of outputs
+    values = torch.cat([piece.view(torch.uint8) for piece in pieces], last)
+    shapes = [(*scale.shape[:-2], *piece.shape[-2:]) for piece, scale in zip(pieces, scales)]
+    each = [scale.expand(shape) for scale, shape in zip(scales, shapes)]
+    found = torch.cat(each, last)
+    if turned:
+        values, found = values.transpose(-2, -1), found.transpose(-2, -1)
+    return Fp8Experts(values.contiguous().view(FP8), found[..., ::group].contiguous(), group)
 
 
 def make_int8(weight: torch.Tensor) -> Int8Matrix:
@@ -195,14 +218,14 @@ class Ways:
         """Whether a matrix that is stored in 4 bits stays so. Experts are one tensor on a GPU."""
         return self.few and self.projection(name) and ".experts." not in name
 
-    def make(self, weight: torch.Tensor, parts: Sequence[Part], *, head: bool = False) -> Matrix:
+    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
         """`weight`, which was loaded for `parts`, as it is to be. A head is never made 4-bit: it
         chooses among very many tokens.
         """
         if not (self.made and all(self.projection(part.name) for part in parts)):
             return weight
         shape = weight.shape[0], weight.shape[1]
-        if self.made == "int4" and not head:
+        if self.made == "int4" and not parts[0].name.endswith(HEADS):
             few = quantise_int4(weight, INT4_GROUP)
             self.tally.count_int4(few, shape, weight.itemsize, made=1)
             return few

@@ -26,7 +26,7 @@ from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
 from saccade.kernels.device import has_fp8, has_int4
-from saccade.kernels.fp8 import Fp8Matrix, prepare
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, prepare
 from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
@@ -43,6 +43,7 @@ from saccade.runtime.quantized import (
     check_made,
     cut_scales,
     fp8_group,
+    join_experts,
     join_fp8,
     restore,
 )
@@ -264,10 +265,15 @@ class CheckpointWeights:
         self._bar.update(matrix.words.nbytes)
         return matrix
 
-    def _fp8_group(self, parts: Sequence[Part], schemes: Sequence[Scheme | None]) -> int | None:
+    def _fp8_group(
+        self,
+        parts: Sequence[Part],
+        schemes: Sequence[Scheme | None],
+        inputs: Literal[-1, -2] = -1,
+    ) -> int | None:
         """Inputs that share a scale, where these parts stay in FP8; else None."""
         groups = {
-            fp8_group(part, scheme)
+            fp8_group(part, scheme, inputs)
             if scheme and scheme.stored == "F8_E4M3" and self._ways.projection(part.name)
             else None
             for part, scheme in zip(parts, schemes)
@@ -275,22 +281,38 @@ class CheckpointWeights:
         return groups.pop() if self._ways.fp8 and len(groups) == 1 else None
 
     def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
+        matrix = prepare(join_fp8(*self._read_fp8(parts, schemes), group), self.dtype)
+        self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
+        self._bar.update(matrix.values.nbytes)
+        return matrix
+
+    def _read_fp8(
+        self, parts: Sequence[Part], schemes: Sequence[Scheme]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Values and scales of parts that stay in FP8."""
         for part in parts:
             self._check_shape(part)
         pieces = [self._read(part).to(self.device) for part in parts]
         scales = [self._scales(part, scheme) for part, scheme in zip(parts, schemes)]
         for part, piece in zip(parts, pieces):
             self._check_finite(part, piece.float())
-        matrix = prepare(join_fp8(pieces, scales, group), self.dtype)
-        self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
-        self._bar.update(matrix.values.nbytes)
-        return matrix
+        return pieces, scales
+
+    def load_experts(self, parts: Sequence[Part], turned: bool) -> Fp8Experts | None:
+        schemes = [self._scheme(part.name) for part in parts]
+        if (group := self._fp8_group(parts, schemes, -2 if turned else -1)) is None:
+            return None
+        pieces, scales = self._read_fp8(parts, [scheme for scheme in schemes if scheme])
+        experts = join_experts(pieces, scales, group, turned=turned)
+        self._ways.tally.count_fp8(experts, self.dtype.itemsize)
+        self._bar.update(experts.values.nbytes)
+        return experts
 
     def has(self, name: str) -> bool:
         return name in self._places
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._ways.make(weight, [Part(name, tuple(weight.shape))], head=True)
+        return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Whether every tensor is in a format that can be read, but for those that nothing asks
@@ -328,7 +350,7 @@ class CheckpointWeights:
 
         Raises CheckpointError for one that should be and is not.
         """
-        if self._quantization is None or not canonical.endswith(".weight"):
+        if self._quantization is None:
             return None
         path, name = self._places[canonical]
         modules = name.removesuffix(".weight"), canonical.removesuffix(".weight")
@@ -348,9 +370,10 @@ class CheckpointWeights:
         and of a shape that can be read.
         """
         path, name = self._places[canonical]
-        if len(shape) != 2:
+        if len(shape) not in (2, 3):
             raise CheckpointError(
-                f"{path}: tensor {name} is {list(shape)}: only matrices are read in 8 bits"
+                f"{path}: tensor {name} is {list(shape)}: only matrices, and those of experts, are "
+                "read in 8 bits"
             )
         scales = _scales_name(canonical, scheme)
         if scales not in self._places:
@@ -368,26 +391,26 @@ class CheckpointWeights:
             raise CheckpointError(
                 f"{path}: tensor {name} is stored as {kind}; scales are F32, F16 or BF16"
             )
-        wanted = scheme.scales((shape[0], shape[1]))
-        accepted: list[tuple[int, ...]] = [wanted]
-        if wanted[1] == 1:
-            accepted.append(wanted[:1])
-        if wanted == (1, 1):
-            accepted.append(())
+        wanted = (*shape[:-2], *scheme.scales((shape[-2], shape[-1])))
+        accepted = [wanted]
+        if wanted[-1] == 1:
+            accepted.append(wanted[:-1])
+        if wanted[-2:] == (1, 1):
+            accepted.append(wanted[:-2])
         if found not in accepted:
             raise CheckpointError(
                 f"{path}: tensor {name} is {list(found)}, but config.json makes it {list(wanted)}"
             )
 
     def _scales(self, part: Part, scheme: Scheme) -> torch.Tensor:
-        """The scales of the wanted rows and columns, float32 [rows or 1, columns or 1].
+        """The scales of the wanted rows and columns, float32 [..., rows or 1, columns or 1].
 
         Raises CheckpointError for what `_check_scales` names, and for scales that are not finite.
         """
         self._check_scales(part.name, part.shape, scheme)
         name = _scales_name(part.name, scheme)
         self._wanted.add(name)
-        shape = scheme.scales((part.shape[0], part.shape[1]))
+        shape = (*part.shape[:-2], *scheme.scales((part.shape[-2], part.shape[-1])))
         path, stored_name = self._places[name]
         scales = self._read(Part(name, shape)).float().view(shape)
         if not scales.isfinite().all():
@@ -470,4 +493,4 @@ def _unreadable(path: Path, name: str, kind: str) -> CheckpointError:
 
 def _scales_name(weight: str, scheme: Scheme) -> str:
     """What the scales of tensor `weight` are called."""
-    return weight.removesuffix("weight") + scheme.suffix
+    return weight + scheme.suffix.removeprefix("weight")

@@ -45,7 +45,7 @@ class Worker:
         metrics: Metrics | None = None,
     ) -> None:
         self._net = net
-        self._shard = shard
+        self._shard = everyone = shard.everyone
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
@@ -61,14 +61,14 @@ class Worker:
             graphs=bool(sizes.count),
         )
         known = PositionCache(spec, net.vision, metrics)
-        self.images = ImageExecutor(net, config, arena, shard, mode, known)
+        self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._scorer = Scorer(net, keeps=not shard.rank)
+        self._scorer = Scorer(net, keeps=not everyone.rank)
         self._sampler = (
             None
-            if shard.rank
+            if everyone.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device)
         )
         if device_of.runs_triton(like):

@@ -37,12 +37,12 @@ from saccade.core.options import (
     ServerOptions,
     engine_environment,
 )
+from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import (
     VIT_GRAPH_SIZES,
     arena_bytes,
     kv_page_bytes,
     resolve,
-    resolve_parallel,
     step_graph_bytes,
 )
 from saccade.engine.words import LoadFacts, describe, describe_intake

@@ -115,11 +115,13 @@ def chat(client: openai.OpenAI, pixels: np.ndarray, rounds: int = ROUNDS) -> lis
     return messages
 
 
-def chats(url: str, images: Sequence[np.ndarray], abreast: int = 4) -> None:
+def chats(url: str, images: Sequence[np.ndarray], abreast: int = 4, rounds: int = ROUNDS) -> None:
     """One about each image."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-    with ThreadPoolExecutor(abreast) as pool:
-        list(pool.map(lambda pixels: chat(client, pixels), images))
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+        ThreadPoolExecutor(abreast) as pool,
+    ):
+        list(pool.map(lambda pixels: chat(client, pixels, rounds), images))
 
 
 def shared_out(fleet: Fleet, each: int, seed: int) -> list[np.ndarray]:

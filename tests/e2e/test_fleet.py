@@ -76,7 +76,7 @@ def test_a_server_that_is_killed_under_load(model: str | Path, tmp_path: Path) -
     """
     with ExitStack() as stack:
         fleet = start(model, tmp_path, stack)
-        client, doomed = fleet.client(), fleet.workers[-1]
+        client, doomed = stack.enter_context(fleet.client()), fleet.workers[-1]
         family = psutil.Process(doomed.process.pid).children(recursive=True)
         deaths: list[float] = []
         images = [picture(64, 64, seed=4000 + number) for number in range(CHATS)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 
@@ -49,6 +50,12 @@ def fleet(
             yield fleet
 
 
+@pytest.fixture
+def client(fleet: RayFleet) -> Iterator[openai.OpenAI]:
+    with fleet.client() as client:
+        yield client
+
+
 def test_the_printed_file_is_what_ray_reads(folder: Path, tmp_path: Path) -> None:
     """By Ray's own schema, with and without autoscaling."""
     import yaml
@@ -80,18 +87,19 @@ def test_every_image_of_every_chat_is_encoded_once_in_the_whole_fleet(fleet: Ray
     assert min(encoded) > 0, "both have something to do"
 
 
-def test_a_large_body_goes_through(fleet: RayFleet) -> None:
+def test_a_large_body_goes_through(client: openai.OpenAI) -> None:
     filler = {"user": "x" * 3_000_000}
-    assert ask(fleet.client(), [user(text_part("what?"))], extra_body=filler).choices
+    assert ask(client, [user(text_part("what?"))], extra_body=filler).choices
 
 
 @pytest.mark.parametrize("whom", ["server", "replica"])
-def test_what_is_killed_under_load_takes_nothing_along(fleet: RayFleet, whom: str) -> None:
+def test_what_is_killed_under_load_takes_nothing_along(
+    fleet: RayFleet, client: openai.OpenAI, whom: str
+) -> None:
     """24 chats go on in rounds while a replica, or the server that it owns, is killed: every round
     ends, soon, in an answer or in a typed error; the chat goes on elsewhere, and Ray starts another
     replica.
     """
-    client = fleet.client()
     servers = {each.url: each for each in fleet.wait_for(2)}
     doomed, (owner, process) = next(iter(fleet.owners().items()))
     (left,) = (each for url, each in servers.items() if url != doomed)
@@ -225,8 +233,11 @@ def test_servers_come_with_requests_and_go_when_theirs_have_ended(
     answering is answered whole.
     """
     options = ("--max-replicas", "2", "--target-requests", "8")
-    with deployed(folder, tmp_path, 1, *options) as fleet, ThreadPoolExecutor(20) as pool:
-        client = fleet.client()
+    with (
+        deployed(folder, tmp_path, 1, *options) as fleet,
+        fleet.client() as client,
+        ThreadPoolExecutor(20) as pool,
+    ):
 
         def stream(number: int, tokens: int) -> int:
             settings: dict[str, Any] = {"extra_body": {"ignore_eos": True}, "timeout": 300}

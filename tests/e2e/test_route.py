@@ -82,8 +82,9 @@ def fresh(way: str) -> int:
 
 
 @pytest.fixture
-def client(server: Asked) -> openai.OpenAI:
-    return server.client
+def client(server: Asked) -> Iterator[openai.OpenAI]:
+    with server.client as client:
+        yield client
 
 
 def say(client: openai.OpenAI, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
@@ -273,8 +274,9 @@ def test_errors_are_the_servers_own(client: openai.OpenAI) -> None:
 
 
 @quick_routed
-def test_the_anthropic_sdk_is_answered(server: Asked) -> None:
+def test_the_anthropic_sdk_is_answered(server: Asked, request: pytest.FixtureRequest) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    request.addfinalizer(client.close)
     data = png(picture(64, 64, seed=3)).partition(",")[2]
     source: Any = {"type": "base64", "media_type": "image/png", "data": data}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
@@ -354,7 +356,9 @@ def conversation(client: openai.OpenAI, response_id: str) -> Iterator[dict[str, 
         yield item.to_dict()
 
 
-def test_forced_calls_through_the_sdks_stream_with_images_in_results(server: Asked) -> None:
+def test_forced_calls_through_the_sdks_stream_with_images_in_results(
+    server: Asked, client: openai.OpenAI
+) -> None:
     """A random model calls as it must; each call goes back with an image as its result."""
     look: Any = {
         "type": "function",
@@ -369,7 +373,6 @@ def test_forced_calls_through_the_sdks_stream_with_images_in_results(server: Ask
             },
         },
     }
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     messages: list[Any] = [user(image_part(picture(64, 96)), text_part("what?"))]
     encoded = server.metric("saccade_images_encoded_total")
     for turn in range(3):
@@ -477,8 +480,9 @@ def test_every_image_of_every_chat_is_encoded_once_in_the_whole_fleet(fleet: Fle
 def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    client, filler = fleet.client(), {"user": "x" * 3_000_000}
-    assert ask(client, [user(text_part("what?"))], extra_body=filler).choices
+    filler = {"user": "x" * 3_000_000}
+    with fleet.client() as client:
+        assert ask(client, [user(text_part("what?"))], extra_body=filler).choices
     with routing(fleet.workers, tmp_path, "--max-body-mb", "1", "--max-requests", "1") as small:
         url = f"{small.url}/v1/chat/completions"
         refused = httpx.post(url, json={"messages": [], **filler})
@@ -491,10 +495,13 @@ def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
             )
             time.sleep(0.3)
             assert httpx.post(url, json={}).status_code == 400, "who sends slowly has no place"
-        body = {"messages": [user(text_part("go on"))], "stream": True, "max_tokens": 1000}
-        with httpx.stream("POST", url, json={**body, "ignore_eos": True}) as running:
-            next(running.iter_bytes())
-            full = httpx.post(url, json={})
+        body = {"messages": [user(text_part("go on"))], "stream": True, "max_tokens": 4000}
+        with (
+            httpx.Client() as other,
+            httpx.stream("POST", url, json={**body, "ignore_eos": True}) as running,
+        ):
+            assert running.status_code == 200 and next(running.iter_bytes())
+            full = other.post(url, json={})
             assert full.status_code == 429 and full.headers["retry-after"]
         assert httpx.get(f"{small.url}/health").is_success
 
@@ -514,8 +521,7 @@ def test_a_command_to_forget_reaches_every_server(behind: Fleet) -> None:
     before = sum(behind.encodes)
     images = [picture(64, 64, seed=300 + number) for number in range(4)]
     for _ in range(2):
-        for pixels in images:
-            chat(behind.client(), pixels, rounds=1)
+        chats(behind.router.url, images, rounds=1)
         assert httpx.post(f"{behind.router.url}/flush_cache").is_success
     assert sum(behind.encodes) - before == 8
 
@@ -524,9 +530,10 @@ def test_a_command_to_forget_reaches_every_server(behind: Fleet) -> None:
 
 
 def test_a_server_that_is_killed_takes_nothing_along_but_what_it_was_answering(
-    fleet: Fleet,
+    fleet: Fleet, request: pytest.FixtureRequest
 ) -> None:
     client, doomed = fleet.client(), fleet.workers[-1]
+    request.addfinalizer(client.close)
     family = psutil.Process(doomed.process.pid).children(recursive=True)
     deaths: list[float] = []
     images = shared_out(fleet, 5, seed=2000)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
 from saccade.kernels import moe
-from saccade.kernels.experts import stack_experts
+from saccade.kernels.int8 import runs_int8
 from saccade.kernels.linear import linear
 from saccade.kernels.moe import Experts, expert_mlp, route
+from saccade.nn import moe as nn_moe
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
+from saccade.runtime import weights
 from saccade.runtime.dummy import DummyWeights
+from saccade.runtime.quantized import LoadTally
+from saccade.runtime.weights import load_net
 from tests.checkpoints import Reference
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
 from tests.parallel.crew import shards, together
+from tests.quantising import FORMATS, quantise
 
 MOE = "qwen3_vl_moe"
 SHAPE = MoEShape(hidden=64, width=40, experts=8, top=2, act="silu")
@@ -76,8 +83,7 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
     logits[:, 3] = -9
     routes = route(logits, 2)
     each = expert_mlp(x, routes, Experts(list(up), list(down)), "silu")
-    stacked = Experts(stack_experts([*up]), stack_experts([*down]))
-    grouped = expert_mlp(x, routes, stacked, "silu")
+    grouped = expert_mlp(x, routes, Experts(up, down), "silu")
     torch.testing.assert_close(grouped, each, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
     slow = torch.zeros_like(x, dtype=torch.float64)
     for row, (chosen, shares) in enumerate(zip(*routes)):
@@ -118,11 +124,13 @@ def set_apart(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["fused", "apart"])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(("size", "runs"), [(1, 1), (2, 1), (4, 1), (1, 2), (4, 4), (4, 2), (2, 4)])
 def test_experts_fused_or_apart_are_cut_among_ranks(
-    checkpoint: Callable[..., Path], tmp_path: Path, layout: str, size: int
+    checkpoint: Callable[..., Path], tmp_path: Path, layout: str, size: int, runs: int
 ) -> None:
-    """Of each expert a rank has a slice; the sum over ranks is the whole layer's answer."""
+    """A rank has a slice of each expert, or some experts, or a slice of some; the sum over ranks is
+    the whole layer's answer.
+    """
     from saccade.families.qwen_vl.net import canonical_name
     from saccade.runtime.weights import CheckpointWeights
 
@@ -136,9 +144,80 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
             return SparseMLP(found, name, SHAPE, shard)
 
     whole = build(source, Shard(0, 1))(x)
-    ranks = together(lambda shard: build(folder, shard)(x), shards(size))
-    for mine in ranks:
+    crew = [shard.spread(size, runs) for shard in shards(max(size, runs))]
+    for mine in together(lambda shard: build(folder, shard)(x), crew):
         torch.testing.assert_close(mine, whole, atol=1e-5, rtol=0)
+
+
+def logits(folder: Path, mode: QuantizationMode, size: int = 1) -> tuple[torch.Tensor, str]:
+    """Of a text, and what start-up says of quantised matrices; of several ranks the first's."""
+    tally, spec = LoadTally(), load_spec(folder)
+
+    def work(shard: Shard) -> torch.Tensor:
+        net = load_net(
+            spec,
+            folder,
+            dtype=torch.float32,
+            device=CPU,
+            shard=shard.spread(1, size),
+            quantization=mode,
+            tally=tally if shard.rank == 0 else None,
+            progress=False,
+        )
+        return Session(net, [5, 6, 7, 8, 9], [], page_size=16).prefill()
+
+    return together(work, shards(size))[0], tally.line(torch.float32)
+
+
+@pytest.mark.parametrize("family", [MOE, "qwen3_5_moe"])
+def test_fused_experts_in_fp8_answer_as_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Block scales of tensors of all experts; no block ends where gates do, nor where a rank's
+    experts do.
+    """
+    quantised, twin = quantise(checkpoint(family), FORMATS["fp8 blocks"], tmp_path)
+    whole, _ = logits(twin, "none")
+    made, line = logits(quantised, "none")
+    assert torch.equal(made, whole) and "made float32 at load" in line
+    shared, _ = logits(quantised, "none", size=4)
+    torch.testing.assert_close(shared, whole, **LOGITS)
+    # The CPU stands in for a GPU whose products take FP8.
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(nn_moe, "stacks", lambda _: True)
+    block = {"weight_block_size": [16, 16]}
+    sixteen = replace(FORMATS["fp8 blocks"], block=(16, 16))
+    sixteen = replace(sixteen, settings={**sixteen.settings, **block})
+    quantised, twin = quantise(checkpoint(family), sixteen, tmp_path / "sixteen")
+    kept, line = logits(quantised, "auto")
+    assert "in fp8, as the checkpoint has them" in line and "made float32" not in line
+    torch.testing.assert_close(kept, logits(twin, "none")[0], **LOGITS)
+    torch.testing.assert_close(logits(quantised, "auto", size=2)[0], kept, **LOGITS)
+
+
+def test_fused_experts_without_their_scales_are_named(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, _ = quantise(checkpoint(MOE), FORMATS["fp8 blocks"], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.language_model.layers.0.mlp.experts.down_proj_scale_inv"
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"no file has the tensor {name}, the scales of"):
+        logits(folder, "none")
+
+
+@pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+@pytest.mark.parametrize("family", [MOE, "qwen3_5_moe"])
+def test_experts_in_int8_are_near_the_checkpoint(
+    checkpoint: Callable[..., Path], family: str
+) -> None:
+    whole, _ = logits(checkpoint(family), "none")
+    made, line = logits(checkpoint(family), "int8")
+    assert "matrices of the language model in int8, made at load" in line
+    assert torch.nn.functional.cosine_similarity(made, whole).min() > 0.998
+    shared, _ = logits(checkpoint(family), "int8", size=2)
+    torch.testing.assert_close(shared, made, **LOGITS)
 
 
 def test_eight_requests_answer_as_transformers(tmp_path: Path) -> None:

@@ -4,16 +4,23 @@ the order of pairs is a sort, and that nothing is read of experts without rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from saccade.kernels.experts import StackedExperts, expert, stack_experts, stacked_mlp
-from saccade.kernels.fp8 import Fp8Matrix, to_fp8
+from saccade.kernels import experts, moe
+from saccade.kernels.experts import Stack, expert, stacked_mlp
+from saccade.kernels.fp8 import Fp8Experts, to_fp8
 
 pytest.importorskip("triton")
 from saccade.kernels import experts_gpu
 from saccade.kernels.experts_gpu import by_expert, launch_experts
-from tests.kernels.conftest import bounds
+from tests.families.forwarding import Session, load
+from tests.kernels.conftest import HAS_GPU, bounds
 
 TOLERANCE = bounds(2e-5, 4e-3)
 HIDDEN, WIDTH, EXPERTS = 96, 48, 6
@@ -29,23 +36,32 @@ def routed(rows: int, top: int, experts: int = EXPERTS) -> tuple[torch.Tensor, t
     return chosen, noise(rows, top, seed=8).softmax(1)
 
 
-def stacked(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> StackedExperts:
+def stacked(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> Stack:
     """group 0: not in 8 bits."""
     values = noise(EXPERTS, outputs, inputs, seed=outputs) / inputs**0.5
     if not group:
-        return stack_experts([*values.to(dtype)])
+        return values.to(dtype)
     scales = noise(EXPERTS, outputs, -(-inputs // group), seed=7).exp() / inputs**0.5
-    return stack_experts([Fp8Matrix(to_fp8(v), s, group) for v, s in zip(values, scales)])
+    return Fp8Experts(to_fp8(values), scales, group)
 
 
-def on(device: str, experts: StackedExperts) -> StackedExperts:
-    values, scales, group = experts
-    return StackedExperts(values.to(device), None if scales is None else scales.to(device), group)
+def on(device: str, experts: Stack) -> Stack:
+    if isinstance(experts, torch.Tensor):
+        return experts.to(device)
+    return experts._replace(values=experts.values.to(device), scales=experts.scales.to(device))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("groups", [(0, 0), (HIDDEN, WIDTH), (32, 16)], ids=["plain", "rows", "16"])
-@pytest.mark.parametrize(("rows", "top"), [(1, 2), (7, 3), (80, 2), (300, 2)])
+@pytest.mark.parametrize(
+    ("rows", "top", "groups"),
+    [
+        (1, 2, (0, 0)),
+        (7, 3, (32, 16)),
+        (40, 3, (HIDDEN, WIDTH)),
+        (80, 2, (32, 16)),
+        (200, 2, (0, 0)),
+    ],
+)
 def test_rows_get_what_their_experts_make(
     device: str, rows: int, top: int, groups: tuple[int, int], dtype: torch.dtype
 ) -> None:
@@ -88,8 +104,9 @@ def test_experts_without_rows_are_not_read(device: str) -> None:
     others = [number for number in range(EXPERTS) if number not in chosen[0].tolist()]
     x = noise(1, HIDDEN)
     wanted = stacked_mlp(x, chosen, shares, up, down)
-    for experts in (up, down):
-        experts.values[others] = torch.nan
+    for stack in (up, down):
+        assert isinstance(stack, torch.Tensor)
+        stack[others] = torch.nan
     asked = (x.to(device), chosen.to(device), shares.to(device))
     found = launch_experts(*asked, on(device, up), on(device, down), 0).cpu()
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
@@ -98,6 +115,7 @@ def test_experts_without_rows_are_not_read(device: str) -> None:
 def test_experts_of_other_ranks_add_nothing(device: str) -> None:
     up = stacked(2 * WIDTH, HIDDEN, 0, torch.float32)
     down = stacked(HIDDEN, WIDTH, 0, torch.float32)
+    assert isinstance(up, torch.Tensor) and isinstance(down, torch.Tensor)
     chosen, shares = routed(20, 3)
     x = noise(20, HIDDEN)
     whole = stacked_mlp(x, chosen, shares, up, down)
@@ -105,7 +123,7 @@ def test_experts_of_other_ranks_add_nothing(device: str) -> None:
     total, referred = torch.zeros(20, HIDDEN), torch.zeros(20, HIDDEN)
     for first in (0, 2, 4):
         some = slice(first, first + 2)
-        mine = up._replace(values=up.values[some]), down._replace(values=down.values[some])
+        mine = up[some], down[some]
         there = on(device, mine[0]), on(device, mine[1])
         total += launch_experts(*asked, *there, first).cpu()
         referred += stacked_mlp(x, chosen, shares, *mine, first)
@@ -121,7 +139,26 @@ def test_no_rows_are_no_trouble(device: str) -> None:
     assert launch_experts(x, chosen, chosen.float(), up, down, 0).shape == (0, HIDDEN)
 
 
-def test_experts_of_different_formats_are_refused() -> None:
-    eight = Fp8Matrix(to_fp8(noise(8, 16)), torch.ones(8, 1), 16)
-    with pytest.raises(TypeError, match="different formats"):
-        stack_experts([noise(8, 16), eight])
+@pytest.mark.skipif(HAS_GPU, reason="the network is on the CPU")
+def test_a_network_answers_alike_by_the_kernel(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [*range(5, 30)]
+
+    def answers() -> torch.Tensor:
+        session = Session(load(checkpoint("qwen3_vl_moe")), prompt, [], page_size=16)
+        return torch.cat([session.prefill(), session.decode(41)[None]])
+
+    wanted, launched = answers(), list[int]()
+    here = SimpleNamespace(runs_triton=lambda _: True)
+    monkeypatch.setattr(moe, "device", here)
+    monkeypatch.setattr(experts, "device", here)
+    launch = experts_gpu.launch_experts
+
+    def note(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        launched.append(len(x))
+        return launch(x, *rest)
+
+    monkeypatch.setattr(experts_gpu, "launch_experts", note)
+    torch.testing.assert_close(answers(), wanted, atol=2e-4, rtol=0)
+    assert launched == [25, 25, 1, 1], "two of three layers have experts"

@@ -368,7 +368,7 @@ def test_two_servers_that_want_an_image_at_once_both_encode_it_but_a_pool_does_n
     store.put(key, nbytes, end=10.0)
     assert store.twice == 1
     assert store.whole(key, 11.0 + nbytes / H200.costs.disk_gbs / 1e6)
-    others = [replace(key, digest=bytes([number]) * 32) for number in range(2)]
+    others = [replace(key, digest=bytes([7 + number]) * 32) for number in range(2)]
     for other in others:
         store.put(other, nbytes, end=20.0)
     assert [store.whole(each, 1e9) for each in (key, *others)] == [False, True, True]

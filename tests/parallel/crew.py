@@ -60,7 +60,9 @@ def together(work: Callable[..., T], *arguments: Sequence[object]) -> list[T]:
 
 
 class ThreadCrew:
-    """`size` ranks on the checkpoint in `folder`, float32."""
+    """Ranks on the checkpoint in `folder`, float32: `size` slices, and experts divided into
+    `expert_runs`, if these are more as many ranks.
+    """
 
     def __init__(
         self,
@@ -69,10 +71,13 @@ class ThreadCrew:
         encoder: EncoderMode,
         backend: Literal["shm", "gloo"] = "shm",
         quantization: QuantizationMode = "auto",
+        expert_runs: int = 1,
     ) -> None:
         spec, device = load_spec(folder), torch.device("cpu")
         self.encoder = encoder
-        self.shards = shards(size, backend)
+        self.shards = [
+            shard.spread(size, expert_runs) for shard in shards(max(size, expert_runs), backend)
+        ]
         self.nets = [
             load_net(
                 spec,

@@ -80,7 +80,25 @@ def test_ranks_answer_as_transformers_cold_warm_and_at_once(
     load: Load, family: FamilyName, kv_heads: int, size: int, encoder: EncoderMode
 ) -> None:
     folder, model = load(family, kv_heads)
-    crew = ThreadCrew(folder, size, encoder)
+    check_crew(model, ThreadCrew(folder, size, encoder))
+
+
+# (slices of all else, runs of whole experts)
+@pytest.mark.parametrize(
+    ("family", "size", "runs"),
+    combinations(
+        ("qwen3_vl_moe", "qwen3_5_moe"), (1, 2, 4), (2, 4), default=[("qwen3_vl_moe", 1, 2)]
+    ),
+)
+def test_ranks_that_hold_whole_experts_answer_as_transformers(
+    load: Load, family: FamilyName, size: int, runs: int
+) -> None:
+    folder, model = load(family, 2)
+    check_crew(model, ThreadCrew(folder, size, "data", expert_runs=runs))
+
+
+def check_crew(model: Model, crew: ThreadCrew) -> None:
+    """Cold, warm, and all at once."""
     harness = Harness(model.net, crew, chunk_tokens=64)
     check(model, harness.run([model.request(harness, name) for name in ASKED]))
     encoded = len(harness.encoded)

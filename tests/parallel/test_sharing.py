@@ -5,7 +5,7 @@ split evenly, bad sizes are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,7 +19,8 @@ from safetensors import safe_open
 from saccade.core.config import EncoderMode, Hardware
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
-from saccade.engine.sizing import resolve, resolve_parallel
+from saccade.engine.ranks import resolve_parallel
+from saccade.engine.sizing import resolve
 from saccade.families.registry import load_spec, net_module
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -52,6 +53,9 @@ class Counting:
 
     def matrix(self, weight: torch.Tensor, name: str) -> torch.Tensor:
         return weight
+
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
 
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
@@ -119,6 +123,23 @@ def test_kv_memory_follows_the_heads_of_a_rank(
     assert {cache.shape[0] for layer in spec.kv_spec(size).layers for cache in layer} == {mine}
     page_bytes = 3 * 2 * 16 * mine * 16 * 4
     assert shared.kv_pages == int(0.01 * (1 << 30)) // page_bytes
+
+
+def test_experts_are_divided_where_they_divide(checkpoint: Callable[..., Path]) -> None:
+    dense, sparse = load_spec(checkpoint("qwen3_vl")), load_spec(checkpoint("qwen3_vl_moe"))
+    with pytest.raises(ConfigError, match="--ep-size 2: the model has no experts to divide"):
+        resolve_parallel(ParallelOptions(ep_size=2), dense, "cpu")
+    with pytest.raises(ConfigError, match="--ep-size 3: the model has 8 experts, which cannot be"):
+        resolve_parallel(ParallelOptions(ep_size=3), sparse, "cpu")
+    with pytest.raises(ConfigError, match="--ep-size 3: with --tp-size 2, one must be a multiple"):
+        ParallelOptions(2, ep_size=3)
+    alone = resolve_parallel(ParallelOptions(ep_size=8), sparse, "cpu")
+    assert (alone.ranks, alone.size, alone.encoder) == (8, 1, "data")
+    both = resolve_parallel(ParallelOptions(4, ep_size=2), sparse, "cpu")
+    assert (both.ranks, both.size, both.expert_runs) == (4, 4, 2)
+    # Four attention heads and experts of 40 values: of eight ranks, each has whole experts.
+    with pytest.raises(ConfigError, match="--tp-size 8: 4 attention heads cannot"):
+        resolve_parallel(ParallelOptions(8, ep_size=8), sparse, "cpu")
 
 
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do(

@@ -115,6 +115,9 @@ class Blank:
     def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
     def load_matrix(self, *parts: Part) -> torch.Tensor:
         return self.load(*parts)
 

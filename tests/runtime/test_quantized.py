@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
+from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
 from saccade.kernels import device, linear
@@ -78,11 +79,17 @@ def load(
     return net, tally.line(dtype)
 
 
+def placeholder(net: FamilyNet) -> int:
+    if isinstance(net.spec, InternVLSpec):
+        return net.spec.image_tokens.content
+    return qwen(net.spec).image_token_id
+
+
 def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
     """Greedy tokens about a picture, and about text."""
     harness = Harness(net, crew)
     image = harness.image(picture(64, 96), "a")
-    pad = net.spec.image_token_id  # type: ignore[attr-defined]
+    pad = placeholder(net)
     asked = [
         harness.request("picture", [1, 2, pad, 3, 4], [image], max_tokens=24),
         harness.request("text", [5, 6, 7, 8, 9], max_tokens=24),
@@ -92,9 +99,8 @@ def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
 
 
 def logits(net: FamilyNet) -> torch.Tensor:
-    pad = net.spec.image_token_id  # type: ignore[attr-defined]
-    side = 2 * qwen(net.spec).image_rules.factor
-    pixels = [np.asarray(picture(side, side))]
+    pad = placeholder(net)
+    pixels = [np.asarray(picture(*net.spec.sample.canvas))]
     return Session(net, [1, 2, pad, 3], pixels, page_size=None).prefill()
 
 
@@ -147,7 +153,7 @@ def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
 
 
 @needs_int8
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl"])
 def test_int8_made_at_load_is_near_the_checkpoint(
     checkpoint: Callable[..., Path], family: str
 ) -> None:

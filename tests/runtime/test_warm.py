@@ -155,8 +155,9 @@ def test_no_request_compiles_a_product_in_int4(
     """Of few rows, of some or of many."""
     monkeypatch.setattr(weights, "has_int4", lambda _: True)
     module = import_module("saccade.kernels.int4_gpu")
-    cuts = [cut._replace(rows=rows) for cut, rows in zip(module.FEW, (3, 9))]
-    monkeypatch.setattr(module, "FEW", cuts)  # so that a chunk has many
+    for kind, rows in (("FEW", 3), ("SOME", 9)):  # so that a chunk has many
+        cuts = [cut._replace(rows=rows) for cut in getattr(module, kind)]
+        monkeypatch.setattr(module, kind, cuts)
     folder, _ = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
     check(load(folder), names)
     assert len(names["_few"]) >= 2 and names["_many"]

@@ -32,7 +32,7 @@ from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
-from saccade.route.run import Router
+from saccade.route.run import RouteServer
 from saccade.server.run import Server
 from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -147,7 +147,7 @@ def routed(
     ready = threading.Event()
     found: list[str] = []
     told = RouteOptions(workers=(served.address,), port=0, **options)
-    router = Router(told, edge or ConnectionOptions())
+    router = RouteServer(told, edge or ConnectionOptions())
 
     def on_ready(address: str) -> None:
         found.append(address)

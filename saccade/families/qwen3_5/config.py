@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.qwen_vl.config import (
+    NO_IMAGES,
+    NO_VISION,
     ImageRules,
     RopeConfig,
     TextConfig,
@@ -17,9 +19,17 @@ from saccade.families.qwen_vl.config import (
     image_rules,
     read_heads,
     refuse_unsupported,
+    text_section,
     vision_config,
 )
 
+TEXT_ONLY = (
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("qwen3_5_text", "qwen3_5_moe_text"),
+)
+"""Architectures, and model types, of checkpoints that hold the language model alone. The fields of
+their config.json are those of the others' `text_config`.
+"""
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
@@ -63,7 +73,9 @@ def parse_config(
 ) -> tuple[VisionConfig, TextConfig, HybridConfig, ImageRules]:
     """All that the JSON files say. Raises CheckpointError naming file and field."""
     config = checkpoint.config
-    text, hybrid = _text(config, config.section("text_config"))
+    text, hybrid = _text(config, text_section(config))
+    if checkpoint.architecture() in TEXT_ONLY:
+        return NO_VISION, text, hybrid, NO_IMAGES
     section = config.section("vision_config")
     # Some files name the levels that the tower has not got: an empty list of them.
     levels: dict[str, list[int]] = {"deepstack_visual_indexes": []}

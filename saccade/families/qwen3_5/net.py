@@ -9,7 +9,7 @@ import re
 from saccade.families.qwen3_5.spec import Qwen35Spec
 from saccade.families.qwen3_5.text import HybridModel
 from saccade.families.qwen_vl import net as qwen_vl
-from saccade.nn.net import TowerAlone, WholeNet
+from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -28,7 +28,7 @@ def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    tower = build_tower(spec, weights, encoder_shard).vision
+    tower = build_tower(spec, weights, encoder_shard).vision if spec.sees_images else NoVision()
     return WholeNet(spec, tower, HybridModel(weights, spec.text, spec.hybrid, shard))
 
 
@@ -45,7 +45,7 @@ def canonical_name(name: str) -> str:
 def harmless(name: str, spec: Qwen35Spec) -> bool:
     """Whether a canonical name that no layer asks for may be passed over in silence."""
     return (
-        name.startswith(DRAFTING)
+        name.startswith(DRAFTING if spec.sees_images else (DRAFTING, "visual."))
         or bool(qwen_vl.HARMLESS.search(name))
         or (spec.text.tied and name == "lm_head.weight")
     )

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.qwen3_5.config import HybridConfig, parse_config
+from saccade.families.qwen_vl.config import text_section
 from saccade.families.qwen_vl.spec import QwenVLSpec
+
+NO_TOKEN = -1
+"""Stands for no image: to a model without a tower, every token is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,6 @@ class Qwen35Spec(QwenVLSpec):
                 (delta.key_heads, "linear attention key heads"),
                 (delta.value_heads, "linear attention value heads"),
                 (text.intermediate, "MLP values"),
-                *(((experts.width, "values of an expert"),) if experts else ()),
             ),
             kv_heads=text.kv_heads,
             encoder=(
@@ -48,20 +51,24 @@ class Qwen35Spec(QwenVLSpec):
                 (vision.intermediate, "vision MLP values"),
             ),
             encoder_width=vision.hidden,
+            experts=experts.count if experts else 0,
+            expert_width=experts.width if experts else 0,
         )
 
 
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
     vision, text, hybrid, rules = parse_config(checkpoint)
-    section = checkpoint.config.section("text_config")
+    section = text_section(checkpoint.config)
     return Qwen35Spec(
         family="qwen3_5_moe" if text.experts else "qwen3_5",
         vision=vision,
         text=text,
         hybrid=hybrid,
         image_rules=rules,
-        image_token_id=checkpoint.config.integer("image_token_id", default=248056),
+        image_token_id=checkpoint.config.integer("image_token_id", default=248056)
+        if vision.depth
+        else NO_TOKEN,
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
     )

@@ -91,6 +91,11 @@ class VisionConfig:
         return self.hidden // self.heads
 
 
+NO_VISION = VisionConfig("qwen3_vl", 0, 0, 0, 0, 0, "silu", 1, 1, 1, 1.0)
+NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""Of a checkpoint that has no vision tower."""
+
+
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary embedding: `sections` are frequencies per axis (of Qwen-VL time, height, width), in

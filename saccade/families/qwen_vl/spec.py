@@ -71,12 +71,17 @@ class QwenVLSpec:
         return KVSpec((layer,) * self.text.layers)
 
     @property
+    def sees_images(self) -> bool:
+        return self.vision.depth > 0
+
+    @property
     def encoder_blocks(self) -> int:
         return self.vision.depth
 
     @property
     def cuts(self) -> Cuts:
         text, vision = self.text, self.vision
+        experts = text.experts
         return Cuts(
             text=((text.heads, "attention heads"), *self._widths),
             kv_heads=text.kv_heads,
@@ -85,6 +90,8 @@ class QwenVLSpec:
                 (vision.intermediate, "vision MLP values"),
             ),
             encoder_width=vision.hidden,
+            experts=experts.count if experts and experts.layers else 0,
+            expert_width=experts.width if experts and experts.layers else 0,
         )
 
     @property
@@ -92,10 +99,7 @@ class QwenVLSpec:
         """Widths of what stands between attentions, which are cut among ranks."""
         text, experts = self.text, self.text.experts
         mlp, some = (text.intermediate, "MLP values"), experts and experts.layers
-        if experts is None or not some:
-            return (mlp,)
-        width = (experts.width, "values of an expert")
-        return (width,) if len(some) == text.layers else (mlp, width)
+        return () if experts is not None and len(some or ()) == text.layers else (mlp,)
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,106 @@
+"""How ranks share a model and the machine: which device, how many slices, which collectives.
+
+Knows sizes and counts only; nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from saccade.core.config import Hardware, ParallelConfig
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.options import ParallelOptions
+
+LARGEST_TP = 64
+NARROW_ENCODER = 256
+"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives
+than it saves.
+"""
+
+
+def pick_device(
+    wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
+) -> Literal["cpu", "cuda"]:
+    """`devices`: CUDA devices that the workers see.
+
+    Raises ConfigError when cuda is asked for and there is none, or not one for each rank.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    if wanted == "cuda" and not devices:
+        raise ConfigError(
+            "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
+            "--device cpu"
+        )
+    if 0 < devices < ranks:
+        raise ConfigError(
+            f"--tp-size, --ep-size: torch sees {devices} CUDA devices for {ranks} ranks, and "
+            "each needs one"
+        )
+    return "cuda" if devices else "cpu"
+
+
+def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
+    """What each rank may use: its own device, as the fullest of them is, or its part of the
+    machine.
+    """
+    free = min(each.free_bytes for each in ranks)
+    first, count = ranks[0], len(ranks)
+    if first.device == "cuda":
+        return replace(first, free_bytes=free, host_free_bytes=first.host_free_bytes // count)
+    return replace(first, total_bytes=first.total_bytes // count, free_bytes=free // count)
+
+
+def resolve_parallel(
+    options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
+) -> ParallelConfig:
+    """Fix how the model is shared.
+
+    Raises ConfigError, which says what sizes work, where it cannot be.
+    """
+    size, cuda, ranks = options.tp_size, device == "cuda", options.ranks
+    runs = options.ep_size
+    if runs > 1 and (not spec.cuts.experts or spec.cuts.experts % runs):
+        has = f"{spec.cuts.experts} experts, which cannot be divided" if spec.cuts.experts else ""
+        raise ConfigError(
+            f"--ep-size {runs}: the model has {has or 'no experts to divide'} among {runs} ranks"
+        )
+
+    def works(n: int) -> bool:
+        return not (max(n, runs) % min(n, runs) or spec.cuts.obstacles(n, max(n, runs) // runs))
+
+    if obstacles := spec.cuts.obstacles(size, ranks // runs):
+        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if works(n))
+        raise ConfigError(
+            f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
+            f"ranks; sizes that work are {sizes}"
+        )
+    narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
+    uncut = spec.cuts.encoder_obstacles(size)
+    encoder = options.mm_encoder_tp_mode
+    if encoder == "auto":
+        encoder = "data" if ranks > size or (size > 1 and (uncut or narrow)) else "weights"
+    elif encoder == "weights" and uncut:
+        raise ConfigError(
+            f"--mm-encoder-tp-mode weights: {' and '.join(uncut)} cannot be divided among "
+            f"{size} ranks; use --mm-encoder-tp-mode data"
+        )
+    all_reduce = options.all_reduce
+    if all_reduce == "auto":
+        all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
+    elif (all_reduce in ("nccl", "symm-mem")) != cuda:
+        raise ConfigError(
+            f"--all-reduce {all_reduce} does not work on {device}; "
+            f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
+        )
+    return ParallelConfig(
+        size,
+        encoder,
+        all_reduce,
+        options.step_timeout or (120.0 if cuda else 1200.0),
+        expert_runs=runs,
+    )
