@@ -17,6 +17,7 @@ from saccade.kernels import (
     paged_gpu,
     rotary_gpu,
     sample_gpu,
+    scaled_gpu,
     segments_gpu,
 )
 from saccade.kernels.delta import StateRows
@@ -35,6 +36,8 @@ TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
 FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
+"""Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
 INT4_SHAPES = ((2560, 4096), (19_456, 2560))
 """The narrowest and the widest of Qwen3-VL-4B's."""
 INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
@@ -88,6 +91,11 @@ def _text_cases() -> Iterator[KernelCase]:
             each = {"_product": Promise(hgmma=True)}
             run = partial(_product, outputs, inputs, group)
             yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
+    for size, group in SCALED_SHAPES:
+        name = f"rows of {size} in 8 bits, scales of {group}"
+        kernels = ("_quantise", "_add_norm_scaled", "_gate_scaled")
+        run = partial(_scaled, size, group)
+        yield KernelCase(name, scaled_gpu, run, dict.fromkeys(kernels, Promise()), FIRST_FP8)
     for outputs, inputs in INT4_SHAPES:
         for group, zeros, ordered in INT4_KINDS:
             name = f"4-bit product, {inputs} to {outputs}, scales of {group or inputs}"
@@ -203,6 +211,13 @@ def _product(outputs: int, inputs: int, group: int) -> None:
     matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
     for rows in (1, 512):
         fp8_gpu.launch_fp8(torch.empty((rows, inputs), dtype=HALF), matrix, None)
+
+
+def _scaled(size: int, group: int) -> None:
+    x, weight = torch.empty((TOKENS, size), dtype=HALF), torch.empty(size, dtype=HALF)
+    scaled_gpu.launch_quantise(x, group)
+    scaled_gpu.launch_add_norm_scaled(x, x, weight, 1e-6, group)
+    scaled_gpu.launch_silu_gate_scaled(torch.empty((TOKENS, 2 * size), dtype=HALF), group)
 
 
 def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> None:

@@ -544,6 +544,10 @@ Without end, as is the library's choice, threads that share their cores with any
 each other's time slices: 40 times slower. Not at all, and each operation of a small model waits for
 threads to wake: 1.6 times slower where nothing else runs (LOG.md).
 """
+ALLOCATION = "expandable_segments:True"
+"""Embeddings have sizes of all kinds: in segments of fixed sizes they leave gaps that nothing fits
+into.
+"""
 
 
 def check_folder(option: str, name: str) -> None:
@@ -557,12 +561,15 @@ def check_folder(option: str, name: str) -> None:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of the engine process: what the user has, and a bound on OpenMP's spinning
-    unless the user has set one.
+    """The environment of the engine process and its workers: what the user has; a bound on
+    OpenMP's spinning, and segments of GPU memory that grow, unless the user has said otherwise.
     """
-    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        return dict(os.environ)
-    return {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
+    environment = dict(os.environ)
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
+        environment["GOMP_SPINCOUNT"] = OPENMP_SPINS
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+        environment["PYTORCH_ALLOC_CONF"] = ALLOCATION
+    return environment
 
 
 def usable_cores() -> int:

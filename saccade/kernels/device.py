@@ -45,6 +45,18 @@ def has_room(device: torch.device) -> bool:
     return HOPPER <= generation(device) < FIRST_SMALL
 
 
+def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch multiplies FP8 by FP8 there, with a scale for each row of either, to values
+    of that dtype. Asked when a model is loaded.
+    """
+    return has_fp8(device) and dtype == torch.bfloat16
+
+
+def multiplies_blocks(device: torch.device) -> bool:
+    """Whether such products may have scales in blocks: PyTorch asks for Hopper."""
+    return HOPPER <= generation(device) < HOPPER + 10
+
+
 def runs_triton(x: torch.Tensor) -> bool:
     """Whether work on `x` is a Triton kernel's."""
     return x.is_cuda

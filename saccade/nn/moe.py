@@ -16,7 +16,7 @@ import torch
 
 from saccade.core.errors import CheckpointError
 from saccade.kernels.experts import Stack
-from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix
+from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix, Rows
 from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
 from saccade.kernels.moe import Experts, expert_mlp, locate, route, stacks
 from saccade.nn.linear import share
@@ -55,6 +55,8 @@ class SparseMLP:
 
     __slots__ = ("act", "experts", "first", "router", "shard", "top")
 
+    group = 0  # the router reads rows as they are
+
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
         self.router = pack(weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden))))
@@ -69,8 +71,9 @@ class SparseMLP:
         up, down = load(weights, f"{name}.experts", shape, mine)
         self.experts = _keep(up, down, self.act)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
         routes = route(linear(x, self.router), self.top)
         return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
 

@@ -26,7 +26,7 @@ from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
 from saccade.kernels.device import has_fp8, has_int4
-from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, prepare
 from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
@@ -281,7 +281,7 @@ class CheckpointWeights:
         return groups.pop() if self._ways.fp8 and len(groups) == 1 else None
 
     def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
-        matrix = join_fp8(*self._read_fp8(parts, schemes), group)
+        matrix = prepare(join_fp8(*self._read_fp8(parts, schemes), group), self.dtype)
         self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
         self._bar.update(matrix.values.nbytes)
         return matrix

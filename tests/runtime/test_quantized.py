@@ -23,8 +23,8 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
-from saccade.kernels import linear
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels import device, linear
+from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.kernels.panels import Int4Panels
 from saccade.kernels.vnni import runs_vnni
@@ -256,6 +256,45 @@ def test_slices_in_fp8_are_padded_with_what_adds_nothing(
         assert up.values.shape[0] == 2 * 128 and down.values.shape[1] == 128
         assert len(up.scales) == 2 * 128 and down.group in (32, 128)
     torch.testing.assert_close(logits(net), logits(whole), atol=2e-4, rtol=2e-4)
+
+
+WIDE = {"text": {"hidden_size": 256, "intermediate_size": 256}, "vision": {"out_hidden_size": 256}}
+"""Sizes of a checkpoint with blocks of 128 in it."""
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "fp8 channels"])
+def test_many_rows_in_fp8_are_near_their_twin(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for a GPU that multiplies 8 bits. Few rows are not made such."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    sizes = {"text": WIDE["text"] | heads, "vision": WIDE["vision"]}
+    folder = make_checkpoint(tmp_path / "whole", "qwen3_vl", **sizes)  # type: ignore[arg-type]
+    quantised, twin = quantise(folder, FORMATS[name], tmp_path)
+    whole, _ = load(twin, "none")
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(device, "multiplies_fp8", lambda *_: True)
+    monkeypatch.setattr(device, "multiplies_blocks", lambda _: True)
+    net: Any = load(quantised, "auto")[0]
+    for at, layer in enumerate(net.text.layers):
+        assert layer.mlp.gate_up.group == layer.mlp.down.group == net_group(name)
+        assert layer.attention.out.group == 128
+        # Of the second layer's keys the checkpoint has 32 bits.
+        assert layer.attention.qkv.group == (0 if at == 1 else net_group(name))
+    tokens = [int(each) for each in np.random.default_rng(0).integers(5, 60, 40)]
+    found, expected = (prefill(each, tokens, 40) for each in (net, whole))
+    off = (found - expected).norm() / expected.norm()
+    assert 1e-3 < off < 0.12, "three bits of mantissa, in twelve products"
+    few, same = (prefill(each, tokens, FEW_ROWS) for each in (net, whole))
+    torch.testing.assert_close(few, same, atol=2e-4, rtol=2e-4)
+
+
+def net_group(name: str) -> int:
+    return 128 if name == "fp8 blocks of 128" else 256
+
+
+def prefill(net: FamilyNet, tokens: list[int], chunk: int) -> torch.Tensor:
+    return Session(net, tokens, [], page_size=4).prefill(chunk)
 
 
 def test_blocks_that_no_product_can_be_made_of_are_made_whole(

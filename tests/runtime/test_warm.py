@@ -126,17 +126,22 @@ def test_no_request_compiles_a_kernel(
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 def test_no_request_compiles_a_product_in_fp8(
     checkpoint: Callable[..., Path],
     names: dict[str, set[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    scaled: bool,
 ) -> None:
-    """Of few rows or of many."""
+    """Of few rows, or of many, which become 8 bits first or do not."""
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(placement, "multiplies_fp8", lambda *_: scaled)
     folder, _ = quantise(checkpoint("qwen3_vl"), FORMATS["fp8 channels"], tmp_path)
     check(load(folder), names)
-    assert len(names["_product"]) >= 2
+    assert names["_product"]
+    for kernel in ("_quantise", "_add_norm_scaled", "_gate_scaled"):
+        assert bool(names[kernel]) == scaled
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq_v2 desc_act"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from saccade.families.qwen_vl.config import RopeConfig, TextConfig
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
@@ -70,11 +71,13 @@ class TextLayer:
         """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
         normalises.
         """
+        normed: Rows
         if delta is None:
             normed = self.attention_norm(x)
         else:
-            x, normed = self.attention_norm.add(x, delta)
-        x, normed = self.mlp_norm.add(x, self.attention(normed, rotation, attention))
+            x, normed = self.attention_norm.add_rows(x, delta, self.attention.group)
+        attended = self.attention(normed, rotation, attention)
+        x, normed = self.mlp_norm.add_rows(x, attended, self.mlp.group)
         return x, self.mlp(normed)
 
 
