@@ -407,6 +407,29 @@ def test_a_worker_that_hangs_is_given_up_when_it_says_nothing_at_all(
     asyncio.run(scenario())
 
 
+def test_a_full_router_says_when_to_come_back() -> None:
+    async def scenario() -> None:
+        async with worker() as made, routing(made, max_requests=1) as client:
+            made.tell = lambda path, body: None if b"wait" in body else answer(b"{}")
+            waiting = asyncio.create_task(client.post(CHAT, json={"prompt": "wait"}))
+
+            async def has_come() -> bool:
+                return bool(made.seen)
+
+            await until(has_come)
+            full = await client.post(CHAT, json={})
+            assert full.status_code == 429 and full.headers["retry-after"]
+            assert (await client.get("/health")).status_code == 200
+            waiting.cancel()
+
+            async def is_let_in() -> bool:
+                return (await client.post(CHAT, json={})).status_code == 200
+
+            await until(is_let_in)
+
+    asyncio.run(scenario())
+
+
 def test_a_flood_of_large_bodies_leaves_a_turn_to_others() -> None:
     """Sixty requests of a megabyte at once; those of somebody else pass between."""
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]}).encode()
