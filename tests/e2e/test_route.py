@@ -495,14 +495,6 @@ def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
             )
             time.sleep(0.3)
             assert httpx.post(url, json={}).status_code == 400, "who sends slowly has no place"
-        body = {"messages": [user(text_part("go on"))], "stream": True, "max_tokens": 4000}
-        with (
-            httpx.Client() as other,
-            httpx.stream("POST", url, json={**body, "ignore_eos": True}) as running,
-        ):
-            assert running.status_code == 200 and next(running.iter_bytes())
-            full = other.post(url, json={})
-            assert full.status_code == 429 and full.headers["retry-after"]
         assert httpx.get(f"{small.url}/health").is_success
 
 
