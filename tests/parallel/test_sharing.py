@@ -87,16 +87,18 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
             for name in list(file.keys())
         }
     cut = 0
+    spec = load_spec(folder)
     for name, total in sizes.items():
+        if net_module(spec).harmless(name, spec):
+            continue
         places = torch.cat([each[name] for each in reads])
         assert places.unique().shape == (total,), f"{name} is read whole"
         if (
             "norm" in name
-            or name.endswith("bias")
+            or name.endswith(("bias", "gate.weight"))  # a router: every rank asks it
             or "patch_embed" in name
             or "pos_embed" in name
             or "ln_q" in name
-            or name.endswith("gate.weight")  # a router: every rank asks it
         ):
             continue
         assert places.shape == (total,), f"{name} is read once"
