@@ -3,6 +3,7 @@
     python -m benchmarks.abuse --output abuse             # abuse.json and abuse.md
     python -m benchmarks.abuse --only headers pipelined   # some of them, by name
     python -m benchmarks.abuse --source OLD_CHECKOUT      # the same attacks on another version
+    python -m benchmarks.abuse --routed                   # on a router in front of the server
 
 An attack is a function of a URL with the decorator `attack`, in one of the modules of `MODULES`; it
 returns a few words on what became of it. It runs in a process of its own, so that its work does not
@@ -21,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -89,32 +91,42 @@ class Row:
     tracebacks: int
 
 
-def measure(each: Attack, source: Path, folder: Path) -> Row:
-    """Start a server, attack it, look on, stop it."""
+@contextmanager
+def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A command that listens: its URL and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    url, log = f"http://127.0.0.1:{port}", folder / f"{each.name.replace(' ', '-')}.log"
-    command = [sys.executable, "-m", "saccade", "serve", "demo", "--port", str(port)]
-    command += ["--threads", "1", "--media-workers", "1", "--files-dir", str(folder / "files")]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "saccade", *words, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(source)}
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            [*command, *each.options], stdout=out, stderr=out, env=environment, cwd=source
-        )
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=source)
     try:
-        wait_until_ready(url, server)
-        with watching(server.pid, url) as cost:
+        wait_until_ready(url, process)
+        yield url, process
+    finally:
+        process.terminate()
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def measure(each: Attack, source: Path, folder: Path, routed: bool) -> Row:
+    """Start a server, attack it (or the router in front of it), look on, stop it."""
+    log = folder / f"{each.name.replace(' ', '-')}.log"
+    few = ("--threads", "1", "--media-workers", "1", "--files-dir", str(folder / "files"))
+    with ExitStack() as stack:
+        served = running(source, log, "serve", "demo", *few, *each.options)
+        url, process = stack.enter_context(served)
+        if routed:
+            url, process = stack.enter_context(running(source, log, "route", "--workers", url))
+        with watching(process.pid, url) as cost:
             outcome = run_apart(each.name, url)
             time.sleep(SETTLE)
-        alive = server.poll() is None
-    finally:
-        server.terminate()
-        try:
-            server.wait(40)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        alive = process.poll() is None
     text = log.read_text(errors="replace")
     return Row(each.name, each.key, outcome, cost, alive, text.count("Traceback (most recent"))
 
@@ -183,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", default=[], help="words that names must contain")
     parser.add_argument("--source", type=Path, default=Path.cwd(), help="checkout to serve from")
+    parser.add_argument("--routed", action="store_true", help="attack a router before the server")
     parser.add_argument("--output", type=Path, help="write FILE.json and FILE.md")
     options = parser.parse_args()
     load_attacks()
@@ -194,7 +207,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for each in chosen:
-            rows.append(measure(each, options.source.resolve(), Path(folder)))
+            rows.append(measure(each, options.source.resolve(), Path(folder), options.routed))
             print(markdown(rows[-1:]).splitlines()[-1], flush=True)
     if options.output:
         options.output.with_suffix(".json").write_text(

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.int8_decode import PAGE, Tiled, batch_of
+from benchmarks.quantised_decode import PAGE, Tiled, batch_of
 from lab.checkpoint import make_checkpoint
 from saccade.families.qwen_vl.net import projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
@@ -54,7 +54,7 @@ def measure(shapes: str, cases: list[tuple[int, int]], args: argparse.Namespace)
     with tempfile.TemporaryDirectory() as name:
         spec = cast(QwenVLSpec, load_spec(make_checkpoint(shapes, Path(name) / "model")))
     config = replace(spec.text, layers=args.layers)
-    ways = Ways(projection, made=False, native=False, tally=LoadTally())
+    ways = Ways(projection, made=None, native=False, tally=LoadTally())
     model = TextModel(Tiled(ways), config, WHOLE)
     figures: dict[str, Any] = {}
     for rows, context in cases:

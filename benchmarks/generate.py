@@ -203,8 +203,8 @@ def main() -> None:
     parser.add_argument(
         "--quantization",
         default="auto",
-        choices=("auto", "int8"),
-        help="int8: Saccade's matrices in 8 bits; transformers' stay as they are",
+        choices=("auto", "int8", "int4"),
+        help="int8, int4: Saccade's matrices in so many bits; transformers' stay as they are",
     )
     parser.add_argument(
         "--shape",

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.int8_decode import PAGE, batch_of, step
+from benchmarks.quantised_decode import PAGE, batch_of, step
 from lab.checkpoint import make_checkpoint
 from saccade.core.config import QuantizationMode
 from saccade.families.registry import load_spec

@@ -64,11 +64,13 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 class Promise:
     """What the machine code of a launch keeps.
 
-    access: bytes that its widest loads and its widest stores have per thread at least. hgmma:
-    whether its products are Hopper's own (16-bit values, sm_90).
+    access: bytes that its widest loads and its widest stores have per thread at least; stores:
+    these alone, where they are narrower. hgmma: whether its products are Hopper's own (16-bit
+    values, sm_90).
     """
 
     access: int = 16
+    stores: int = 16
     hgmma: bool = False
 
 
@@ -225,7 +227,7 @@ def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
         return found
     if code.spills or code.stack:
         found.append(f"{code.spills} spills, a stack of {code.stack} bytes")
-    if code.stores < promise.access or code.loads < promise.access:
+    if code.stores < min(promise.access, promise.stores) or code.loads < promise.access:
         found.append(
             f"loads of {code.loads} and stores of {code.stores} bytes at most, "
             f"promised are {promise.access}"

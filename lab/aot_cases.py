@@ -10,15 +10,20 @@ import torch
 from lab.aot import KernelCase, Promise
 from saccade.kernels import (
     delta_gpu,
+    experts_gpu,
     fp8_gpu,
+    int4_gpu,
     layer_gpu,
     paged_gpu,
     rotary_gpu,
     sample_gpu,
+    scaled_gpu,
     segments_gpu,
 )
 from saccade.kernels.delta import StateRows
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
+from saccade.kernels.int4 import pack_int4
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.paged import PagedCache, PagedRows
 from saccade.kernels.rotary import rotary_tables
@@ -31,8 +36,18 @@ TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
 FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
+"""Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
+INT4_SHAPES = ((2560, 4096), (19_456, 2560))
+"""The narrowest and the widest of Qwen3-VL-4B's."""
+INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
+"""Inputs that share a scale (0: all), whether there are zero points and an order of inputs: AWQ;
+compressed-tensors; GPTQ with desc_act and one scale.
+"""
 FIRST_FP8 = 89
 """Architecture from which on there are conversions from and to FP8."""
+EXPERTS = ((2048, 768, 128, 8),)
+"""Hidden values, width, experts and how many a row goes to: Qwen3-VL-30B-A3B."""
 DELTA_HEADS = ((16, 32), (16, 48))
 """Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
 DELTA_DIM = 128
@@ -44,6 +59,7 @@ TOWER_HEAD_SIZES = (64, 72, 80)
 def cases() -> Iterator[KernelCase]:
     """All launches."""
     yield from _text_cases()
+    yield from _expert_cases()
     yield from _delta_cases()
     yield from _tower_cases()
     one = {"_sample": Promise(access=4)}  # the result is one token
@@ -75,12 +91,39 @@ def _text_cases() -> Iterator[KernelCase]:
             each = {"_product": Promise(hgmma=True)}
             run = partial(_product, outputs, inputs, group)
             yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
+    for size, group in SCALED_SHAPES:
+        name = f"rows of {size} in 8 bits, scales of {group}"
+        kernels = ("_quantise", "_add_norm_scaled", "_gate_scaled")
+        run = partial(_scaled, size, group)
+        yield KernelCase(name, scaled_gpu, run, dict.fromkeys(kernels, Promise()), FIRST_FP8)
+    for outputs, inputs in INT4_SHAPES:
+        for group, zeros, ordered in INT4_KINDS:
+            name = f"4-bit product, {inputs} to {outputs}, scales of {group or inputs}"
+            # 16 outputs of 16 rows are two values a thread.
+            each = {"_few": Promise(stores=4), "_many": Promise(hgmma=True)}
+            run = partial(_int4, outputs, inputs, group or inputs, zeros, ordered)
+            yield KernelCase(name, int4_gpu, run, each)
     for size in (2048, 4096):
         each = {"_add_norm": Promise()}
         yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
     for size in (6144, 12288):
         gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
         yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _expert_cases() -> Iterator[KernelCase]:
+    products = Promise(hgmma=True)
+    for shape in EXPERTS:
+        for group in (0, 128, shape[0]):
+            eight = f", FP8, scales of {group}" if group else ""
+            name = f"experts, {shape[2]} of {shape[0]} by {shape[1]}{eight}"
+            for rows in (1, 512, 8192):
+                few = {"_up": Promise(stores=4), "_down": Promise(stores=4)}
+                promises = few if rows == 1 else {"_up": products, "_down": products}
+                promises |= {"_place": Promise(access=4), "_sum": Promise()}
+                run = partial(_experts, *shape, rows, group)
+                least = FIRST_FP8 if group else 0
+                yield KernelCase(f"{name}, {rows} rows", experts_gpu, run, promises, least)
 
 
 def _delta_cases() -> Iterator[KernelCase]:
@@ -168,6 +211,44 @@ def _product(outputs: int, inputs: int, group: int) -> None:
     matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
     for rows in (1, 512):
         fp8_gpu.launch_fp8(torch.empty((rows, inputs), dtype=HALF), matrix, None)
+
+
+def _scaled(size: int, group: int) -> None:
+    x, weight = torch.empty((TOKENS, size), dtype=HALF), torch.empty(size, dtype=HALF)
+    scaled_gpu.launch_quantise(x, group)
+    scaled_gpu.launch_add_norm_scaled(x, x, weight, 1e-6, group)
+    scaled_gpu.launch_silu_gate_scaled(torch.empty((TOKENS, 2 * size), dtype=HALF), group)
+
+
+def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> None:
+    """Of few rows, of some, of more and of many."""
+    numbers = torch.zeros((outputs, inputs), dtype=torch.uint8)
+    scales = torch.ones((outputs, inputs // group), dtype=torch.float16)
+    points = torch.zeros_like(scales, dtype=torch.uint8) if zeros else None
+    order = torch.arange(inputs) if ordered else None
+    matrix = pack_int4(numbers, scales, points, group, order)
+    for rows in (1, 64, 256, 4096):
+        int4_gpu.launch_int4(torch.empty((rows, inputs), dtype=HALF), matrix, None)
+
+
+def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: int) -> None:
+    """group 0: not in 8 bits."""
+
+    def stacked(outputs: int, inputs: int) -> Stack:
+        if not group:
+            return torch.empty((count, outputs, inputs), dtype=HALF)
+        each = min(group, inputs)
+        values = torch.empty((count, outputs, inputs), dtype=torch.float8_e4m3fn)
+        return Fp8Experts(values, torch.empty((count, outputs, inputs // each)), each)
+
+    experts_gpu.launch_experts(
+        torch.empty((rows, hidden), dtype=HALF),
+        torch.zeros((rows, top), dtype=torch.int64),
+        torch.empty((rows, top), dtype=HALF),
+        stacked(2 * width, hidden),
+        stacked(hidden, width),
+        0,
+    )
 
 
 def _norm(size: int, centred: bool) -> None:

@@ -10,6 +10,7 @@ against another one. Owns the fit only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,25 +46,30 @@ FURTHEST = 1.0  # of one turn, in logarithms
 Vector = npt.NDArray[np.float64]
 
 
-def calibrate(trace: RequestTrace, machine: Machine, costs: Costs) -> Costs:
-    """Costs by which the simulation comes nearest to what was measured."""
-    names = [name for name in FITTED if getattr(costs, name) > 0]
-    origin = np.log([getattr(costs, name) for name in names])
+def calibrate(
+    trace: RequestTrace, machine: Machine, costs: Costs, names: Sequence[str] = ("",)
+) -> Costs:
+    """Costs by which the simulation comes nearest to what was measured on servers of these `names`,
+    behind a router with affinity if there are several.
+    """
+    fitted = [name for name in FITTED if getattr(costs, name) > 0]
+    origin = np.log([getattr(costs, name) for name in fitted])
     here, best, least = origin.copy(), origin, float("inf")
     for _ in range(TURNS):
-        errors = _errors(trace, machine, _with(costs, names, here))
+        errors = _errors(trace, machine, _with(costs, fitted, here), names)
         loss = float(np.mean(errors**2)) + INERTIA * float(np.mean((here - origin) ** 2))
         if loss < least:
             best, least = here.copy(), loss
-        slopes = np.empty((len(errors), len(names)))
-        for index in range(len(names)):
+        slopes = np.empty((len(errors), len(fitted)))
+        for index in range(len(fitted)):
             moved = here.copy()
             moved[index] += STEP
-            slopes[:, index] = (_errors(trace, machine, _with(costs, names, moved)) - errors) / STEP
-        pull = np.sqrt(INERTIA * len(errors) / len(names)) * np.eye(len(names))
+            there = _errors(trace, machine, _with(costs, fitted, moved), names)
+            slopes[:, index] = (there - errors) / STEP
+        pull = np.sqrt(INERTIA * len(errors) / len(fitted)) * np.eye(len(fitted))
         left, right = np.vstack([slopes, pull]), np.concatenate([errors, pull @ (here - origin)])
         here = here - np.clip(np.linalg.lstsq(left, right, rcond=None)[0], -FURTHEST, FURTHEST)
-    return _with(costs, names, best)
+    return _with(costs, fitted, best)
 
 
 def _with(costs: Costs, names: list[str], logs: Vector) -> Costs:
@@ -73,11 +79,11 @@ def _with(costs: Costs, names: list[str], logs: Vector) -> Costs:
     return replace(costs, **values)
 
 
-def _errors(trace: RequestTrace, machine: Machine, costs: Costs) -> Vector:
+def _errors(trace: RequestTrace, machine: Machine, costs: Costs, names: Sequence[str]) -> Vector:
     """log(simulated / measured) of every call's TTFT and TPOT, in the order of chats and rounds."""
     found = []
     for served in sorted(
-        Stepwise(trace, machine, costs).run().served,
+        Stepwise(trace, machine, costs, names, "affinity").run().served,
         key=lambda served: (served.session, served.round),
     ):
         measured = trace.call(served.session, served.round).measured

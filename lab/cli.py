@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from lab.options import (
     EncoderBenchOptions,
     EvictionOptions,
+    FleetOptions,
     KernelBenchOptions,
     MachineOptions,
     MediaBenchOptions,
@@ -66,6 +67,7 @@ def simulate(
     *,
     trace: Annotated[TraceOptions, Flat] = TraceOptions(),
     machine: Annotated[MachineOptions, Flat] = MachineOptions(),
+    fleet: Annotated[FleetOptions, Flat] = FleetOptions(),
     output: Annotated[SimulateOutput, Flat] = SimulateOutput(),
 ) -> int:
     """Send a trace through the real caches and scheduler, without tensors, and estimate what it
@@ -79,7 +81,7 @@ def simulate(
     """
     from lab.simulate import simulate as run
 
-    return run(result, trace, machine, output)
+    return run(result, trace, machine, output, fleet)
 
 
 def make_checkpoint(

@@ -59,7 +59,7 @@ class Costs:
     host_gbs: float
     """Device memory to host memory and back, GB/s."""
     disk_gbs: float
-    """From disk to host memory, GB/s."""
+    """From disk to host memory, GB/s; a store that servers share is written and read at this."""
     workers: int = 1
     """Decode workers."""
 

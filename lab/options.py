@@ -111,7 +111,8 @@ class EncoderBenchOptions:
 
 ProfileName = Literal["cpu", "h200"]
 TraceName = Literal["zipf", "chat", "agent"]
-Routing = Literal["random", "round-robin", "affinity", "bounded"]
+Routing = Literal["affinity", "random", "round-robin"]
+Sharing = Literal["none", "store", "encoders"]
 SimulationDetail = Literal["steps", "caches"]
 Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
 
@@ -176,13 +177,6 @@ class MachineOptions:
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
-    replicas: int = 1
-    """Servers side by side."""
-    routing: tuple[Routing, ...] = ()
-    """How requests find a replica; several are compared. affinity: by their first picture. bounded:
-    the same, but not to one that has much more to do than others. Derived: all four for several
-    replicas.
-    """
     level: SimulationDetail | None = None
     """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
     the time. Derived: steps up to 5000 requests.
@@ -205,7 +199,7 @@ class MachineOptions:
     """Do not reuse the KV of prompts seen before."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "replicas", "page_size", "kv_tokens", "chunked_prefill_size")
+        at_least(1, self, "page_size", "kv_tokens", "chunked_prefill_size")
         at_least(
             0,
             self,
@@ -213,6 +207,46 @@ class MachineOptions:
             "embedding_cache_host_mb",
             "embedding_cache_disk_mb",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How many of it, and what they have in common."""
+
+    replicas: int = 1
+    """Servers side by side."""
+    workers: tuple[str, ...] = ()
+    """Names of the servers, as `saccade route --workers` has them: ranking goes by names. Derived:
+    made-up ones, --replicas of them.
+    """
+    routing: tuple[Routing, ...] = ()
+    """How requests find a server; several are compared. affinity and random: as `saccade route`
+    ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
+    """
+    sharing: tuple[Sharing, ...] = ()
+    """What servers have in common; several are compared. store: --embedding-cache-shared.
+    encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
+    """
+    encoders: int = 1
+    """Servers of role encode, beside the others, for --sharing encoders."""
+    embedding_cache_shared_mb: int | None = None
+    """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
+    network_gbs: float = 3.0
+    """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "replicas", "encoders", "embedding_cache_shared_mb")
+        above(0, self, "network_gbs")
+        if self.workers and self.replicas not in (1, len(self.workers)):
+            raise ConfigError(
+                f"--replicas {self.replicas}: --workers names {len(self.workers)}; leave it out"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the servers."""
+        made_up = (f"http://replica-{number}:8000" for number in range(self.replicas))
+        return self.workers or tuple(made_up)
 
 
 @dataclass(frozen=True, slots=True)

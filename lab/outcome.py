@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.options import Routing, SimulationDetail
+from lab.options import Routing, Sharing, SimulationDetail
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.tools.bench.measure import Distribution
 
@@ -16,7 +16,8 @@ from saccade.tools.bench.measure import Distribution
 @dataclass(slots=True)
 class StepCounts:
     """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
-    encoded again, but not decoded.
+    encoded again, but not decoded; `images_given`: by encoders, whose own encodes are counted with
+    the others'.
 
     `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
     """
@@ -30,6 +31,7 @@ class StepCounts:
     images_embedding: int = 0
     images_encoded: int = 0
     images_decoded: int = 0
+    images_given: int = 0
     pixels_reused: int = 0
     patches_encoded: int = 0
     pages_evicted: int = 0
@@ -71,19 +73,28 @@ class Outcome:
     """One trace on one arrangement of replicas. `duration` is in ms, `busy` the share of it in
     which each replica computed.
 
-    `served` is kept at level "steps" only. `page_tokens`: tokens of a page, as they were counted
-    here.
+    `different`: images of those sent. `twice`: images that a replica encoded while another did so,
+    though both share a store. `served` is kept at level "steps" only. `page_tokens`: tokens of a
+    page, as they were counted here.
     """
 
     level: SimulationDetail
     routing: Routing | None
+    sharing: Sharing
     page_tokens: int
     duration: float
     busy: tuple[float, ...]
     counts: StepCounts
     tiers: dict[str, Tier]
     ttft: Distribution
+    different: int
+    twice: int = 0
     served: tuple[Served, ...] = ()
+
+    @property
+    def encodes(self) -> float:
+        """Per different image."""
+        return self.counts.images_encoded / max(1, self.different)
 
     @property
     def kv_rate(self) -> float:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from lab.costs import Costs, Machine
 from lab.options import Routing
 from lab.outcome import Outcome, StepCounts, tiers
-from lab.router import Router
+from lab.router import SimulatedRouter
+from lab.sharing import Shared
 from lab.trace import RequestTrace, Shown, TracedCall, page_names
 from saccade.cache.content import Content
 from saccade.cache.embeddings import EmbeddingCache, Worth, saved_encoding
@@ -26,17 +27,25 @@ from saccade.core.plan import Move
 from saccade.core.types import ImageKey
 from saccade.tools.bench.measure import Distribution
 
+IN_TRANSIT = 1024
+"""Embeddings on their way that are remembered, per server."""
+
 
 class QueuedServer:
     """One replica: its caches, and when it will have done what has come in so far (ms)."""
 
-    def __init__(self, machine: Machine, costs: Costs, grain: int, worth: Worth) -> None:
+    def __init__(
+        self, machine: Machine, costs: Costs, grain: int, worth: Worth, shared: Shared
+    ) -> None:
         self.pool = PagePool(max(2, 1 + machine.kv_tokens // grain), 1)
         self.prefix = PrefixCache(self.pool) if machine.prefix_cache else None
         self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
         self.counts = StepCounts()
         self.free = 0.0
         self.busy = 0.0
+        self._shared = shared
+        self._ends: list[float] = []  # of calls that are here, or were a moment ago
+        self._coming: OrderedDict[ImageKey, float] = OrderedDict()  # embeddings: when each is here
         self._machine = machine
         self._costs = costs
         self._grain = grain
@@ -55,16 +64,16 @@ class QueuedServer:
             self.counts.refused += 1
             return None
         cached = self._prefix(call, length)
-        encoded, took, decode = self._pictures(call, cached)
         costs, limits = self._costs, self._machine.limits
-        took += costs.encode_ms(encoded) + costs.prefill_ms(cached, length - cached)
+        known = now + costs.request + sum(shown.pixels for shown in pictures) * costs.seen / 1e6
+        encoded, took, ready = self._pictures(call, cached, known)
+        took += costs.encode_ms(shown.image.num_patches for shown in encoded)
+        if self._shared.store:
+            for shown in encoded:
+                nbytes = shown.image.num_tokens * self._machine.embedding_bytes
+                self._shared.store.put(shown.image.key, nbytes, max(self.free, ready) + took)
+        took += costs.prefill_ms(cached, length - cached)
         took += costs.step * -(-(length - cached) // limits.chunk_tokens)
-        ready = (
-            now
-            + costs.request
-            + sum(shown.pixels for shown in pictures) * costs.seen / 1e6
-            + decode
-        )
         first = max(self.free, ready) + took
         # Steps that only write answers are shared by all that run; those of a server that is not
         # busy keep nobody waiting.
@@ -77,7 +86,15 @@ class QueuedServer:
         counts.prompt_tokens += length
         counts.cached_tokens += cached
         counts.images += len(pictures)
-        return first, first + (call.answer.length - 1) * (costs.step + pace)
+        end = first + (call.answer.length - 1) * (costs.step + pace)
+        heapq.heappush(self._ends, end)
+        return first, end
+
+    def load(self, now: float) -> int:
+        """Calls that it has."""
+        while self._ends and self._ends[0] <= now:
+            heapq.heappop(self._ends)
+        return len(self._ends)
 
     def end(self) -> StepCounts:
         self.counts.pages_evicted = (
@@ -107,12 +124,15 @@ class QueuedServer:
         prefix.leave(node, content, pages, computed // grain)
         return len(path) * grain
 
-    def _pictures(self, call: TracedCall, cached: int) -> tuple[list[int], float, float]:
-        """Patches of each picture to encode; ms of moves; ms until the last picture is decoded."""
+    def _pictures(
+        self, call: TracedCall, cached: int, now: float
+    ) -> tuple[list[Shown], float, float]:
+        """Images to encode; ms of moves; when the last image is decoded, read or sent."""
         embeddings, counts, costs = self.embeddings, self.counts, self._costs
-        encoded: list[int] = []
+        encoded: list[Shown] = []
         took = 0.0
-        workers = [0.0] * costs.workers
+        ready = now
+        workers = [now] * costs.workers
         at = 0
         for piece in call.pieces:
             at += piece.length
@@ -122,24 +142,43 @@ class QueuedServer:
                 counts.images_kv += 1
                 continue
             image, key = piece.shown.image, piece.shown.image.key
+            if self._shared.store and not embeddings.ready(key):
+                embeddings.seen_in_store(image, self._shared.store.whole(key, now))
             place = embeddings.locate(key)
             embeddings.count_lookup(place)
+            ready = max(ready, self._coming.get(key, now))
             if place is None:
                 took += self._move(embeddings.admit(key, image.num_tokens))
-                evicted, _ = embeddings.save(key)
-                took += self._move(evicted)
-                encoded.append(image.num_patches)
-                heapq.heapreplace(workers, workers[0] + self._decode(piece.shown))
+                if self._shared.encoders:
+                    counts.images_given += 1
+                    ready = max(ready, self._come(key, self._shared.encoders.ask(piece.shown, now)))
+                else:
+                    evicted, _ = embeddings.save(key)
+                    took += self._move(evicted)
+                    encoded.append(piece.shown)
+                    heapq.heapreplace(workers, workers[0] + self._decode(piece.shown))
             else:
                 counts.images_embedding += 1
-                if place == "disk":
+                if place == "disk" and self._shared.store:
+                    read = embeddings.fetch(key)
+                    embeddings.fetched(key, whole=True)
+                    ready = max(ready, self._come(key, now + self._move([read])))
+                elif place == "disk":
                     took += self._move([embeddings.fetch(key)])
                     embeddings.fetched(key, whole=True)
                 if place != "device":
                     took += self._move(embeddings.to_device(key))
             embeddings.pin(key)
             embeddings.unpin(key)
-        return encoded, took, max(workers)
+        return encoded, took, max(ready, *workers)
+
+    def _come(self, key: ImageKey, when: float) -> float:
+        """It is on its way; who needs it too waits until then."""
+        self._coming[key] = when
+        self._coming.move_to_end(key)
+        while len(self._coming) > IN_TRANSIT:
+            self._coming.popitem(last=False)
+        return when
 
     def _decode(self, shown: Shown) -> float:
         """Have the pixels of a picture that is to be encoded; returns the ms until they are
@@ -180,17 +219,21 @@ def run(
     machine: Machine,
     costs: Costs,
     grain: int,
-    replicas: int = 1,
+    names: Sequence[str] = ("",),
     routing: Routing = "random",
     worth: Worth = saved_encoding,
     told: Callable[[], None] | None = None,
+    shared: Shared | None = None,
 ) -> Outcome:
     """The whole trace, in the order in which its calls are sent.
 
-    `told` is called for every request.
+    `names`: of the servers. `told` is called for every request. `shared`: by the servers; None:
+    nothing.
     """
-    servers = [QueuedServer(machine, costs, grain, worth) for _ in range(replicas)]
-    router = Router(routing, replicas, seed=0)
+    shared = shared or Shared()
+    servers = [QueuedServer(machine, costs, grain, worth, shared) for _ in names]
+    router = SimulatedRouter(routing, names, seed=0)
+    different: set[ImageKey] = set()
     later: list[tuple[float, int, int]] = []  # when, chat, round: of chats that have begun
     waits: list[float] = []
     last = 0.0
@@ -202,11 +245,8 @@ def run(
         else:
             now, chat, round = heapq.heappop(later)
         call = trace.call(chat, round)
-        loads = (
-            [max(0.0, server.free - now) / 100 for server in servers]
-            if routing == "bounded"
-            else ()
-        )
+        different.update(shown.image.key for shown in call.pictures)
+        loads = [server.load(now) for server in servers]
         served = servers[router.choose(call, chat, loads)].serve(call, now)
         if told:
             told()
@@ -219,13 +259,17 @@ def run(
     counts = StepCounts()
     for server in servers:
         counts.add(server.end())
+    shared.count(counts)
     return Outcome(
         level="caches",
-        routing=routing if replicas > 1 else None,
+        routing=routing if len(names) > 1 else None,
+        sharing=shared.name,
         page_tokens=grain,
         duration=last,
         busy=tuple(server.busy / last if last else 0.0 for server in servers),
         counts=counts,
         tiers=tiers(server.embeddings for server in servers),
         ttft=Distribution.of(waits),
+        different=len(different),
+        twice=shared.twice,
     )

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from lab.costs import Costs, Machine
 from lab.outcome import StepCounts
+from lab.sharing import EncoderPool, SimulatedStore
 from lab.trace import Shown
 from saccade.cache.embeddings import EmbeddingCache, Worth
 from saccade.cache.pages import PagePool
@@ -34,9 +35,18 @@ class PixelStage:
         self.decoded = 0
         self.shipped = 0
 
+    @property
+    def named(self) -> set[ImageKey]:
+        """All that was ever shown."""
+        return set(self._known)
+
     def name(self, pictures: Iterable[Shown]) -> None:
         """A request shows these: what follows may name them by key."""
         self._known.update((shown.image.key, shown) for shown in pictures)
+
+    def ask(self, key: ImageKey, now: float, encoders: EncoderPool) -> float:
+        """The engine wants it. Returns when the embedding is there, which encoders send."""
+        return encoders.ask(self._known[key], now)
 
     def decode(self, key: ImageKey, now: float) -> float:
         """The engine wants it. Returns when the pixels are there."""
@@ -50,33 +60,52 @@ class PixelStage:
 
 
 class Replica:
-    """`submit` and `pixels_ready` at any time; `begin` a step when none is under way, `end` it when
-    its time has come.
+    """`submit` and `arrived` at any time; `begin` a step when none is under way, `end` it when its
+    time has come.
     """
 
-    def __init__(self, machine: Machine, costs: Costs, worth: Worth) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        costs: Costs,
+        worth: Worth,
+        store: SimulatedStore | None = None,
+        encoders: EncoderPool | None = None,
+    ) -> None:
         pages = max(2, 1 + machine.kv_tokens // machine.page_size)
         pool = PagePool(pages, machine.page_size)
         self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
-        limits = replace(machine.limits, arena_bytes=machine.arena_bytes)
+        given = machine.embedding_bytes if encoders else 0
+        limits = replace(machine.limits, arena_bytes=machine.arena_bytes, given_bytes=given)
         self.scheduler = Scheduler(
             limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ()
         )
         self.pixels = PixelStage(costs)
         self.busy = 0.0
+        self.calls = 0  # that it has been sent and has not answered
         self.stepping = False
         self.moved: Counter[str] = Counter()
         self._costs = costs
         self._machine = machine
+        self._store = store
+        self._encoders = encoders
         self._seats: dict[int, Open] = {}
         self._reads: list[tuple[float, ImageKey]] = []  # from disk: when each ends
         self._flight: tuple[Plan, float] | None = None
 
-    def submit(self, request: Request) -> list[Delta]:
+    def submit(self, request: Request, now: float) -> list[Delta]:
+        if self._store:
+            absent = [image for image in request.images if not self.embeddings.ready(image.key)]
+            for image in absent:
+                self.embeddings.seen_in_store(image, self._store.whole(image.key, now))
         return self.scheduler.add(request)
 
-    def pixels_ready(self, key: ImageKey) -> None:
-        self.scheduler.pixels_ready(key)
+    def arrived(self, key: ImageKey) -> None:
+        """What was `wanted` is there."""
+        if self._encoders:
+            self.scheduler.embedding_ready(key)
+        else:
+            self.scheduler.pixels_ready(key)
 
     def begin(self, now: float) -> float | None:
         """Plan a step; returns when it will end, None if there is nothing to do."""
@@ -102,11 +131,17 @@ class Replica:
         events: tuple[DiskEvent, ...] = tuple((key, "read") for key in done)
         logprobs = (None,) * len(tokens)
         encoded = tuple((encode.key, 0.0, now) for encode in plan.encode)
+        if self._store:
+            for encode in plan.encode:
+                num_tokens = self.embeddings.num_tokens(encode.key) or 0
+                self._store.put(encode.key, num_tokens * self._machine.embedding_bytes, now)
         return self.scheduler.apply(StepResult(plan.step, tokens, logprobs, encoded, events))
 
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:
-        """PixelStage that the engine now asks for, and when each will be there."""
+        """What the engine now asks for, and when each will be there."""
         want = self.scheduler.take_notices().want
+        if self._encoders:
+            return [(self.pixels.ask(key, now, self._encoders), key) for key, _ in want]
         return [(self.pixels.decode(key, now), key) for key, _ in want]
 
     def counts(self) -> StepCounts:
@@ -120,6 +155,7 @@ class Replica:
             images_embedding=counts.images_embedding,
             images_encoded=counts.images_encoded,
             images_decoded=self.pixels.decoded,
+            images_given=counts.images_given,
             pixels_reused=counts.images_pixels,
             patches_encoded=counts.patches_encoded,
             pages_evicted=prefix.evictions if prefix else 0,
@@ -133,7 +169,8 @@ class Replica:
 
     def _step_ms(self, plan: Plan, now: float) -> float:
         costs = self._costs
-        took = costs.encode_ms(encode.patches for encode in plan.encode) + self._move_ms(plan, now)
+        sizes = [encode.patches for encode in plan.encode if not encode.given]
+        took = costs.encode_ms(sizes) + self._move_ms(plan, now)
         for row in plan.rows:
             if row.start >= self._seats[row.slot].prompt_length:
                 took += costs.row + row.start * costs.context

@@ -1,66 +1,46 @@
-"""Which of several replicas a call goes to.
+"""Which of several servers a simulated call goes to: what `saccade route` would say, by its own
+function.
 
-Owns the rules; sees digests and how much each replica has to do, never what it has cached.
+Owns what stands in for a request's bearing; sees digests and how many calls each server has, never
+what it has cached.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
-from hashlib import blake2b
 from itertools import count
 
 from lab.options import Routing
 from lab.trace import TracedCall
-
-SLACK, FEW = 1.25, 4.0
-"""`bounded` passes a replica over that has more than so many times the mean to do, and more than a
-few calls.
-"""
+from saccade.route.rank import rank
 
 
-class Router:
-    """`affinity` is rendezvous hashing on a call's first picture: the one whose place in the prompt
-    a growing chat does not change.
-
-    A call without pictures goes by its chat.
+class SimulatedRouter:
+    """`affinity` ranks by a call's first image, and a call without images by its chat; `random` by
+    a key that says nothing, as `--affinity none`. Both pass over who has more than its share.
     """
 
-    def __init__(self, routing: Routing, replicas: int, seed: int) -> None:
+    def __init__(self, routing: Routing, names: Sequence[str], seed: int) -> None:
+        """`names`: the servers', by which `rank` tells them apart."""
         self._routing = routing
-        self._replicas = replicas
+        self._names = tuple(names)
+        self._places = {name: place for place, name in enumerate(names)}
         self._dice = random.Random(seed)
         self._turn = count()
 
-    def choose(self, call: TracedCall, session: int, loads: Sequence[float]) -> int:
-        """`loads`: by replica, in any unit that is at least 1 where it has a whole call to do."""
-        if self._replicas == 1:
+    def choose(self, call: TracedCall, session: int, loads: Sequence[int]) -> int:
+        """The server's place in `names`. `loads`: calls that each of them has."""
+        if len(self._names) == 1:
             return 0
-        if self._routing == "random":
-            return self._dice.randrange(self._replicas)
         if self._routing == "round-robin":
-            return next(self._turn) % self._replicas
-        shown = next((piece.shown for piece in call.pieces if piece.shown is not None), None)
-        name = (
-            session.to_bytes(8, "big")
-            if shown is None
-            else shown.image.key.digest + call.tenant.encode()
-        )
-        order = ranking(name, self._replicas)
-        if self._routing == "affinity":
-            return order[0]
-        bound = max(FEW, SLACK * sum(loads) / self._replicas)
-        return next((replica for replica in order if loads[replica] <= bound), order[0])
+            return next(self._turn) % len(self._names)
+        key = self._dice.randbytes(8) if self._routing == "random" else bearing(call, session)
+        load = dict(zip(self._names, loads, strict=True))
+        return self._places[rank((key,), self._names, load)[0]]
 
 
-@lru_cache(1 << 16)
-def ranking(name: bytes, replicas: int) -> tuple[int, ...]:
-    """All replicas, by their weight for `name`, heaviest first: when one goes, only what was its
-    own moves.
-    """
-    weights = [
-        (blake2b(name + replica.to_bytes(4, "big"), digest_size=8).digest(), replica)
-        for replica in range(replicas)
-    ]
-    return tuple(replica for _, replica in sorted(weights, reverse=True))
+def bearing(call: TracedCall, session: int) -> bytes:
+    """What stands for the key of `saccade.route.keys`."""
+    shown = next((piece.shown for piece in call.pieces if piece.shown is not None), None)
+    return session.to_bytes(8, "big") if shown is None else shown.image.key.digest

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,20 @@ from lab import quick
 from lab.calibrate import calibrate
 from lab.check import Check, compare
 from lab.costs import Profile, load_profile, write_costs
-from lab.options import MachineOptions, Routing, SimulateOutput, SimulationDetail, TraceOptions
+from lab.options import (
+    FleetOptions,
+    MachineOptions,
+    Routing,
+    Sharing,
+    SimulateOutput,
+    SimulationDetail,
+    TraceOptions,
+)
 from lab.outcome import Outcome
 from lab.policies import POLICIES
 from lab.replay import Replay
 from lab.results import make_room
+from lab.sharing import EncoderPool, Shared, SimulatedStore
 from lab.stepwise import Stepwise
 from lab.trace import RequestTrace, Synthetic
 from saccade.core.errors import ConfigError
@@ -42,31 +53,45 @@ FINE_REQUESTS = 200_000
 COARSE = 8
 """So many of the server's pages are then counted as one."""
 MIB = 1 << 20
+STORE_MB = 1 << 20
+"""Of the store that servers share, where nobody says."""
+ONE = FleetOptions()
+PIPE_COLUMNS = 150
+"""Of a table that goes to a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """All that came of it. `check` is there for measured runs."""
+    """All that came of it. `pace`: requests simulated in a second of CPU time. `check` is there for
+    measured runs.
+    """
 
     profile: Profile
     outcomes: tuple[Outcome, ...]
+    pace: float
     check: Check | None = None
 
 
 def simulate(
-    result: Path | None, wanted: TraceOptions, options: MachineOptions, output: SimulateOutput
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
 ) -> int:
     """Simulate, print and keep.
 
     Returns the exit status. Raises ConfigError where something cannot be.
     """
     console = Console(highlight=False, quiet=output.quiet)
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
     if result is None and (output.check or output.calibrate):
         raise ConfigError(
             "--check and --calibrate need a measured run: saccade simulate RESULT.jsonl"
         )
     make_room(output, "output_file", "calibrate")
-    simulated = run(result, wanted, options, output)
+    simulated = run(result, wanted, options, output, fleet)
     console.print(_table(simulated))
     status = 0
     if simulated.check is not None and output.check:
@@ -74,13 +99,17 @@ def simulate(
         status = 0 if simulated.check.exact else 1
     if output.output_file:
         output.output_file.write_text(
-            json.dumps(_json(simulated, wanted, options, result), indent=2) + "\n"
+            json.dumps(_json(simulated, wanted, options, fleet, result), indent=2) + "\n"
         )
     return status
 
 
 def run(
-    result: Path | None, wanted: TraceOptions, options: MachineOptions, output: SimulateOutput
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
 ) -> Simulated:
     """The simulation itself; with `output.calibrate`, by costs that are first fitted to the
     measured run.
@@ -91,7 +120,7 @@ def run(
     if result is not None:
         trace = Replay(result, model or "demo", profile.machine)
         if output.calibrate is not None:
-            costs = calibrate(trace, profile.machine, profile.costs)
+            costs = calibrate(trace, profile.machine, profile.costs, fleet.names)
             write_costs(output.calibrate, costs)
             profile = Profile(costs, profile.machine, f"{profile.source}; fitted to {result.name}")
     else:
@@ -101,34 +130,52 @@ def run(
     )
     if result is not None and level == "caches":
         raise ConfigError("--level caches: a measured run is simulated step by step")
-    default: tuple[Routing, ...] = (
-        ("random", "round-robin", "affinity", "bounded") if options.replicas > 1 else ("random",)
-    )
-    routings = options.routing or default
-    with _progress(output.quiet, trace.requests * len(routings)) as told:
+    arrangements = arrange(fleet)
+    requests = trace.requests * len(arrangements)
+    began = time.process_time()
+    with _progress(output.quiet, requests) as told:
         outcomes = tuple(
-            _one(trace, level, profile, options, routing, told) for routing in routings
+            one(trace, level, profile, options, fleet, routing, sharing, told)
+            for routing, sharing in arrangements
         )
-    return Simulated(profile, outcomes, None if result is None else compare(trace, outcomes[0]))
+    pace = requests / max(1e-9, time.process_time() - began)
+    check = None if result is None else compare(trace, outcomes[0])
+    return Simulated(profile, outcomes, pace, check)
 
 
-def _one(
+def arrange(fleet: FleetOptions) -> list[tuple[Routing, Sharing]]:
+    """What is compared."""
+    several = len(fleet.names) > 1
+    routings: tuple[Routing, ...] = ("affinity", "random") if several else ("random",)
+    sharings: tuple[Sharing, ...] = ("none", "store", "encoders") if several else ("none",)
+    return list(product(fleet.routing or routings, fleet.sharing or sharings))
+
+
+def one(
     trace: RequestTrace,
     level: SimulationDetail,
     profile: Profile,
     options: MachineOptions,
+    fleet: FleetOptions,
     routing: Routing,
+    sharing: Sharing,
     told: Callable[[], None],
 ) -> Outcome:
-    worth = POLICIES[options.policy]
+    """One trace on one arrangement of replicas; `told` is called for every request."""
+    worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
+    shared = Shared()
+    if sharing == "store":
+        nbytes = (fleet.embedding_cache_shared_mb or STORE_MB) * MIB
+        shared = Shared(store=SimulatedStore(nbytes, costs))
+        machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
+    elif sharing == "encoders":
+        shared = Shared(
+            encoders=EncoderPool(fleet.encoders, machine, costs, worth, fleet.network_gbs)
+        )
     if level == "steps":
-        return Stepwise(
-            trace, profile.machine, profile.costs, options.replicas, routing, worth
-        ).run(told)
+        return Stepwise(trace, machine, costs, fleet.names, routing, worth, shared).run(told)
     grain = options.page_size * (COARSE if trace.requests > FINE_REQUESTS else 1)
-    return quick.run(
-        trace, profile.machine, profile.costs, grain, options.replicas, routing, worth, told
-    )
+    return quick.run(trace, machine, costs, grain, fleet.names, routing, worth, told, shared)
 
 
 @contextmanager
@@ -162,7 +209,8 @@ def _table(simulated: Simulated) -> Table:
     grain = f"; pages counted as {first.page_tokens} tokens" if first.level == "caches" else ""
     table = Table(
         title=f"ESTIMATE, nothing was measured: {how}{grain}",
-        caption=f"Costs: {simulated.profile.source}",
+        caption=f"{simulated.pace:.0f} requests a second of one core were simulated.\n"
+        f"Costs: {simulated.profile.source}",
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -171,7 +219,9 @@ def _table(simulated: Simulated) -> Table:
     )
     table.add_column("", min_width=28)
     for outcome in simulated.outcomes:
-        table.add_column(outcome.routing or "one replica", justify="right", no_wrap=True)
+        head: str = outcome.routing or "one replica"
+        head += "" if outcome.sharing == "none" else f"\n{outcome.sharing}"
+        table.add_column(head, justify="right", no_wrap=True)
     columns = [dict(_rows(outcome)) for outcome in simulated.outcomes]
     for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(column.get(name, "") for column in columns))
@@ -180,10 +230,15 @@ def _table(simulated: Simulated) -> Table:
 
 def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     counts, ttft = outcome.counts, outcome.ttft
+    yield "Encodes per different picture", f"{outcome.encodes:.2f}"
+    for which, ms in (("mean", ttft.mean), ("P50", ttft.median), ("P99", ttft.p99)):
+        yield f"TTFT {which} (ms, estimate)", f"{ms:.0f}"
+    mean = sum(outcome.busy) / len(outcome.busy)
+    yield "Busy, mean / most (estimate)", f"{mean:.0%} / {max(outcome.busy):.0%}"
     yield "Requests / refused", f"{counts.requests} / {counts.refused}"
     yield "Prompt tokens", f"{counts.prompt_tokens}"
     yield "  found in the prefix cache", f"{outcome.kv_rate:.1%}"
-    yield "Pictures sent", f"{counts.images}"
+    yield "Pictures sent / different", f"{counts.images} / {outcome.different}"
     for name, value in (
         ("prefix", counts.images_kv),
         ("embedding", counts.images_embedding),
@@ -191,18 +246,20 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     ):
         yield f"  whole in {name} cache", f"{value / max(1, counts.images):.1%}"
     yield "  encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
+    if outcome.sharing == "store":
+        yield "  encoded by two at once", f"{outcome.twice}"
+    if outcome.sharing == "encoders":
+        yield "  given by encoders", f"{counts.images_given}"
     for tier, found in outcome.tiers.items():
         asked = found.hits + found.misses
         yield f"Embeddings asked of {tier}", f"{asked}"
         yield f"  found on {tier}", f"{found.hits / max(1, asked):.1%}"
         yield f"  evicted from {tier}", f"{found.evictions}"
     yield "KV pages evicted / preempted", f"{counts.pages_evicted} / {counts.preemptions}"
+    store = outcome.sharing == "store"
     for way, nbytes in sorted(counts.moved.items()):
-        yield f"Moved, {way}, MiB", f"{nbytes / MIB:.0f}"
-    for which, ms in (("mean", ttft.mean), ("P50", ttft.median), ("P99", ttft.p99)):
-        yield f"TTFT {which} (ms, estimate)", f"{ms:.0f}"
-    mean = sum(outcome.busy) / len(outcome.busy)
-    yield "Busy, mean / most (estimate)", f"{mean:.0%} / {max(outcome.busy):.0%}"
+        told = "read from the store" if way == "disk to staged" and store else f"moved, {way}"
+        yield f"MiB {told}", f"{nbytes / MIB:.0f}"
     yield "Duration (s, estimate)", f"{outcome.duration / 1e3:.1f}"
 
 
@@ -247,12 +304,17 @@ def _checked(check: Check) -> Table:
 
 
 def _json(
-    simulated: Simulated, wanted: TraceOptions, options: MachineOptions, result: Path | None
+    simulated: Simulated,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    fleet: FleetOptions,
+    result: Path | None,
 ) -> dict[str, Any]:
     return {
         "kind": "estimate",
         "trace": asdict(wanted) if result is None else result.name,
         "machine": _plain(asdict(options)),
+        "fleet": _plain(asdict(fleet)),
         "source": simulated.profile.source,
         "costs": asdict(simulated.profile.costs),
         "outcomes": [_plain(asdict(replace(outcome, served=()))) for outcome in simulated.outcomes],

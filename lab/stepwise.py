@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -17,7 +17,8 @@ from lab.costs import Costs, Machine
 from lab.options import Routing
 from lab.outcome import Outcome, Served, StepCounts, tiers
 from lab.replica import Replica
-from lab.router import Router
+from lab.router import SimulatedRouter
+from lab.sharing import Shared
 from lab.trace import RequestTrace, TracedCall, text_tokens, tokens_of
 from saccade.cache.embeddings import Worth, saved_encoding
 from saccade.core.types import Delta, ImageKey, Request, SamplingParams
@@ -54,17 +55,21 @@ class Stepwise:
         trace: RequestTrace,
         machine: Machine,
         costs: Costs,
-        replicas: int = 1,
+        names: Sequence[str] = ("",),
         routing: Routing = "random",
         worth: Worth = saved_encoding,
+        shared: Shared | None = None,
     ) -> None:
+        """`names`: of the replicas. `shared`: by them; None: nothing."""
         self._trace = trace
         self._machine = machine
         self._costs = costs
         self._routing = routing
-        self._replicas = [Replica(machine, costs, worth) for _ in range(replicas)]
-        self._router = Router(routing, replicas, seed=0)
-        self._loads = [0.0] * replicas
+        self._shared = shared or Shared()
+        self._replicas = [
+            Replica(machine, costs, worth, self._shared.store, self._shared.encoders) for _ in names
+        ]
+        self._router = SimulatedRouter(routing, names, seed=0)
         self._events: list[Event] = []
         self._number = count()
         self._live: dict[int, _Live] = {}
@@ -88,10 +93,10 @@ class Stepwise:
             deltas: list[Delta] = []
             if kind == "submit":
                 assert isinstance(about, Request)
-                deltas = replica.submit(about)
+                deltas = replica.submit(about, now)
             elif kind == "pixels":
                 assert isinstance(about, ImageKey)
-                replica.pixels_ready(about)
+                replica.arrived(about)
             else:
                 deltas = replica.end(self._answers)
             for delta in deltas:
@@ -118,13 +123,13 @@ class Stepwise:
                 return
             self._open += 1
         call = self._trace.call(session, round)
-        chosen = self._router.choose(call, session, self._loads)
+        chosen = self._router.choose(call, session, [replica.calls for replica in self._replicas])
         number = next(self._number)
         tokens, spans, images = tokens_of(call)
         self._answers[number] = tuple(text_tokens(call.answer))
         sampling = SamplingParams(max_tokens=call.answer.length, ignore_eos=True, seed=number)
         self._live[number] = _Live(call, session, round, chosen, now)
-        self._loads[chosen] += 1.0
+        self._replicas[chosen].calls += 1
         self._counts.images += len(images)
         pictures = call.pictures
         self._replicas[chosen].pixels.name(pictures)
@@ -157,7 +162,7 @@ class Stepwise:
         if delta.finish is None:
             return
         del self._live[number], self._answers[number]
-        self._loads[live.replica] -= 1.0
+        self._replicas[live.replica].calls -= 1
         self._counts.requests += 1
         if told:
             told()
@@ -182,15 +187,19 @@ class Stepwise:
     def _outcome(self, now: float) -> Outcome:
         for replica in self._replicas:
             self._counts.add(replica.counts())
+        self._shared.count(self._counts)
         return Outcome(
             level="steps",
             routing=self._routing if len(self._replicas) > 1 else None,
+            sharing=self._shared.name,
             page_tokens=self._machine.page_size,
             duration=now,
             busy=tuple(replica.busy / now if now else 0.0 for replica in self._replicas),
             counts=self._counts,
             tiers=tiers(replica.embeddings for replica in self._replicas),
             ttft=Distribution.of([served.ttft for served in self._served]),
+            different=len(set().union(*(replica.pixels.named for replica in self._replicas))),
+            twice=self._shared.twice,
             served=tuple(self._served),
         )
 

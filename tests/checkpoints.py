@@ -25,6 +25,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize,
 )
 
+from lab import tiles
 from tests import internvl
 
 FamilyName = Literal[
@@ -324,7 +325,7 @@ def _write_tokenizer(folder: Path, family: FamilyName) -> Tokenizer:
         "added_tokens_decoder": added,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": internvl.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
+        "chat_template": tiles.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
         **(internvl.TOKENIZER if tiled else {}),
     }
     _write(folder / "tokenizer_config.json", settings)

@@ -20,7 +20,12 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONG = (
-    *("e2e/test_processes.py", "e2e/test_serve.py", "parallel/test_workers.py"),
+    *(
+        "e2e/test_processes.py",
+        "e2e/test_route.py",
+        "e2e/test_serve.py",
+        "parallel/test_workers.py",
+    ),
     *("media/test_pool.py", "media/test_media.py", "engine/test_tiers.py", "engine/test_parity.py"),
     *("e2e", "parallel", "sched", "lab", "demo", "media", "tools"),
 )

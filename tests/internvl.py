@@ -18,16 +18,6 @@ TOKENIZER = {
         "video_token": "<video>",
     }
 }
-CHAT_TEMPLATE = """\
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}
-{%- if part.type in ('image', 'image_url') %}<IMG_CONTEXT>
-{% else %}{{ part.text }}{% endif %}
-{%- endfor %}{% endif %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 PROCESSOR = {
     "image_processor_type": "GotOcr2ImageProcessor",
     "size": {"height": SIDE, "width": SIDE},

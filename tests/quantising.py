@@ -92,6 +92,17 @@ FORMATS = {
         (16, 32),
         "weight_scale_inv",
     ),
+    "fp8 blocks of 128": Format(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.visual"],
+        },
+        F8,
+        (128, 128),
+        "weight_scale_inv",
+    ),
     "w8a8 int8": Format(
         compressed("int", "channel", token("int")), I8, (1, 0), "weight_scale", torch.bfloat16
     ),

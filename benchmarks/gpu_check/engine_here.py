@@ -21,6 +21,7 @@ from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
 from saccade.runtime.process import measure_hardware
 from saccade.runtime.step import Step
+from saccade.runtime.streams import put_first
 from saccade.runtime.worker import Worker
 
 PLANS = 2
@@ -53,6 +54,7 @@ class EngineHere:
             options or EngineOptions(), disable_radix_cache=True, embedding_cache_host_mb=0
         )
         self.config: EngineConfig = resolve(ModelOptions(), chosen, model.spec, dtype, hardware)
+        put_first(torch.device(self.config.device))
         arena = Arena.create(16 << 20)
         self.worker = Worker(model.net, self.config, arena)
         self.scheduler = build_scheduler(self.config, model.spec, (), arena.size, 0.5)

@@ -16,7 +16,7 @@ import torch
 from lab.checkpoint import make_checkpoint
 from saccade.core.family import FamilySpec
 from saccade.families.registry import load_spec, net_module
-from saccade.kernels.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, to_fp8
+from saccade.kernels.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
@@ -53,11 +53,12 @@ class RandomWeights(DummyWeights):
         block = math.gcd(inputs, BLOCK)
         if not self._eight or block < LEAST_GROUP or not all(self._eight(p.name) for p in parts):
             return weight
-        groups = weight.float().view(len(weight), inputs // block, block)
-        scales = (groups.abs().amax(-1) / LARGEST).contiguous()
-        values = to_fp8(groups, scales[..., None]).view(weight.shape)
+        high = math.gcd(BLOCK, *(part.wanted[0] for part in parts))
+        groups = weight.float().view(-1, high, inputs // block, block)
+        scales = (groups.abs().amax((1, 3)) / LARGEST).repeat_interleave(high, 0)
+        values = to_fp8(groups.flatten(0, 1), scales[..., None]).view(weight.shape)
         self._count(parts, values.nbytes - weight.nbytes)
-        return Fp8Matrix(values, scales, block)
+        return prepare(Fp8Matrix(values, scales, block), self.dtype)
 
     def _count(self, parts: tuple[Part, ...], nbytes: int) -> None:
         if not any(part.name.startswith("visual") for part in parts):

@@ -17,7 +17,15 @@ from torch.nn import functional as F
 from benchmarks.gpu_check.clock import copies_for, copy_speed, device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.targets import PRODUCT_FLOPS
-from saccade.kernels.fp8 import LARGEST, Fp8Matrix, to_fp8
+from saccade.kernels.fp8 import (
+    BLOCK,
+    LARGEST,
+    Fp8Matrix,
+    block_scales,
+    quantise_rows,
+    scaled_linear,
+    to_fp8,
+)
 from saccade.kernels.fp8_gpu import launch_fp8
 
 SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560), (2560, 9728))
@@ -25,7 +33,6 @@ SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560), (2560, 9728))
 down.
 """
 ROWS = (1, 8, 16, 64, 256, 1024, 8192)
-BLOCK = 128
 Product = Callable[[], torch.Tensor]
 
 
@@ -43,11 +50,12 @@ def ways_of(
         plain.append(partial(F.linear, x, wide.to(x.dtype)))
         blocks.append(partial(launch_fp8, x, Fp8Matrix(values, spread, min(BLOCK, inputs)), None))
         rows.append(partial(launch_fp8, x, Fp8Matrix(values, scale, inputs), None))
-        eight.append(partial(scaled, x, values, scale))
+        eight.append(partial(scaled, x, Fp8Matrix(values, scale, inputs)))
         if device.type == "cuda":
             one = wide.abs().amax() / LARGEST
-            all_alike = one.expand(outputs // BLOCK, inputs // BLOCK).contiguous()
-            cut.append(partial(scaled_blocks, x, to_fp8(wide, one), all_alike))
+            alike = one.expand(outputs, inputs // BLOCK).contiguous()
+            in_blocks = Fp8Matrix(to_fp8(wide, one), alike, BLOCK, blocks=block_scales(alike))
+            cut.append(partial(scaled, x, in_blocks))
     nbytes = outputs * inputs
     by_blocks = {"scaled_mm, blocks, rows quantised first": (cut, nbytes)} if cut else {}
     return {
@@ -59,33 +67,9 @@ def ways_of(
     }
 
 
-def scaled(x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Both sides in 8 bits, a scale for each row of either."""
-    mine = x.abs().amax(1, keepdim=True).float().clamp_(min=1e-12) / LARGEST
-    quantised = to_fp8(x, mine)
-    return torch._scaled_mm(
-        quantised, values.t(), scale_a=mine, scale_b=scale.t(), out_dtype=x.dtype
-    )
-
-
-def scaled_blocks(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Both sides in 8 bits, scales of 128 inputs of a row and of 128 x 128 weights. As torch 2.11
-    describes `scaled_mm`; NOT YET RUN, and one of the shapes of scales may be refused.
-    """
-    groups = x.float().unflatten(1, (-1, BLOCK))
-    mine = groups.abs().amax(2).clamp_(min=1e-12) / LARGEST
-    quantised = to_fp8(groups, mine[..., None]).flatten(1)
-    kinds = F.ScalingType
-    out: torch.Tensor = F.scaled_mm(
-        quantised,
-        values.t(),
-        mine.t().contiguous().t(),
-        kinds.BlockWise1x128,
-        scales,
-        kinds.BlockWise128x128,
-        output_dtype=x.dtype,
-    )
-    return out
+def scaled(x: torch.Tensor, matrix: Fp8Matrix) -> torch.Tensor:
+    """Both sides in 8 bits, however few the rows. NOT YET RUN on a GPU by blocks."""
+    return scaled_linear(quantise_rows(x, matrix.group), matrix, None)
 
 
 def main() -> int:

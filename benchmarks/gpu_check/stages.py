@@ -41,6 +41,8 @@ STAGES = (
     Stage("attention", "attention", "bake-off of attention", COMMON, 15, 90),
     Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 20, 60),
     Stage("products", "products", "bake-off of products, 8 and 16 bits", COMMON, 10, 30),
+    Stage("products-int4", "products_int4", "bake-off of products, 4 bits", COMMON, 10, 30),
+    Stage("experts", "experts", "bake-off of a layer's experts", COMMON, 10, 30),
     Stage("passes", "passes", "bake-off of what memory bounds; the sampler", COMMON, 10, 30),
     Stage(
         "speed-fp8",

@@ -43,10 +43,12 @@ from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
 from saccade.runtime.memory import allocate_caches, keys_and_values
-from saccade.runtime.quantized import LoadTally, Ways
+from saccade.runtime.quantized import LoadTally, Made, Ways
 from saccade.runtime.weights import CheckpointWeights
 
 PAGE = 16
+OURS: dict[str, Made | None] = {"bfloat16": None, "int8": "int8", "int4": "int4"}
+"""Saccade's kinds, and what matrices are made at load."""
 AGREE_TOKENS = 32
 """Tokens of the prompt that both go on from, and tokens that they add."""
 
@@ -112,11 +114,17 @@ class Saccade:
     """Saccade's language model over a KV cache of its own."""
 
     def __init__(
-        self, folder: Path, *, rows: int, context: int, dtype: torch.dtype, int8: bool = False
+        self,
+        folder: Path,
+        *,
+        rows: int,
+        context: int,
+        dtype: torch.dtype,
+        made: Made | None = None,
     ) -> None:
         spec = cast(QwenVLSpec, load_spec(folder))
         tally = LoadTally()
-        ways = Ways(projection, made=int8, native=False, tally=tally)
+        ways = Ways(projection, made=made, native=False, tally=tally)
         with CheckpointWeights(
             folder, canonical_name, dtype, torch.device("cpu"), ways=ways, progress=False
         ) as weights:
@@ -266,8 +274,8 @@ def agreement(folder: Path, files: dict[str, Path], llama: LlamaCpp, vocab: int)
             found[f"llama.cpp {kind}"] = compare(logits_of(model, tokens), exact) | {
                 "same_greedy_tokens": same
             }
-    for kind, int8 in (("bfloat16", False), ("int8", True)):
-        own = Saccade(folder, dtype=torch.bfloat16, int8=int8, **room)
+    for kind, made in OURS.items():
+        own = Saccade(folder, dtype=torch.bfloat16, made=made, **room)
         said = greedy(own, prompt, AGREE_TOKENS)
         found[f"saccade {kind}"] = compare(logits_of(own, tokens), exact) | {
             "same_greedy_tokens": sum(a == b for a, b in zip(said, answer))
@@ -308,10 +316,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     context = 256 * -(-(max(args.context, args.prefill) + 16) // 256)
     room: Any = {"rows": max(args.rows), "context": context}
     models: dict[str, Any] = {
-        f"saccade {kind}": Saccade(folder, dtype=torch.bfloat16, int8=kind == "int8", **room)
-        for kind in ("bfloat16", "int8")
+        f"saccade {kind}": Saccade(folder, dtype=torch.bfloat16, made=made, **room)
+        for kind, made in OURS.items()
     }
-    figures["memory"] = models["saccade int8"].memory
+    figures["memory"] = {kind: models[f"saccade {kind}"].memory for kind in OURS}
     for kind in args.kinds:
         models[f"llama.cpp {kind}"] = Llama(
             llama, files[kind], vocab=vocab, threads=args.threads, **room

@@ -172,6 +172,13 @@ class FamilySpec(Protocol):
         ...
 
     @property
+    def sees_images(self) -> bool:
+        """Whether the model has a vision tower. Without one, requests have no images: nobody asks
+        for a `recipe`, a `sample`, `settings`; counts and sizes of images are 0.
+        """
+        ...
+
+    @property
     def pixel_bounds(self) -> PixelBounds:
         """The model's own; a request may narrow them."""
         ...

@@ -40,11 +40,11 @@ class ModelOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto: cuda if there is one."""
     quantization: QuantizationMode = "auto"
-    """Matrices of the language model in 8 bits. auto: as the checkpoint has them, where the
-    processor can; others (of 4 bits, FP8) in the number format of --dtype. int8 (on cpu): made so
-    at load, head included, and rows as they come; half the memory of 16 bits and about 0.6 of the
-    time of a decode step, for a little accuracy. none: in the number format of --dtype, whatever
-    the checkpoint has.
+    """Matrices of the language model in 8 or 4 bits. auto: as the checkpoint has them, where the
+    device can; others in the number format of --dtype. int8, int4 (on cpu): made so at load, and
+    rows as they come in 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of a
+    decode step, for a little accuracy. int4 (needs saccade[cpu]): 0.3 and 0.4, for more of it; the
+    head stays in 8 bits. none: in the number format of --dtype, whatever the checkpoint has.
     """
     kv_cache_dtype: KVDtype = "auto"
     """Number format of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so that twice as
@@ -493,6 +493,10 @@ class RoleOptions:
     """The servers of role encode, as http://HOST:PORT,...; an image's digest says which one encodes
     it. Every server of role language must name them alike.
     """
+    encoders_file: str | None = None
+    """A file with the same, one a line, in place of --encoders: it is read again while the server
+    runs, so encoders may come, go and move. Until it names one, images are encoded here.
+    """
     encoder_key: str | None = None
     """The encoders' --api-key. Also read from SACCADE_ENCODER_KEY, which keeps it out of process
     lists.
@@ -508,9 +512,12 @@ class RoleOptions:
         above(0, self, "encoder_timeout")
         at_least(1, self, "encoder_connections")
         named(self, "encoders")
-        if (self.role == "language") != bool(self.encoders):
+        if self.encoders and self.encoders_file is not None:
+            raise ConfigError("--encoders and --encoders-file: say who encodes in one of them")
+        if (self.role == "language") != bool(self.encoders or self.encoders_file):
             raise ConfigError(
-                "--role language and --encoders go together: say who encodes, or leave both out"
+                "--role language goes with --encoders or --encoders-file: say who encodes, or "
+                "leave both out"
             )
 
     @property
@@ -537,6 +544,10 @@ Without end, as is the library's choice, threads that share their cores with any
 each other's time slices: 40 times slower. Not at all, and each operation of a small model waits for
 threads to wake: 1.6 times slower where nothing else runs (LOG.md).
 """
+ALLOCATION = "expandable_segments:True"
+"""Embeddings have sizes of all kinds: in segments of fixed sizes they leave gaps that nothing fits
+into.
+"""
 
 
 def check_folder(option: str, name: str) -> None:
@@ -550,12 +561,15 @@ def check_folder(option: str, name: str) -> None:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of the engine process: what the user has, and a bound on OpenMP's spinning
-    unless the user has set one.
+    """The environment of the engine process and its workers: what the user has; a bound on
+    OpenMP's spinning, and segments of GPU memory that grow, unless the user has said otherwise.
     """
-    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        return dict(os.environ)
-    return {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
+    environment = dict(os.environ)
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
+        environment["GOMP_SPINCOUNT"] = OPENMP_SPINS
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+        environment["PYTORCH_ALLOC_CONF"] = ALLOCATION
+    return environment
 
 
 def usable_cores() -> int:

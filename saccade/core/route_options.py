@@ -52,13 +52,17 @@ class RouteOptions(SpreadOptions):
     """
     port: int = 8100
     """Port to listen on; 0 picks a free one."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may read what the router itself answers; "*" for any. Give the servers
+    the same: their answers pass as they are.
+    """
     shutdown_grace: float = 30.0
     """Seconds that requests get to finish when the router is told to stop."""
 
     def __post_init__(self) -> None:
         SpreadOptions.__post_init__(self)
         filled(self, "workers")
-        named(self, "workers")
+        named(self, "workers", "cors_origins")
         at_least(0, self, "port", "shutdown_grace")
         at_most(65535, self, "port")
 
@@ -79,6 +83,11 @@ class DeployOptions:
     """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs."""
     cpus: float = 4.0
     """CPU cores that Ray books for each server. Ray books, and hinders nobody."""
+    encoders: int = 0
+    """Servers of role encode, which encode the images of all others; each has as much of the
+    cluster as the others have. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to that
+    of SACCADE_API_KEY where Ray starts.
+    """
     ingresses: int = 1
     """Processes that take requests and rank servers."""
     max_ongoing: int = 256
@@ -94,7 +103,7 @@ class DeployOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "replicas", "max_replicas", "ingresses", "max_ongoing", "port")
-        at_least(0, self, "gpus", "drain")
+        at_least(0, self, "gpus", "drain", "encoders")
         above(0, self, "cpus", "target_requests")
         at_most(65535, self, "port")
         if self.max_replicas is not None and self.max_replicas < self.replicas:

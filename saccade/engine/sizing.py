@@ -6,6 +6,7 @@ decided. Knows sizes and counts only; nothing of tensors.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 from contextlib import suppress
@@ -50,7 +51,6 @@ Steps of a quarter and less: what pads is computed in vain. Larger packs keep a 
 graph.
 """
 
-
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
 """Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
@@ -74,7 +74,6 @@ times the hidden size at a time, and embeddings may be several times that size. 
 was ever measured.
 """
 
-
 TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
 """By a GPU's major architecture; flash where none is named. Not measured: on Hopper torch's kernel
 for heads of 72 was read to use no product of that architecture and to spill, where ours uses them
@@ -83,7 +82,6 @@ and does not; estimates for 14,400 patches are 126 and 91 ms. `make gpu-check` i
 FLASH_LIKE = ("flash", "cudnn", "fa4")
 """What needs a GPU and a dtype of 16 bits."""
 
-
 LARGE_IMAGE = 1440, 2560
 """(height, width) in pixels."""
 LARGE_IMAGE_STEPS = 8
@@ -91,7 +89,6 @@ LARGE_IMAGE_STEPS = 8
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
-
 
 STATES_PART = 4
 """Unless told otherwise, states of running sequences take at most one part in so many of the memory
@@ -327,8 +324,10 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
 
 def tower_budget(spec: FamilySpec) -> int:
     """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
-    a part of a large image, so that no step is much longer than others.
+    a part of a large image, so that no step is much longer than others. 0 without a tower.
     """
+    if not spec.sees_images:
+        return 0
     patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
     return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
 
@@ -365,7 +364,8 @@ def has_fa4() -> bool:
 def resolve_encoder(
     engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits. A model without a
+    vision tower has no graphs of it.
 
     Raises ConfigError where a setting cannot work.
     """
@@ -375,10 +375,12 @@ def resolve_encoder(
             "--mm-attention-backend cudnn: it plans anew for each shape, so that it runs in graphs "
             "only, and --disable-vit-graph is set"
         )
-    if attention == "sdpa" or engine.disable_vit_graph:
+    if attention == "sdpa" or engine.disable_vit_graph or not spec.sees_images:
         if engine.vit_graph_buckets:
             why = (
-                "--disable-vit-graph is set"
+                "this model has no vision tower"
+                if not spec.sees_images
+                else "--disable-vit-graph is set"
                 if engine.disable_vit_graph
                 else "graphs need --device cuda, and another --mm-attention-backend than sdpa"
             )
@@ -396,12 +398,15 @@ def resolve_encoder(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Bytes of the pixel arena. Raises ConfigError where the model's largest picture, as uint8 RGB,
+    """Bytes of the pixel arena, the least that there can be for a model that sees no images. Raises
+    ConfigError where the model's largest picture, as uint8 RGB,
     would not fit.
 
     `max_image_pixels` makes none smaller: it bounds what is sent, and a request's `min_pixels`
     enlarges that up to the model's bound.
     """
+    if not spec.sees_images:
+        return mmap.PAGESIZE
     most = spec.largest_image.pixels
     if media.arena_mb * MIB < 3 * most:
         raise ConfigError(
@@ -425,10 +430,13 @@ def resolve_embeddings(
     host_left: int,
     keep: PinOptions,
 ) -> EmbeddingBudgets:
-    """`left`, `host_left`: bytes of device and host that nothing else has claimed.
+    """`left`, `host_left`: bytes of device and host that nothing else has claimed. Nothing for a
+    model that sees no images.
 
     Raises ConfigError.
     """
+    if not spec.sees_images:
+        return EmbeddingBudgets(0)
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
     device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
     device = (

@@ -46,7 +46,6 @@ def describe(
         f"{_describe_kv(config.kv)}"
     )
     state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
-    bounds = spec.pixel_bounds
     each = " per rank" if parallel.ranks > 1 else ""
     shared = (
         f"{parallel.ranks}, sums by {parallel.all_reduce}, vision tower shared by "
@@ -59,13 +58,26 @@ def describe(
         *((("quantised", facts.quantised + each),) if facts.quantised else ()),
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
-        (
-            "vision tower",
-            f"{config.encoder.attention} attention, "
-            f"{_count(config.encode_patches, 'patch')} per step",
-        ),
+        ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
-        ("embedding cache", _describe_embeddings(config.embeddings, facts.saved) + each),
+        *(_describe_images(config, spec, facts.saved, each) if spec.sees_images else ()),
+    )
+
+
+def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
+    if not spec.sees_images:
+        return "none: this model takes text only"
+    patches = _count(config.encode_patches, "patch")
+    return f"{config.encoder.attention} attention, {patches} per step"
+
+
+def _describe_images(
+    config: EngineConfig, spec: FamilySpec, saved: int, each: str
+) -> tuple[tuple[str, str], ...]:
+    """What a model that sees no images does not have."""
+    bounds = spec.pixel_bounds
+    return (
+        ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
         ("resized pictures", f"{bounds.min_pixels} to {bounds.max_pixels} pixels"),
     )
 

@@ -47,11 +47,13 @@ ARCHITECTURES = {
     "Qwen3VLMoeForConditionalGeneration": QWEN_VL,
     "Qwen3_5ForConditionalGeneration": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
+    "Qwen3_5ForCausalLM": QWEN3_5,
+    "Qwen3_5MoeForCausalLM": QWEN3_5,
     "InternVLForConditionalGeneration": INTERNVL,
 }
 MODEL_TYPES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), QWEN_VL),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), QWEN3_5),
     "internvl": INTERNVL,
 }
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from saccade.core.arena import Arena
+from saccade.core.config import Role
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
     EngineOptions,
@@ -47,6 +50,7 @@ def build_front(
     # The engine decides this, once it sees the device; what works on no device need not wait for
     # it.
     check_one_disk(engine, pins)
+    check_role(role.role, spec)
     half = options.dtype != "float32"
     resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
     tokenizer = Tokenizer.load(folder)
@@ -67,3 +71,11 @@ def build_front(
     )
     link = EngineProcess(folder, options, engine, parallel, arena, words, pins, role.role)
     return Front(intake, link, metrics, max_requests)
+
+
+def check_role(role: Role, spec: FamilySpec) -> None:
+    """Raises ConfigError where a model without a vision tower is to share its images' work."""
+    if role != "all" and not spec.sees_images:
+        raise ConfigError(
+            f"--role {role}: this model has no vision tower, so no images to encode; use --role all"
+        )

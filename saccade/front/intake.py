@@ -207,7 +207,7 @@ class Intake:
         wish, offer = self._wish(ask), _offer(ask)
         share = client.share(ask.cache_salt)
         choose(_marks(ask), ask.cache)
-        self.media.check_count(_sources(ask))
+        self.media.check_sources(_sources(ask))
         encoded = await self._encoded(ask, context_length)
         self._check_room(ask, len(encoded.tokens), context_length)
         until = reasoning.CLOSE if encoded.reasoning == "open" else None

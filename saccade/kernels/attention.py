@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels import blockwise
+
 Backend = Literal["triton", "flash", "cudnn", "fa4", "sdpa"]
 """Of attention within segments.
 
@@ -54,6 +56,8 @@ def causal_attention(
         return F.scaled_dot_product_attention(
             q.view(1, kv_heads, group, dim), k, v, scale=scale
         ).reshape(1, heads, dim)
+    if blockwise.pays(q, length * group, keys):
+        return blockwise.attend(q, k[0], v[0], scale, causal=True)
     # The members of a group become the batch, over which keys and values are expanded without a
     # copy.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
@@ -243,11 +247,9 @@ def _fa4_segments(
 def _sdpa_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Neighbouring segments of equal length are one batched call."""
+    """Neighbouring segments of equal length are one batched call, unless each is long."""
     if len(k) > len(q):
-        queries, keys, values = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
-        return attended.squeeze(0).transpose(0, 1)
+        return _whole(q, k, v, scale)
     lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     start = 0
@@ -256,13 +258,30 @@ def _sdpa_segments(
         if not length:
             continue
         rows = slice(start, start + count * length)
+        start = rows.stop
+        if blockwise.pays(q, length, length):
+            for first in range(rows.start, rows.stop, length):
+                one = slice(first, first + length)
+                out[one] = _whole(q[one], k[one], v[one], scale)
+            continue
         queries, keys, values = (
             x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)
         )  # [B, H, L, D]
         attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
         out[rows].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
-        start = rows.stop
     return out
+
+
+def _whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of q [L, H, D] to all of k, v [K, H, D]."""
+    keys, values = k.transpose(0, 1), v.transpose(0, 1)
+    if blockwise.pays(q, len(q), len(k)):
+        return blockwise.attend(q, keys, values, scale, causal=False)
+    queries = q.transpose(0, 1).unsqueeze(0)
+    attended = F.scaled_dot_product_attention(
+        queries, keys.unsqueeze(0), values.unsqueeze(0), scale=scale
+    )
+    return attended.squeeze(0).transpose(0, 1)
 
 
 BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {

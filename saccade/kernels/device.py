@@ -1,4 +1,4 @@
-"""Where Triton's and Numba's kernels run in place of PyTorch's operations; what a GPU can do."""
+"""Where work is done by what is compiled for it, and what a device can do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+
+from saccade.kernels.vnni import runs_vnni
 
 FIRST_FP8 = (8, 9)
 """Compute capability from which on a GPU converts from and to FP8."""
@@ -22,7 +24,7 @@ def has_fp8(device: torch.device) -> bool:
 
 def has_int4(device: torch.device) -> bool:
     """Whether products take matrices of 4 bits as they are."""
-    return device.type == "cuda"
+    return device.type == "cuda" or (device.type == "cpu" and runs_vnni())
 
 
 @cache
@@ -41,6 +43,18 @@ def has_room(device: torch.device) -> bool:
     else a kernel may have 99 KB.
     """
     return HOPPER <= generation(device) < FIRST_SMALL
+
+
+def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch multiplies FP8 by FP8 there, with a scale for each row of either, to values
+    of that dtype. Asked when a model is loaded.
+    """
+    return has_fp8(device) and dtype == torch.bfloat16
+
+
+def multiplies_blocks(device: torch.device) -> bool:
+    """Whether such products may have scales in blocks: PyTorch asks for Hopper."""
+    return HOPPER <= generation(device) < HOPPER + 10
 
 
 def runs_triton(x: torch.Tensor) -> bool:

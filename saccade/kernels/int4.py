@@ -21,6 +21,12 @@ LEAST_GROUP = 32
 """Inputs that share a scale divide by this: so many are multiplied at a time."""
 MIDDLE = 8
 """The number that means 0 where a matrix has no zero points."""
+LARGEST = 15
+"""Largest number."""
+LEAST_SCALE = 1e-30
+"""In place of 0, for groups of zeros."""
+BLOCK_VALUES = 1 << 17
+"""Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
 EACH = 8
 """Numbers of a word."""
 
@@ -111,6 +117,27 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
     return whole
 
 
+def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
+    """`weight` [out, in], each `group` neighbours by the least and the largest of them."""
+    outputs, inputs = weight.shape
+    groups = -(-inputs // group)
+    numbers = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, groups, device=weight.device)
+    zeros = torch.empty(outputs, groups, dtype=torch.uint8, device=weight.device)
+    step = max(1, BLOCK_VALUES // max(1, inputs))
+    for first in range(0, outputs, step):
+        some = slice(first, first + step)
+        wide = F.pad(weight[some].float(), (0, groups * group - inputs))
+        wide = wide.view(-1, groups, group)
+        least, most = wide.amin(2).clamp_max_(0), wide.amax(2).clamp_min_(0)
+        scale = (most - least).div_(LARGEST).clamp_min_(LEAST_SCALE)
+        zero = (-least / scale).round_()
+        made = (wide / scale.unsqueeze(2)).round_().add_(zero.unsqueeze(2)).clamp_(0, LARGEST)
+        numbers[some] = made.view(-1, groups * group)[:, :inputs]
+        scales[some], zeros[some] = scale, zero
+    return pack_int4(numbers, scales, zeros, group)
+
+
 def pad_int4_outputs(matrix: Int4Matrix, sizes: Sequence[int], more: int) -> Int4Matrix:
     """The matrix, which is parts of so many outputs, with `more` outputs of 0 behind each."""
     words, scales, zeros, *_ = matrix
@@ -119,7 +146,7 @@ def pad_int4_outputs(matrix: Int4Matrix, sizes: Sequence[int], more: int) -> Int
         return torch.cat([F.pad(part, (0, more)) for part in values.split([*sizes], 1)], 1)
 
     return matrix._replace(
-        words=widen(words.t()).t().contiguous(),
+        words=torch.cat([F.pad(part, (0, 0, 0, more)) for part in words.split([*sizes])]),
         scales=widen(scales),
         zeros=None if zeros is None else widen(zeros),
     )

@@ -12,6 +12,7 @@ Imported only where it runs: on a GPU, or in Triton's interpreter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,12 +34,18 @@ class Cut(NamedTuple):
     stages: int
 
 
-FEW = (Cut(16, 16, 4, 4, 4), Cut(64, 32, 2, 4, 3))
-"""Each for at most so many rows: what they cost is the weights' way. Programs are small and their
-inputs split among warps, so that a matrix of few outputs has enough in flight."""
-MANY = Cut(128, 128, 1, 8, 3)
-MANY_WIDE = Cut(32, 64, 1, 4, 2)
+FEW = (Cut(16, 64, 4, 8, 3), Cut(16, 32, 4, 4, 4), Cut(16, 16, 4, 4, 4))
+SOME = (Cut(64, 128, 1, 8, 3), Cut(64, 32, 2, 4, 3))
+MANY = (Cut(128, 128, 1, 8, 3), Cut(64, 64, 1, 4, 3))
+"""For at most 16 rows, at most 64, and more; of each the first that makes enough programs, else the
+last. What few rows cost is the weights' way, so programs are small and their inputs split among
+warps; but each program reads all rows, so they are no smaller than they need be.
+"""
+SOME_WIDE = SOME[1:]
+MANY_WIDE = (Cut(32, 64, 1, 4, 2),)
 """For 32-bit values."""
+PROGRAMS = 120
+"""About as many as a data centre's GPU has multiprocessors."""
 WORDS = tl.constexpr(16)
 """Of a chunk."""
 QUARTER = tl.constexpr(32)
@@ -210,8 +217,7 @@ def launch_int4(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) 
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    few = next((cut for cut in FEW if rows <= cut.rows), None)
-    cut = few or (MANY if x.element_size() == 2 else MANY_WIDE)
+    cut = _cut(rows, outputs, x.element_size())
     grid = (triton.cdiv(outputs, cut.outputs), triton.cdiv(rows, cut.rows))
     shape = {
         "outputs": outputs,
@@ -225,7 +231,7 @@ def launch_int4(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) 
         "num_warps": cut.warps,
         "num_stages": cut.stages,
     }
-    if few:
+    if cut.splits > 1:
         shape |= {"has_order": order is not None, "splits": cut.splits}
         _few[grid](x, words, scales, zeros, order, bias, out, rows, x.stride(0), **shape)
         return out
@@ -233,3 +239,16 @@ def launch_int4(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) 
         x = x.index_select(1, order)
     _many[grid](x, words, scales, zeros, bias, out, rows, x.stride(0), **shape)
     return out
+
+
+def _cut(rows: int, outputs: int, item: int) -> Cut:
+    if rows <= FEW[0].rows:
+        cuts: Sequence[Cut] = FEW
+    elif rows <= SOME[0].rows:
+        cuts = SOME if item == 2 else SOME_WIDE
+    else:
+        cuts = MANY if item == 2 else MANY_WIDE
+    for cut in cuts:
+        if triton.cdiv(rows, cut.rows) * triton.cdiv(outputs, cut.outputs) >= PROGRAMS:
+            return cut
+    return cuts[-1]

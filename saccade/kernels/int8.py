@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from saccade.kernels.panels import STEPS, bytes_linear, pack_bytes, pad_scales
+from saccade.kernels.vnni import runs_vnni
+
 LARGEST = 127
 """Largest value of a quantised number, of either sign."""
 ZERO = 128
@@ -27,7 +30,8 @@ BLOCK_VALUES = 1 << 17
 class Int8Matrix(NamedTuple):
     """matrix[o, i] is about values[o, i] * scales[o].
 
-    values: int8 [out, in], from `pack_int8` in oneDNN's blocks. scales: float32 [out].
+    values: int8 [out, in]; from `pack_int8` int32 words in panels where there are functions for
+    those, else int8 in oneDNN's blocks. scales: float32 [out].
     """
 
     values: torch.Tensor
@@ -58,6 +62,8 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 
 def pack_int8(matrix: Int8Matrix) -> Int8Matrix:
     """`matrix` in the form that `int8_linear` takes; nothing else can read it."""
+    if runs_vnni() and matrix.values.shape[1] and matrix.values.shape[1] % STEPS[8] == 0:
+        return Int8Matrix(pack_bytes(matrix.values), pad_scales(matrix.scales))
     return Int8Matrix(torch.ops.onednn.qlinear_prepack(matrix.values, None), matrix.scales)
 
 
@@ -92,6 +98,8 @@ def int8_linear(
     """x [T, in] @ matrix.T + bias, [T, out] in `dtype` (None: that of `x`), with a matrix from
     `pack_int8`.
     """
+    if matrix.values.dtype == torch.int32:
+        return bytes_linear(x, *matrix, bias, dtype)
     rows, scales = quantise_rows(x)
     products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         rows,
@@ -126,9 +134,7 @@ def int8_linear_reference(
 def _scale(
     products: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    if dtype == products.dtype and bias is None:
-        return products.mul_(scales)
-    y = torch.empty(products.shape, dtype=dtype)
-    if bias is None:
-        return torch.mul(products, scales, out=y)
-    return torch.addcmul(bias.float(), products, scales, out=y)
+    if dtype != products.dtype and bias is None:
+        return torch.mul(products, scales, out=torch.empty(products.shape, dtype=dtype))
+    products.mul_(scales)
+    return products if bias is None else products.add_(bias).to(dtype)

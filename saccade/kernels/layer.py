@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device
-from saccade.kernels.fp8 import put_rows
+from saccade.kernels.fp8 import FEW_ROWS, Rows, put_rows, quantise_rows
 from saccade.kernels.linear import Activation, activate
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.paged import PagedCache
@@ -92,6 +92,22 @@ def add_rms_norm(
     return total, rms_norm(total, weight, eps)
 
 
+def add_rms_norm_rows(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
+) -> tuple[torch.Tensor, Rows]:
+    """`add_rms_norm` for a product that takes many rows in 8 bits, of which `group` inputs share a
+    scale (`linear.wanted_group`; 0: it takes none): the norm of so many is.
+    """
+    if not group or len(x) <= FEW_ROWS:
+        return add_rms_norm(x, delta, weight, eps)
+    if device.runs_triton(x):
+        from saccade.kernels.scaled_gpu import launch_add_norm_scaled
+
+        return launch_add_norm_scaled(x, delta, weight, eps, group)
+    total = x + delta
+    return total, quantise_rows(rms_norm(total, weight, eps), group)
+
+
 def add_layer_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,3 +132,14 @@ def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
         return compiled_silu_gate(gate_up)
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
+
+
+def gate_rows(gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
+    """`gate` for such a product."""
+    if not group or len(gate_up) <= FEW_ROWS:
+        return gate(gate_up, act)
+    if act == "silu" and device.runs_triton(gate_up):
+        from saccade.kernels.scaled_gpu import launch_silu_gate_scaled
+
+        return launch_silu_gate_scaled(gate_up, group)
+    return quantise_rows(gate(gate_up, act), group)

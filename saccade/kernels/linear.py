@@ -14,12 +14,22 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels import device
 from saccade.kernels.activation import gelu_tanh
-from saccade.kernels.fp8 import Fp8Matrix, fp8_linear, pad_fp8_inputs, pad_fp8_outputs
+from saccade.kernels.fp8 import (
+    Fp8Matrix,
+    Rows,
+    fp8_linear,
+    pad_fp8_inputs,
+    pad_fp8_outputs,
+    rows_group,
+)
 from saccade.kernels.int4 import Int4Matrix, int4_linear, pad_int4_inputs, pad_int4_outputs
 from saccade.kernels.int8 import Int8Matrix, int8_linear
+from saccade.kernels.panels import Int4Panels, pack_panels, panels_linear
+from saccade.kernels.vnni import runs_vnni
 
-Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix
+Matrix = torch.Tensor | Int8Matrix | Fp8Matrix | Int4Matrix | Int4Panels
 """A weight of products. An Int8Matrix is packed, wherever there is one."""
 Activation = Literal["none", "gelu", "gelu_tanh", "silu", "quick_gelu"]
 
@@ -59,7 +69,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def ready(weight: Matrix) -> Matrix:
-    """`weight` as `linear` takes it: one in 8 or 4 bits already is."""
+    """`weight` as `linear` takes it: one in 8 bits already is, and one in 4 bits on a GPU."""
+    if isinstance(weight, Int4Matrix) and not device.runs_triton(weight.words) and runs_vnni():
+        return pack_panels(weight)
     return pack(weight) if isinstance(weight, torch.Tensor) else weight
 
 
@@ -97,19 +109,31 @@ def _packs(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32 and weight.numel() >= LEAST_VALUES
 
 
+def wanted_group(weight: Matrix) -> int:
+    """Inputs of a row that share a scale, where products of many rows with `weight` take these in
+    8 bits; else 0.
+    """
+    return rows_group(weight) if isinstance(weight, Fp8Matrix) else 0
+
+
 def linear(
-    x: torch.Tensor,
+    x: Rows,
     weight: Matrix,
     bias: torch.Tensor | None = None,
     activation: Activation = "none",
 ) -> torch.Tensor:
-    """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`."""
-    if isinstance(weight, Int8Matrix):
-        return activate(int8_linear(x, weight, bias), activation)
+    """activation(x @ weight.T + bias) [..., out] with a weight from `pack` or `pack_int8`. Rows in
+    8 bits are for weights that want these.
+    """
     if isinstance(weight, Fp8Matrix):
         return activate(fp8_linear(x, weight, bias), activation)
+    assert isinstance(x, torch.Tensor)
+    if isinstance(weight, Int8Matrix):
+        return activate(int8_linear(x, weight, bias), activation)
     if isinstance(weight, Int4Matrix):
         return activate(int4_linear(x, weight, bias), activation)
+    if isinstance(weight, Int4Panels):
+        return activate(panels_linear(x, weight, bias), activation)
     if not weight.is_mkldnn:
         return activate(F.linear(x, weight, bias), activation)
     fused = FUSED.get(activation)

@@ -2,8 +2,7 @@
 
 Rows are put in the order of their experts, so that each expert that has rows is one product over
 them, and an expert without rows is not touched: decoding one row reads as many experts as it goes
-to. On a GPU the same is one grouped product, of which the host needs to know no lengths. Owns
-nothing.
+to. On a GPU the same is `experts.py`'s, where the host knows no lengths. Owns nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from saccade.kernels import device
-from saccade.kernels.fp8 import Fp8Experts, dense
+from saccade.kernels.experts import Stack, stacked_mlp
 from saccade.kernels.layer import gate
 from saccade.kernels.linear import Activation, Matrix, linear
 
@@ -39,10 +38,6 @@ class Places(NamedTuple):
     up: tuple[int, ...]
     down: tuple[int, ...]
     width: int
-
-
-Stack = torch.Tensor | Fp8Experts
-"""The matrices of all experts in one."""
 
 
 class Experts(NamedTuple):
@@ -76,8 +71,8 @@ def expert_mlp(
     nothing.
     """
     if isinstance(experts.up, Stack) and isinstance(experts.down, Stack):
-        each = _grouped(x, routes.experts - first, experts.up, experts.down, act)
-        return _weighed(each, routes.shares)
+        assert act == "silu"
+        return stacked_mlp(x, routes.experts, routes.shares, experts.up, experts.down, first)
     assert not isinstance(experts.up, Stack) and not isinstance(experts.down, Stack)
     # The host says which rows go where: a few dozen numbers are put in order in less time than one
     # operation on tensors takes, and the lengths are needed there anyway.
@@ -99,12 +94,7 @@ def expert_mlp(
     y = _each(gate(_each(rows, experts.up, runs), act), experts.down, runs)
     whole = y.new_zeros if len(order) < len(numbers) else y.new_empty
     each = whole(len(numbers), y.shape[1]).index_copy_(0, torch.tensor(order), y)
-    return _weighed(each, routes.shares)
-
-
-def _weighed(each: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """The sum of rows [T K, H] by shares [T, K]."""
-    return (each.view(*shares.shape, -1) * shares.unsqueeze(-1)).sum(1)
+    return (each.view(len(x), top, -1) * routes.shares.unsqueeze(-1)).sum(1)
 
 
 def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Places | None:
@@ -133,41 +123,6 @@ def _each(
         for (expert, _), rows in zip(runs, x.split([count for _, count in runs]))
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _grouped(
-    x: torch.Tensor, chosen: torch.Tensor, up: Stack, down: Stack, act: Activation
-) -> torch.Tensor:
-    """The same as two grouped products. Where each expert's rows end stays on the device; rows of
-    experts that are not here (`chosen` is below 0 or beyond the last) come last.
-
-    NOT YET RUN on a GPU.
-    """
-    flat = chosen.flatten()
-    count = _count(up)
-    owners = flat.masked_fill((flat < 0) | (flat >= count), count)
-    owners, order = owners.sort(stable=True)  # [T K], by expert
-    numbers = torch.arange(count, device=owners.device)
-    ends = torch.searchsorted(owners, numbers, right=True).int()  # [E]
-    rows = x.index_select(0, order // chosen.shape[1])
-    found = grouped_linear(gate(grouped_linear(rows, up, ends), act), down, ends)
-    # Nothing was written for what is not here.
-    found = found.masked_fill_((owners == count).unsqueeze(1), 0)
-    return torch.empty_like(found).index_copy_(0, order, found)
-
-
-def _count(stack: Stack) -> int:
-    return len(stack.values if isinstance(stack, Fp8Experts) else stack)
-
-
-def grouped_linear(x: torch.Tensor, stack: Stack, ends: torch.Tensor) -> torch.Tensor:
-    """Rows x [N, in] by the matrices of their experts, [N, out]; expert e's rows end before
-    ends[e], int32 [E] on the device. Rows beyond the last are not written.
-    """
-    if isinstance(stack, Fp8Experts):
-        stack = dense(stack).to(x.dtype)
-    product: torch.Tensor = torch._grouped_mm(x, stack.transpose(-2, -1), offs=ends)
-    return product
 
 
 def stacks(x: torch.Tensor) -> bool:

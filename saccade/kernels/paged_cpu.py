@@ -9,6 +9,7 @@ Imported only where it runs (`device.runs_jit`).
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numba
 import numpy as np
@@ -179,7 +180,7 @@ def _attend(dim: int, group: int) -> Kernel:
         item = claim(block)
         while item < block[1]:
             row, first = item // parts, item % parts * mine
-            length, at = np.int64(lengths[row]), (row * kv_heads + first) * group * dim
+            length, at = int(lengths[row]), (row * kv_heads + first) * group * dim
             pages = (table, lines[row] * width, page, kv_heads * dim, first * dim)
             query = item * heads * (2 * dim + BLOCK_KEYS + 3)
             summed = query + heads * dim
@@ -194,10 +195,10 @@ def _attend(dim: int, group: int) -> Kernel:
                 work[tops + each] = work[before + each] = -np.float32(np.inf)
                 work[masses + each] = np.float32(0)
             for start in range(0, length, BLOCK_KEYS):
-                more, last = min(BLOCK_KEYS, length - start), length - 1
-                end = start + more
+                end = min(start + BLOCK_KEYS, length)
+                last = length - 1
                 _score(work, spots, keys, block[3], pages, start, end, last, heads, group, dim)
-                _weigh(work, spots, more, heads, dim)
+                _weigh(work, spots, end - start, heads, dim)
                 _sum(work, spots, values, block[4], pages, start, end, last, heads, group, dim)
             for each in range(heads):
                 share = np.float32(1) / max(work[masses + each], np.float32(1e-30))

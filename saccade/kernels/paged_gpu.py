@@ -291,7 +291,8 @@ def _launch_decode(
         )
 
 
-def _prefill_tile(q: torch.Tensor) -> Tile:
+def prefill_tile(q: torch.Tensor) -> Tile:
+    """What prefill is cut into on the device of `q`."""
     if q.element_size() > 2:
         return PREFILL_WIDE
     return PREFILL if device.has_room(q.device) else PREFILL_SMALL
@@ -308,7 +309,7 @@ def _launch_prefill(
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
     group = heads // kv_heads
-    tile = tile or _prefill_tile(q)
+    tile = tile or prefill_tile(q)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     count = len(rows.kv_lengths) - rows.singles

@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from saccade.core.arena import Arena
 from saccade.core.config import DISK_BLOCK
+from saccade.core.errors import ConfigError
 from saccade.core.exchange import (
     ENCODE_PATH,
     GIVEN_HEADER,
@@ -44,6 +46,12 @@ SENT_AT_ONCE = 16 * DISK_BLOCK
 AWAY_SECONDS = 1.0
 LONGEST_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
+LOOK_SECONDS = 1.0
+"""--encoders-file is read at most so often."""
+LOOK_PATIENCE = 1.0
+"""Seconds that an image waits for that; who encodes then stays as it was."""
+MOST_LISTED = 1 << 16
+"""Characters of that file that are read."""
 MOST_SAID = 2000
 """Bytes of a refusal that are read."""
 
@@ -103,8 +111,11 @@ class Encoders:
         self._options = options
         self._arena = arena
         self._metrics = metrics
-        every = (_Encoder(url, options.encoder_connections) for url in options.pool)
-        self._encoders = {each.name: each for each in every}
+        self._encoders: dict[str, _Encoder] = {}
+        self._name(options.pool)
+        self._look_at = 0.0  # into the file
+        self._looking = asyncio.Lock()
+        self._wrong = ""  # with the file, at the last look
         self.tower = Tower()
         self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
 
@@ -145,10 +156,16 @@ class Encoders:
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
         """Whether an embedding may be asked for, and has room."""
-        return bool(self._encoders) and 0 < self.tower.nbytes(num_tokens) <= slot.room
+        asks = self._options.role == "language"
+        return asks and 0 < self.tower.nbytes(num_tokens) <= slot.room
 
     async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
         begun = time.monotonic()
+        if self._options.encoders_file is not None:
+            async with self._looking:  # whoever comes meanwhile waits for the same look
+                if begun >= self._look_at:
+                    await self._look(Path(self._options.encoders_file))
+                    self._look_at = time.monotonic() + LOOK_SECONDS
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
             return Asked("away")
@@ -171,6 +188,28 @@ class Encoders:
         if why.lasting:
             encoder.failed(why)
         return Asked(why.kind, (time.monotonic() - begun) * 1e3)
+
+    async def _look(self, path: Path) -> None:
+        """Who encodes, by the file. What it cannot tell stays as it was."""
+        try:
+            async with asyncio.timeout(LOOK_PATIENCE):
+                told = await asyncio.to_thread(_listed, path)
+            if set(told) != set(self._encoders):
+                self._name(told)
+                log.info("encoders: %s", ", ".join(told) or "none, by their file")
+            self._wrong = ""
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            if str(error) != self._wrong:  # said once, not once a second
+                self._wrong = str(error)
+                log.warning("--encoders-file: %s", error)
+
+    def _name(self, urls: Sequence[str]) -> None:
+        """These are asked from now on. Raises ConfigError."""
+        most, before = self._options.encoder_connections, self._encoders
+        every = [before.get(url) or _Encoder(url, most) for url in urls]
+        self._encoders = {each.name: each for each in every}
+        for name in before.keys() - self._encoders.keys():
+            before[name].upstream.drop()
 
     async def _exchange(
         self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
@@ -235,6 +274,13 @@ class Encoders:
         digest = await asyncio.to_thread(partial(_digest, target))
         if digest != given.blake3:
             raise NoEmbedding("damaged", "the checksum of an embedding is wrong")
+
+
+def _listed(path: Path) -> list[str]:
+    """The encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
+    with path.open() as file:
+        lines = file.read(MOST_LISTED).split()
+    return [parse_worker(line, "--encoders-file")[0] for line in lines]
 
 
 def _digest(values: memoryview) -> str:

@@ -190,8 +190,9 @@ class Media:
         self._spent: dict[ImageKey, Spent] = {}  # same keys
 
     def start(self) -> None:
-        """Start the image workers in the background."""
-        self._pool.start()
+        """Start the image workers in the background, where the model sees images."""
+        if self._spec.sees_images:
+            self._pool.start()
 
     async def close(self) -> None:
         await self.encoders.close()
@@ -208,7 +209,7 @@ class Media:
         The first that fails ends the others. `client` is who takes turns with others; by default
         the salt. Raises as `open` does.
         """
-        self.check_count(sources)
+        self.check_sources(sources)
         asker, reads = asker or Asker(salt), dict[Hashable, asyncio.Task[_Read]]()
         for source in sources:
             if (name := _name(source.url)) not in reads:
@@ -225,8 +226,12 @@ class Media:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def check_count(self, sources: Sequence[ImageSource]) -> None:
-        """Raises InvalidRequest for more images than one request may have."""
+    def check_sources(self, sources: Sequence[ImageSource]) -> None:
+        """Raises InvalidRequest for images that a model without vision is sent, and for more of
+        them than one request may have.
+        """
+        if sources:
+            self._check_seen(sources[0].param)
         limit = self._options.max_images_per_request
         if len(sources) > limit:
             raise InvalidRequest(
@@ -341,14 +346,25 @@ class Media:
     async def check(self, data: bytes, param: str) -> None:
         """Whether a request could name these bytes as a picture.
 
-        Raises ImageError or TooLarge with the reason why not.
+        Raises InvalidRequest, ImageError or TooLarge with the reason why not.
         """
+        self._check_seen(param)
         try:
             self._fetcher.check_size(len(data))
             name = await asyncio.to_thread(digest, data)
             await self._header(name, data, Asker().request)
         except (ImageError, TooLarge) as error:
             raise _at(error, param) from error
+
+    def _check_seen(self, param: str) -> None:
+        """Raises InvalidRequest where the model has no vision tower."""
+        if not self._spec.sees_images:
+            raise InvalidRequest(
+                f"{param}: this model has no vision: it takes text only; send no images, or ask a "
+                "model that has a vision tower",
+                param,
+                "no_vision",
+            )
 
     def _check_fits(self, size: tuple[int, int]) -> None:
         """Raises ImageError.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
@@ -29,9 +30,9 @@ class AttentionShape:
 
 
 class CausalAttention:
-    """Query, key and value are one multiplication."""
+    """Query, key and value are one multiplication, whose `group` is this one's."""
 
-    __slots__ = ("heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
+    __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
         self, weights: Weights, name: str, shape: AttentionShape, shard: Shard, layer: int
@@ -48,6 +49,7 @@ class CausalAttention:
             Column(f"{name}.v_proj", kv, sharing),
         ]
         self.qkv = Linear.columns(weights, columns, shape.hidden, bias=shape.qkv_bias)
+        self.group = self.qkv.group
         self.out = RowLinear(weights, f"{name}.o_proj", q, shape.hidden, shard, bias=False)
         self.qk_norm: QKNorm | None = None
         if shape.qk_norm_eps is not None:
@@ -58,8 +60,8 @@ class CausalAttention:
             weight = weights.load(*each).view(self.heads + self.kv_heads, shape.head_dim)
             self.qk_norm = QKNorm(weight, shape.qk_norm_eps)
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
+    def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]"""
-        qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        qkv = self.qkv(x).unflatten(1, (self.heads + 2 * self.kv_heads, -1))
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
         return self.out(attended.flatten(1))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.linear import (
     Activation,
     Matrix,
@@ -20,6 +21,7 @@ from saccade.kernels.linear import (
     pad_inputs,
     pad_outputs,
     ready,
+    wanted_group,
 )
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -47,9 +49,12 @@ class Column:
 
 
 class Linear:
-    """activation(x @ weight.T + bias); `weight` [out, in] is packed (`kernels/linear.py`)."""
+    """activation(x @ weight.T + bias); `weight` [out, in] is packed (`kernels/linear.py`).
 
-    __slots__ = ("activation", "bias", "weight")
+    group: inputs that share a scale, where many rows may come in 8 bits; else 0.
+    """
+
+    __slots__ = ("activation", "bias", "group", "weight")
 
     def __init__(
         self,
@@ -58,10 +63,11 @@ class Linear:
         activation: Activation = "none",
     ) -> None:
         self.weight = ready(weight)
+        self.group = wanted_group(self.weight)
         self.bias = bias
         self.activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         return linear(x, self.weight, self.bias, self.activation)
 
     @classmethod
@@ -112,10 +118,10 @@ class Linear:
 
 class RowLinear:
     """A projection whose inputs are cut among ranks: each multiplies its slice, and the sum over
-    ranks is the answer.
+    ranks is the answer. group: as a Linear's.
     """
 
-    __slots__ = ("bias", "shard", "weight")
+    __slots__ = ("bias", "group", "shard", "weight")
 
     def __init__(
         self,
@@ -135,10 +141,11 @@ class RowLinear:
         if inner and (more := missing(part.wanted[1], weights.device)):
             matrix = pad_inputs(matrix, more)
         self.weight = ready(matrix)
+        self.group = wanted_group(self.weight)
         self.bias = weights.load(Part(f"{name}.bias", (outputs,))) if bias else None
         self.shard = shard
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         if self.shard.size == 1:
             return linear(x, self.weight, self.bias)
         y = self.shard.all_reduce(linear(x, self.weight))

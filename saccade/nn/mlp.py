@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.layer import gate
+from saccade.kernels.fp8 import Rows
+from saccade.kernels.layer import gate_rows
 from saccade.kernels.linear import Activation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.weights import Weights
@@ -64,9 +65,11 @@ class MLP:
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)); gate and up are one multiplication."""
+    """down(act(gate(x)) * up(x)); gate and up are one multiplication, whose `group` is this
+    one's.
+    """
 
-    __slots__ = ("act", "down", "gate_up")
+    __slots__ = ("act", "down", "gate_up", "group")
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class GatedMLP:
             weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias, inner=True
         )
         self.act = activation(act)
+        self.group = self.gate_up.group
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gate(self.gate_up(x), self.act))
+    def __call__(self, x: Rows) -> torch.Tensor:
+        return self.down(gate_rows(self.gate_up(x), self.act, self.down.group))

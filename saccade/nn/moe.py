@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix
-from saccade.kernels.linear import Matrix, linear, pack, ready
-from saccade.kernels.moe import Experts, Stack, expert_mlp, locate, route, stacks
+from saccade.core.errors import CheckpointError
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import FP8, Fp8Experts, Fp8Matrix, Rows
+from saccade.kernels.linear import Activation, Matrix, linear, pack, ready
+from saccade.kernels.moe import Experts, expert_mlp, locate, route, stacks
 from saccade.nn.linear import share
 from saccade.nn.mlp import activation
 from saccade.nn.weights import Part, Weights
@@ -44,10 +46,16 @@ class Mine(NamedTuple):
     width: slice
 
 
+Kept = Sequence[Matrix] | Stack
+"""The matrices of a rank's experts."""
+
+
 class SparseMLP:
     """Router and experts, in place of a layer's MLP."""
 
     __slots__ = ("act", "experts", "first", "router", "shard", "top")
+
+    group = 0  # the router reads rows as they are
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.shard, self.act = shape.top, shard, activation(shape.act)
@@ -60,25 +68,36 @@ class SparseMLP:
         self.first = mine.experts.start
         fused = weights.has(f"{name}.experts.gate_up_proj")
         load = _load_fused if fused else _load_apart
-        self.experts = load(weights, f"{name}.experts", shape, mine)
+        up, down = load(weights, f"{name}.experts", shape, mine)
+        self.experts = _keep(up, down, self.act)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
         routes = route(linear(x, self.router), self.top)
         return self.shard.sum_parts(expert_mlp(x, routes, self.experts, self.act, self.first))
 
 
-def _keep(up: Sequence[Matrix] | Stack, down: Sequence[Matrix] | Stack) -> Experts:
-    """Stacked where the device has experts so, else packed one by one."""
-    stacked = [_stack(each) for each in (up, down)]
-    if stacked[0] is not None and stacked[1] is not None:
-        return Experts(stacked[0], stacked[1])
-    assert not isinstance(up, Stack) and not isinstance(down, Stack)
-    packed = [ready(each) for each in up], [ready(each) for each in down]
-    return Experts(*packed, locate(*packed))
+def _keep(up: Kept, down: Kept, act: Activation) -> Experts:
+    """Stacked where the device has experts so, else packed one by one. Raises CheckpointError for
+    what could be neither.
+    """
+    left, right = _stack(up), _stack(down)
+    if left is not None and right is not None:
+        if act != "silu":
+            raise CheckpointError(f"config.json: hidden_act: experts on a GPU take silu, not {act}")
+        return Experts(left, right)
+    alone = [each for each in (up, down) if not isinstance(each, Stack)]
+    if len(alone) < 2 or left is not None or right is not None:
+        raise CheckpointError(
+            "the experts of a layer are stored in different formats, which a GPU does not "
+            "multiply; use --device cpu"
+        )
+    ups, downs = ([ready(each) for each in matrices] for matrices in alone)
+    return Experts(ups, downs, locate(ups, downs))
 
 
-def _stack(matrices: Sequence[Matrix] | Stack) -> Stack | None:
+def _stack(matrices: Kept) -> Stack | None:
     if isinstance(matrices, Stack):
         return matrices
     whole = [each for each in matrices if isinstance(each, torch.Tensor)]
@@ -91,7 +110,7 @@ def _stack(matrices: Sequence[Matrix] | Stack) -> Stack | None:
     return None
 
 
-def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Experts:
+def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
     """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
     about.
     """
@@ -111,12 +130,13 @@ def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Exp
         for cut in (mine.width, slice(width + start, width + stop))  # of the gates, and of up
     ]
     down = part("down_proj", inner, mine.width, rows=turned)
-    return _keep(*(_load_tensors(weights, parts, turned=turned) for parts in (ups, [down])))
+    return (
+        _load_tensors(weights, ups, turned=turned),
+        _load_tensors(weights, [down], turned=turned),
+    )
 
 
-def _load_tensors(
-    weights: Weights, parts: Sequence[Part], *, turned: bool
-) -> Sequence[Matrix] | Stack:
+def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
     """Of each expert one matrix [out, in]: its pieces one below another."""
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
@@ -127,7 +147,7 @@ def _load_tensors(
     return matrices
 
 
-def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Experts:
+def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
     """From three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
@@ -137,4 +157,4 @@ def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> Exp
         up.append(weights.load_matrix(*(Part(each, outer, (mine.width,)) for each in both)))
         part = Part(f"{name}.{number}.down_proj.weight", inner, (slice(None), mine.width))
         down.append(weights.load_matrix(part))
-    return _keep(up, down)
+    return up, down

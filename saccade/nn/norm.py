@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.layer import add_layer_norm, add_rms_norm
+from saccade.kernels.fp8 import Rows
+from saccade.kernels.layer import add_layer_norm, add_rms_norm, add_rms_norm_rows
 from saccade.kernels.norm import rms_norm
 from saccade.nn.weights import Part, Weights
 
@@ -31,6 +32,12 @@ class RMSNorm:
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, that normalised)."""
         return add_rms_norm(x, delta, self.weight, self.eps)
+
+    def add_rows(
+        self, x: torch.Tensor, delta: torch.Tensor, group: int
+    ) -> tuple[torch.Tensor, Rows]:
+        """The same for a product, whose `group` that is (`Linear.group`)."""
+        return add_rms_norm_rows(x, delta, self.weight, self.eps, group)
 
 
 class LayerNorm:

@@ -217,7 +217,7 @@ class VisionNet(Protocol):
 
 
 class TowerNet(Protocol):
-    """The tensors of one checkpoint's vision tower."""
+    """The tensors of one checkpoint's vision tower; made as `nn.net.TowerAlone`."""
 
     @property
     def spec(self) -> FamilySpec: ...
@@ -226,8 +226,27 @@ class TowerNet(Protocol):
     def vision(self) -> VisionNet: ...
 
 
+class LanguageModel(Protocol):
+    """The tensors of one checkpoint's language model."""
+
+    @property
+    def hidden(self) -> int:
+        """Values of a state."""
+        ...
+
+    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """As `FamilyNet.forward`."""
+        ...
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """As `FamilyNet.logits`."""
+        ...
+
+
 class FamilyNet(TowerNet, Protocol):
-    """The tensors of one checkpoint."""
+    """The tensors of one checkpoint; a family makes a `VisionNet` and a `LanguageModel`, and
+    `nn.net.WholeNet` the rest.
+    """
 
     @property
     def hidden(self) -> int:

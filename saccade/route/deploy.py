@@ -12,7 +12,7 @@ from typing import Any
 from saccade.core.errors import ConfigError
 from saccade.core.route_options import DeployOptions, SpreadOptions
 
-ENGINE, INGRESS = "engine", "ingress"
+ENGINE, INGRESS, ENCODER = "engine", "ingress", "encoder"
 """Names of the deployments."""
 REQUESTS = "requests"
 """What `by_queue` counts, as a server's replica tells Ray."""
@@ -31,6 +31,10 @@ def check_serve_options(options: Sequence[str]) -> None:
         name = option.partition("=")[0]
         if name in ("--host", "--port"):
             raise ConfigError(f"{name}: each server listens where its replica puts it")
+        if name in ("--role", "--encoders", "--encoders-file"):
+            raise ConfigError(
+                f"{name}: roles are the deployment's to give (saccade deploy ray --encoders N)"
+            )
         if name == "--api-key":
             raise ConfigError(
                 "--api-key: the file would hold the key; set SACCADE_API_KEY where Ray starts, or "
@@ -51,6 +55,8 @@ def ray_config(
         "max_body_mb": spread.max_body_mb,
         "max_requests": spread.max_requests,
     }
+    if deploy.encoders:
+        args["encoders"] = True
     if spread.max_inflight_mb is not None:
         args["max_inflight_mb"] = spread.max_inflight_mb
     application = {
@@ -58,7 +64,11 @@ def ray_config(
         "route_prefix": "/",
         "import_path": APP,
         "args": args,
-        "deployments": [_engine(deploy), _ingress(deploy, spread)],
+        "deployments": [
+            _engine(deploy),
+            *([_encoder(deploy)] if deploy.encoders else []),
+            _ingress(deploy, spread),
+        ],
     }
     http = {"host": deploy.host, "port": deploy.port, "request_timeout_s": None}
     return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
@@ -74,19 +84,24 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
             "policy": {"policy_function": POLICY},
         }
         scale = {"autoscaling_config": autoscaling}
+    router = {"request_router_class": ROUTER, "request_routing_stats_period_s": 2.0}
+    return {"name": ENGINE, **scale, **_server(deploy), "request_router_config": router}
+
+
+def _encoder(deploy: DeployOptions) -> dict[str, Any]:
+    """Nobody takes a place at it: servers are told where it is, and ask it themselves."""
+    return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
+
+
+def _server(deploy: DeployOptions) -> dict[str, Any]:
+    """What replicas that own a server have alike."""
     return {
-        "name": ENGINE,
-        **scale,
         "max_ongoing_requests": deploy.max_ongoing,
         "logging_config": {"enable_access_log": False},  # the ingress asks once a second
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": deploy.drain + MARGIN_SECONDS,
-        "request_router_config": {
-            "request_router_class": ROUTER,
-            "request_routing_stats_period_s": 2.0,
-        },
         "ray_actor_options": {"num_cpus": deploy.cpus, "num_gpus": deploy.gpus},
     }
 

@@ -7,11 +7,12 @@ Knows nothing of HTTP beyond `/health`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
+
+import msgspec
 
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
@@ -27,12 +28,22 @@ HEALTH_SECONDS = 3.0
 SILENT_SECONDS = 15.0
 """One that has said nothing for so long is taken to be dead: its requests end."""
 MOST_HEALTH = 1 << 16
+"""Bytes of what a worker says of its health."""
+LONGEST_REASON = 400
+"""Characters of it that others are shown."""
 INSTANCE_HEADER = b"x-saccade-instance"
 
 State = Literal["unknown", "ready", "starting", "silent", "down"]
 
 
 ASKED: tuple[State, ...] = ("ready", "silent")
+
+
+class _Said(msgspec.Struct):
+    """What a worker that is not ready says of its health."""
+
+    status: str
+    reason: str = ""
 
 
 class Backend:
@@ -58,16 +69,18 @@ class Backend:
         told = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
             async for piece in pieces:
-                told = (told + piece)[:MOST_HEALTH]
+                told += piece
+                if len(told) > MOST_HEALTH:
+                    raise WorkerGone("what it says of its health does not end", begun=True)
         self.instance = dict(head.headers).get(INSTANCE_HEADER, b"").decode("latin-1")
         if head.status == 200:
             return "ready", ""
         try:
-            said = json.loads(told)
-            status, reason = str(said["status"])[:20], str(said.get("reason", ""))[:400]
-        except (ValueError, LookupError, TypeError, AttributeError):
+            said = msgspec.json.decode(told, type=_Said)
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return "down", f"/health answers {head.status}"
-        return ("starting" if status == "starting" else "down"), reason or status
+        state: State = "starting" if said.status == "starting" else "down"
+        return state, said.reason[:LONGEST_REASON] or said.status[:LONGEST_REASON]
 
 
 class Fleet:

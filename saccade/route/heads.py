@@ -28,6 +28,9 @@ _WRITTEN_ANEW = frozenset(
     (b"host", b"content-length", b"expect", b"x-request-id", SUFFIX_HEADER.encode())
 )
 
+_OF_AN_ANSWER = frozenset((b"date",))
+"""The router's own server writes it."""
+
 
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
@@ -47,7 +50,7 @@ def request_head(
 
 def answer_headers(answer: Head) -> Headers:
     """Those that the client gets."""
-    return _passing(answer.headers, ())
+    return _passing(answer.headers, _OF_AN_ANSWER)
 
 
 def _passing(headers: Headers, but: Collection[bytes]) -> Headers:

@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,7 +24,14 @@ from saccade.media.inline import decode_base64
 DEEPEST = 8
 """Lists within lists that are looked into; no API nests images deeper."""
 OPENING_CHARACTERS = 4096
-"""Of a text that is hashed: a prompt that grows from request to request keeps its beginning."""
+"""Of a text or a URL that is hashed: a prompt that grows with each request keeps its beginning."""
+MOST_VALUES = 1 << 18
+"""JSON values of a body that is read; each takes up to some hundred bytes, whatever it says."""
+MOST_PARTS = 4096
+"""Messages and parts that are looked at in search of an image: some milliseconds' worth. A chat
+that shows its first image after so many goes by how it begins.
+"""
+_SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
 """A response's id begins with the instance that keeps it (`server/responses_store.py`)."""
 _FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
@@ -73,17 +81,34 @@ def bearing_of_path(path: str) -> Bearing:
 
 
 def bearing_of_body(body: bytes | bytearray) -> Bearing:
-    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body."""
+    """Of a request by its JSON, whichever API it is of. Takes time in proportion to the body, and
+    memory in proportion to its texts.
+    """
+    if len(body) > MOST_VALUES and _has_too_many_values(body):
+        return Bearing()
     try:
         told = _read(body)
         # Of text, the first user's message: what comes before is often the same for everybody.
         messages = told.messages if told.messages is not None else told.input
         key = _key_of(told, messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return Bearing()
     before = told.previous_response_id
     held = HOLDER.fullmatch(before) if isinstance(before, str) else None
     return Bearing(() if key is None else (key,), "" if held is None else held[1])
+
+
+def _has_too_many_values(body: bytes | bytearray) -> bool:
+    """Counts what begins values, a slice at a time: other threads run in between."""
+    count = 0
+    for start in range(0, len(body), _SLICE):
+        end = start + _SLICE
+        for sign in (b",", b"[", b"{"):
+            if (at := body.find(sign, start, end)) >= 0:  # to count takes ten times as long
+                count += body.count(sign, at, end)
+        if count > MOST_VALUES:
+            return True
+    return False
 
 
 def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes | None:
@@ -91,15 +116,18 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
         return _opening(told, [messages])
     opening: list[str] = []
     complete = False
+    left = MOST_PARTS
     for raw in messages or ():
         message = msgspec.json.decode(raw)
-        if not isinstance(message, dict):
-            continue
-        for image in _images(message, DEEPEST):
-            return image
-        if not complete:
+        for part in islice(_parts(message, DEEPEST), left):
+            left -= 1
+            if isinstance(part, dict) and (key := _image(part)) is not None:
+                return key
+        if isinstance(message, dict) and not complete:
             opening += _texts(message)
             complete = message.get("role") == "user"
+        if not left:
+            break
     if messages is None:
         opening += _texts({"content": told.prompt})
     return _opening(told, opening) if opening else None
@@ -122,25 +150,26 @@ def _texts(message: dict[str, Any]) -> list[str]:
         return []
     if content and all(isinstance(token, int) for token in content[:OPENING_CHARACTERS]):
         return [" ".join(map(str, content[:OPENING_CHARACTERS]))]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    parts = content[:MOST_PARTS]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return [text for text in texts if isinstance(text, str)]
 
 
 # ---- images
 
 
-def _images(part: object, depth: int) -> Iterator[bytes]:
-    """The keys of the images in a message or a part, as they come."""
+def _parts(part: object, depth: int) -> Iterator[object]:
+    """A message or a part, then what is within it, as it comes."""
+    yield part
     if depth == 0:
         return
     if isinstance(part, list):
         for each in part:
-            yield from _images(each, depth - 1)
+            yield from _parts(each, depth - 1)
     elif isinstance(part, dict):
-        if (key := _image(part)) is not None:
-            yield key
         for nested in ("content", "output"):
-            yield from _images(part.get(nested), depth - 1)
+            if nested in part:
+                yield from _parts(part[nested], depth - 1)
 
 
 def _image(part: dict[str, Any]) -> bytes | None:
@@ -171,13 +200,17 @@ def _source_key(given: str, bare: bool) -> bytes:
         return file
     inline = _INLINE.match(given, 0, 512)
     try:
+        if (
+            not given.isascii()
+        ):  # no base64: each step towards it would be a copy of wide characters
+            raise ValueError
         if inline is not None:
             return blake3(decode_base64(given, inline.end())).digest()
         if bare and _URL.match(given) is None:
             return blake3(decode_base64(given)).digest()
     except ValueError:
         pass
-    return blake3(given.encode("utf-8", "surrogatepass")).digest()
+    return blake3(given[:OPENING_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
 
 
 def _file_key(given: str) -> bytes | None:

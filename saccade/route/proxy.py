@@ -30,6 +30,7 @@ from saccade.core.errors import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.route_options import SpreadOptions
+from saccade.route.events import Events
 from saccade.route.everyone import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
@@ -47,11 +48,12 @@ OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
+LARGE_BODY = 1 << 24
+"""Bytes of a body that is read while no other such is: reading takes a few times its size."""
 MOST_TRIES = 2
 """Workers that a request is sent to, each of which died before the first byte: should the request
 be what they died of, it shall not end them all.
 """
-SSE_END = b"\n\n"
 
 
 class Proxy:
@@ -63,6 +65,7 @@ class Proxy:
         self._metrics = metrics
         self._bodies = bodies
         self._readers = ThreadPoolExecutor(READERS, "saccade-route")
+        self._large_reader = ThreadPoolExecutor(1, "saccade-route-large")
         self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,11 +77,10 @@ class Proxy:
             await send(message)
 
         try:
-            if scope["path"] in OWN_PATHS:
+            if scope["path"] in OWN_PATHS and scope["method"] in ("GET", "HEAD"):
                 await self._own(scope["path"], note)
             else:
-                with self._permit():
-                    await self._serve(scope, receive, note)
+                await self._serve(scope, receive, note)
         except ClientDisconnect:
             log.debug("a client has gone before its answer")
         except RequestError as error:
@@ -103,19 +105,23 @@ class Proxy:
             self._in_flight -= 1
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The body, then a permit: who sends slowly keeps none from others."""
         request = Request(scope, receive)
         largest = self._options.max_body_mb * MIB
         self._check_ready()
+        with self._permit():
+            pass  # there is one now
         with self._bodies.hold(request, largest) as held:
             body = bytearray()
             async for piece in pieces(request, held, largest):
                 body += piece
-            if is_for_everyone(scope["method"], scope["path"]):
-                work = tell_everyone(self._fleet, scope, body, send)
-            else:
-                bearing = await self._bearing(scope, body)
-                work = self._forward(scope, send, body, bearing, held)
-            await while_connected(receive, work)
+            with self._permit():
+                if is_for_everyone(scope["method"], scope["path"]):
+                    work = tell_everyone(self._fleet, scope, body, send)
+                else:
+                    bearing = await self._bearing(scope, body)
+                    work = self._forward(scope, send, body, bearing, held)
+                await while_connected(receive, work)
 
     async def _bearing(self, scope: Scope, body: bytearray) -> Bearing:
         began = time.perf_counter()
@@ -125,7 +131,8 @@ class Proxy:
             bearing = bearing_of_body(body)
         else:
             loop = asyncio.get_running_loop()
-            bearing = await loop.run_in_executor(self._readers, partial(bearing_of_body, body))
+            readers = self._readers if len(body) <= LARGE_BODY else self._large_reader
+            bearing = await loop.run_in_executor(readers, partial(bearing_of_body, body))
         self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
         return bearing if self._options.affinity == "image" else bearing.blind()
 
@@ -180,22 +187,22 @@ class Proxy:
         """An answer as it comes. Once it has begun it ends here, were it in an error."""
         headers = answer_headers(answer)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        events = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
-        rest = b""
+        streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+        events = Events() if streams else None
         try:
             async for piece in content:
-                if events:  # a broken event would spoil the one that tells of the break
-                    whole = (rest + piece).rfind(SSE_END) + len(SSE_END)
-                    whole = whole if whole >= len(SSE_END) else 0
-                    piece, rest = (rest + piece)[:whole], (rest + piece)[whole:]
+                if events is not None:
+                    piece = events.take(piece)
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except WorkerGone as gone:
             self._metrics.inc("saccade_route_broken_total")
             log.warning("%s: an answer broke off: %s", request_id.get(), gone)
-            if not events:
+            if events is None:
                 raise ClientDisconnect from None  # the connection ends, short of its length
-            rest = failure_event(path, _broken(), request_id.get())
+            rest = events.broken(failure_event(path, _broken(), request_id.get()))
+        else:
+            rest = b"" if events is None else events.end()
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _check_ready(self) -> None:

@@ -1,7 +1,8 @@
 """Saccade on Ray Serve: `serve run saccade.route.ray:app model=MODEL`, or the file that `saccade
 deploy ray` writes.
 
-Two deployments. `engine`: each replica owns a real `saccade serve` process (`owned.py`).
+Two deployments. `engine`: each replica owns a real `saccade serve` process (`owned.py`); a third,
+`encoder`, may own servers of role encode, of which the others' owners tell their servers.
 `ingress`: the router of `saccade route` as it is (`proxy.py`), but for who is asked: Ray knows the
 replicas, and picks one of them by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a
 place of that replica while the request lasts; the request itself goes from the ingress to the
@@ -16,10 +17,12 @@ import asyncio
 import logging
 import os
 import shlex
+import tempfile
 from collections.abc import AsyncIterator, Container, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,7 +37,7 @@ from starlette.types import Message, Receive, Scope, Send
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.route_options import SpreadOptions
-from saccade.route.deploy import ENGINE, INGRESS, REQUESTS
+from saccade.route.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.keys import Bearing
 from saccade.route.owned import OwnedServer
@@ -56,10 +59,13 @@ NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
 
 
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """What `app` takes. `options`: those of `saccade serve`, as a list or as a line."""
+    """What `app` takes. `options`: those of `saccade serve`, as a list or as a line. `encoders`:
+    images are encoded by the deployment of that name.
+    """
 
     model: str = "demo"
     options: list[str] | str = []
+    encoders: bool = False
     affinity: str = "image"
     max_body_mb: int = 256
     max_inflight_mb: int | None = None
@@ -82,15 +88,16 @@ def app(args: dict[str, Any]) -> serve.Application:
         name = serve.get_replica_context().app_name
         return RayIngress(serve.get_deployment_handle(ENGINE, name), spread)
 
-    engine = serve.deployment(
-        name=ENGINE,
-        max_ongoing_requests=256,
-        health_check_period_s=2,
-        health_check_timeout_s=10,
-        request_router_config=RequestRouterConfig(request_router_class=DigestAffinityRouter),
+    owning = serve.deployment(
+        name=ENGINE, max_ongoing_requests=256, health_check_period_s=2, health_check_timeout_s=10
     )(RayEngine)
+    routed = RequestRouterConfig(request_router_class=DigestAffinityRouter)
+    engine = owning.options(request_router_config=routed)
+    encoders = None
+    if told.encoders:
+        encoders = owning.options(name=ENCODER).bind(told.model, [*options, "--role", "encode"])
     ingress = serve.deployment(serve.ingress(build)(), name=INGRESS, max_ongoing_requests=4096)
-    return ingress.bind(engine.bind(told.model, options))
+    return ingress.bind(engine.bind(told.model, options, encoders))
 
 
 # ---- servers
@@ -99,9 +106,20 @@ def app(args: dict[str, Any]) -> serve.Application:
 class RayEngine:
     """A replica: the owner of one server. What Ray asks of it, it asks the server."""
 
-    def __init__(self, model: str, options: Sequence[str]) -> None:
-        """Returns once the server serves. Raises StartupError."""
+    def __init__(
+        self, model: str, options: Sequence[str], encoders: DeploymentHandle | None = None
+    ) -> None:
+        """Returns once the server serves. `encoders`: who encodes its images; None: the server
+        itself. Raises StartupError.
+        """
         self._ending = False
+        self._encoders = encoders
+        self._folder = tempfile.TemporaryDirectory(prefix="saccade-")
+        self._list = Path(self._folder.name) / "encoders"
+        self._listed: list[str] = []
+        if encoders is not None:
+            self._list.touch()
+            options = [*options, "--role", "language", "--encoders-file", str(self._list)]
         self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
         self._url = self._server.ready()
         self._server.ended.add_done_callback(self._follow)
@@ -131,13 +149,32 @@ class RayEngine:
         return {REQUESTS: told["running"] + told["waiting"]}
 
     async def check_health(self) -> None:
-        """Raises RuntimeError."""
+        """Asked before the first request, too. Raises RuntimeError."""
         await self._server.health()
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Tell the server where the encoders are, as often as Ray asks how it is."""
+        if self._encoders is None:
+            return
+        try:
+            asking = self._encoders.broadcast("where")
+            told = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
+        except Exception as error:
+            log.warning("Ray does not say which encoders there are: %s", error)
+            return
+        urls = sorted(each["url"] for each in told if isinstance(each, dict))
+        if urls != self._listed:
+            new = self._list.with_suffix(".new")
+            new.write_text("".join(f"{url}\n" for url in urls))
+            new.replace(self._list)
+            self._listed = urls
 
     async def __del__(self) -> None:
         """Ray has let its requests finish, and ends it."""
         self._ending = True
         await self._server.end()
+        self._folder.cleanup()
 
 
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

@@ -6,6 +6,7 @@ Starts and ends no worker. Knows nothing of what is routed but how to put it tog
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import uvloop
 
@@ -14,6 +15,7 @@ from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
 from saccade.route.fleet import Fleet
+from saccade.route.origins import Origins
 from saccade.route.proxy import OWN_PATHS, Proxy
 from saccade.server.body import Bodies
 from saccade.server.crowd import Crowd, raise_descriptors
@@ -23,57 +25,81 @@ from saccade.server.serving import Serving, address_of, listen
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 
+class RouteServer(Serving):
+    """Looks at the workers for as long as it serves."""
+
+    def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
+        """Raises ConfigError."""
+        self.metrics = Metrics(ROUTED)
+        self._options = options
+        self._fleet = Fleet(options.workers, self.metrics)
+        crowd = Crowd(edge, self.metrics)
+        bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
+        proxy = Proxy(self._fleet, options, self.metrics, bodies)
+        super().__init__(
+            RequestIds(Origins(proxy, options.cors_origins)),
+            crowd,
+            edge,
+            options.max_body_mb * MIB,
+            OPEN_PATHS,
+            options.shutdown_grace,
+            Stamp(options.cors_origins),
+        )
+        self._connections = crowd.limit
+
+    async def run_until_told(self, on_ready: Callable[[str], None]) -> None:
+        """Route until a signal (or `should_exit`). `on_ready` gets the address.
+
+        Raises StartupError when that cannot be had.
+        """
+        bound = listen(self._options.host, self._options.port)
+        try:
+            await self._fleet.look()
+            watching = asyncio.create_task(self._fleet.watch())
+            on_ready(address_of(bound))
+            try:
+                await self.serve([bound])
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                for replica in self._fleet.replicas:
+                    replica.upstream.drop()
+        finally:
+            bound.close()
+
+    def described(self) -> list[tuple[str, str]]:
+        """What was decided, for people."""
+        options = self._options
+        by = {
+            "image": "the digest of a request's oldest image, else how its chat begins",
+            "none": "nothing: any worker",
+        }
+        room = f"{options.max_body_mb} MiB at most, {options.inflight_bytes / MIB:.0f} MiB together"
+        return [
+            *(
+                (
+                    "worker",
+                    f"{each.name}, {each.state}{f': {each.reason}' if each.reason else ''}",
+                )
+                for each in self._fleet.replicas
+            ),
+            ("ranked by", by[options.affinity]),
+            ("bodies", room),
+            ("requests", f"{options.max_requests} at a time on {self._connections} connections"),
+        ]
+
+
 def route(options: RouteOptions, edge: ConnectionOptions) -> int:
     """`saccade route`: until a signal. Returns the exit status. Raises StartupError."""
     raise_descriptors()
-    return uvloop.run(run(options, edge))
+    router = RouteServer(options, edge)
 
+    def announce(address: str) -> None:
+        decided = router.described()
+        width = max(len(name) for name, _ in decided)
+        for name, value in decided:
+            print(f"{name:>{width}}  {value}")
+        print(f"routing at {address}/v1", flush=True)
 
-async def run(options: RouteOptions, edge: ConnectionOptions) -> int:
-    """The same, within an event loop."""
-    metrics = Metrics(ROUTED)
-    fleet = Fleet(options.workers, metrics)
-    crowd = Crowd(edge, metrics)
-    bodies = Bodies(options.inflight_bytes, metrics, edge.body_timeout)
-    app = RequestIds(Proxy(fleet, options, metrics, bodies))
-    largest = options.max_body_mb * MIB
-    server = Serving(app, crowd, edge, largest, OPEN_PATHS, options.shutdown_grace, Stamp())
-    bound = listen(options.host, options.port)
-    try:
-        await fleet.look()
-        watching = asyncio.create_task(fleet.watch())
-        announce(options, fleet, crowd)
-        print(f"routing at {address_of(bound)}/v1", flush=True)
-        try:
-            await server.serve([bound])
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            for replica in fleet.replicas:
-                replica.upstream.drop()
-    finally:
-        bound.close()
+    uvloop.run(router.run_until_told(announce))
     return 0
-
-
-def announce(options: RouteOptions, fleet: Fleet, crowd: Crowd) -> None:
-    """What was decided, for people."""
-    by = {
-        "image": "the digest of a request's oldest image, else how its chat begins",
-        "none": "nothing: any worker",
-    }
-    decided = [
-        *(
-            ("worker", f"{each.name}, {each.state}{f': {each.reason}' if each.reason else ''}")
-            for each in fleet.replicas
-        ),
-        ("ranked by", by[options.affinity]),
-        (
-            "bodies",
-            f"{options.max_body_mb} MiB at most, {options.inflight_bytes / MIB:.0f} MiB together",
-        ),
-        ("requests", f"{options.max_requests} at a time on {crowd.limit} connections"),
-    ]
-    width = max(len(name) for name, _ in decided)
-    for name, value in decided:
-        print(f"{name:>{width}}  {value}")

@@ -26,8 +26,10 @@ IDLE_SECONDS = 30.0
 """They end before the worker ends them (--keep-alive-timeout)."""
 MOST_WAITING = 256 * 1024
 """Bytes of an answer that wait for its client before the worker is made to wait."""
+PIECE_BYTES = 64
+"""What a piece of an answer takes beside its bytes."""
 MOST_HEAD = 64 * 1024
-"""Bytes of an answer's headers."""
+"""Bytes of an answer's head, or of what frames its body, in a row."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -60,8 +62,8 @@ class _Wire(asyncio.Protocol):
         self.lost = ""
         self.used = False
         self._headers: Headers = []
-        self._head_bytes = 0
-        self._pieces: deque[bytes] = deque()
+        self._barren = 0  # bytes since the last that were of a body
+        self._pieces: list[bytes] = []
         self._waiting = 0
         self._paused = False
         self._bodiless = False
@@ -76,12 +78,20 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self.ended:
-                raise httptools.HttpParserError("bytes come that no request asked for")
-            self._parser.feed_data(data)
+            for start in range(0, len(data), MOST_HEAD):
+                self._feed(data[start : start + MOST_HEAD])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._lose(f"what came is no HTTP answer: {error}")
+            self._lose(f"what came is no HTTP answer: {error.__context__ or error}")
         self._tell()
+
+    def _feed(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        if self.ended:
+            raise httptools.HttpParserError("bytes come that no request asked for")
+        self._barren += len(data)
+        self._parser.feed_data(data)
+        if self._barren > MOST_HEAD and not self.ended:
+            raise httptools.HttpParserError(f"{MOST_HEAD} bytes have come and nothing of a body")
 
     def eof_received(self) -> bool:
         if self.head is not None and not self._framed:
@@ -94,14 +104,18 @@ class _Wire(asyncio.Protocol):
 
     # ---- what the parser says
 
+    def on_message_begin(self) -> None:
+        if self.ended:
+            raise httptools.HttpParserError("an answer comes that no request asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MOST_HEAD:
-            raise httptools.HttpParserError(f"headers are over {MOST_HEAD} bytes")
-        self._headers.append((name.lower(), value))
+        if self.head is None:  # else a trailer: none means anything here
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise httptools.HttpParserError(f"its status is {status}")
         if status < 200:
             self._headers = []
             return
@@ -109,8 +123,9 @@ class _Wire(asyncio.Protocol):
         self.ended = self._bodiless
 
     def on_body(self, body: bytes) -> None:
+        self._barren = 0
         self._pieces.append(body)
-        self._waiting += len(body)
+        self._waiting += len(body) + PIECE_BYTES
         if self._waiting > MOST_WAITING and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -123,7 +138,7 @@ class _Wire(asyncio.Protocol):
     def begin(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
         """Send a request."""
         assert self._transport is not None
-        self.head, self.ended, self._headers, self._head_bytes = None, False, [], 0
+        self.head, self.ended, self._headers, self._barren = None, False, [], 0
         self._bodiless = method == b"HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(head)
@@ -139,11 +154,12 @@ class _Wire(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body. Raises WorkerGone where it breaks off."""
+        """The body, all that has come in one piece. Raises WorkerGone where it breaks off."""
         while True:
             while self._pieces:
-                piece = self._pieces.popleft()
-                self._waiting -= len(piece)
+                piece = b"".join(self._pieces)
+                self._pieces.clear()
+                self._waiting = 0
                 yield piece
             if self.ended:
                 return
@@ -222,7 +238,10 @@ class Upstream:
                 if gone.begun or not wire.used:
                     raise
                 self._busy.discard(wire)
-                wire = await self._connect()
+                try:
+                    wire = await self._connect()
+                except WorkerGone as away:  # it may have died of the request
+                    raise WorkerGone(str(away), sent=True) from None
                 self._busy.add(wire)
                 wire.begin(method, head, body)
                 answer = await wire.answered()

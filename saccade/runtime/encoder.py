@@ -121,8 +121,11 @@ class PackedEncoder:
 
     def warm_up(self) -> None:
         """Run the tower on two pictures of nothing, without graphs: where kernels are compiled when
-        they are first launched, those for long segments and for short ones are.
+        they are first launched, those for long segments and for short ones are. Nothing without a
+        tower.
         """
+        if not self._spec.sees_images:
+            return
         bounds = self._spec.pixel_bounds
         bounds = replace(bounds, min_pixels=bounds.least)
         for side in WARM_SIDES:

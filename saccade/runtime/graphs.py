@@ -63,28 +63,31 @@ def eager(work: Replay) -> Replay:
 
 
 class CudaCapture:
-    """CUDA graphs that share one memory pool.
+    """CUDA graphs that share one memory pool, whose kernels have the priority of a stream.
 
     Capture the largest first: the others then fit into what it left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         # cuBLAS keeps a workspace of 32 MiB for every stream that it was ever used on.
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(priority=priority)
 
     def __call__(self, work: Replay) -> Replay:
         # What libraries set up at first use must not happen within a capture.
         self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        # Not `torch.cuda.graph`: it first gives all memory back that PyTorch keeps, for which the
+        # steps after `adapt` would pay.
         with torch.cuda.stream(self._stream):
             work()
+            # Other threads may ask for events meanwhile, as NCCL's watchdog does.
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may ask for events meanwhile, as NCCL's watchdog does.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            work()
         return graph.replay
 
 

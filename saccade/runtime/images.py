@@ -94,11 +94,12 @@ class ImageExecutor:
             self._disk.close()
 
 
-def begin_captures(like: torch.Tensor) -> Capture:
+def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
     """For graphs that are replayed one after another. Those that run beside them, as the tower's do
-    beside the language model's, need a memory pool and a workspace of their own.
+    beside the language model's, need a memory pool and a workspace of their own. priority: of their
+    kernels.
     """
-    return CudaCapture() if like.is_cuda else eager
+    return CudaCapture(priority) if like.is_cuda else eager
 
 
 def _open_disk(

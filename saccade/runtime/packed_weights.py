@@ -1,4 +1,4 @@
-"""Matrices that lie packed in several tensors of a checkpoint (AWQ, GPTQ, compressed-tensors), found
+"""Matrices packed in several tensors of a checkpoint (AWQ, GPTQ, compressed-tensors): found
 by the names that layers ask for, read and checked.
 
 Knows which tensors belong together, nothing of what their numbers mean (`packed.py`).

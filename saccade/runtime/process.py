@@ -54,6 +54,7 @@ from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.step import Step
+from saccade.runtime.streams import put_first
 from saccade.runtime.tower import TowerWorker
 from saccade.runtime.weights import load_net, load_tower
 from saccade.runtime.worker import Worker
@@ -110,6 +111,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(Loaded(measure_hardware(load.device), tally.line(DTYPES[load.dtype]), scales))
     begin = engine.receive()
     assert isinstance(begin, Begin)
+    put_first(torch.device(begin.config.device))
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)

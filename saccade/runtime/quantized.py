@@ -13,15 +13,23 @@ from typing import Literal
 import torch
 
 from saccade.core.config import MIB
+from saccade.core.errors import ConfigError
 from saccade.families.quantization import Scheme
 from saccade.kernels.fp8 import FP8, LEAST_GROUP, Fp8Experts, Fp8Matrix
-from saccade.kernels.int4 import Int4Matrix
-from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix
+from saccade.kernels.int4 import Int4Matrix, quantise_int4
+from saccade.kernels.int8 import Int8Matrix, pack_int8, quantise_matrix, runs_int8
 from saccade.kernels.linear import Matrix
+from saccade.kernels.vnni import runs_vnni
 from saccade.nn.weights import Part
 
 BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
+INT4_GROUP = 64
+"""Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
+HEADS = ("lm_head.weight", "embed_tokens.weight")
+"""How the names of heads end; the second is a token embedding's, which may be one too."""
+Made = Literal["int8", "int4"]
+"""What matrices are made at load."""
 
 
 @dataclass(slots=True)
@@ -176,17 +184,31 @@ def make_int8(weight: torch.Tensor) -> Int8Matrix:
     return pack_int8(quantise_matrix(weight))
 
 
+def check_made(made: Made, device: torch.device) -> None:
+    """Raises ConfigError where products with matrices that are made so cannot run."""
+    if device.type != "cpu" or not runs_int8():
+        raise ConfigError(
+            f"--quantization {made}: it needs --device cpu and an x86 processor with VNNI "
+            "(avx512_vnni or avx_vnni); use --quantization auto"
+        )
+    if made == "int4" and not runs_vnni():
+        raise ConfigError(
+            "--quantization int4: it needs a processor with avx512_vnni, and llvmlite: pip install "
+            "'saccade[cpu]', or use --quantization int8"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Which matrices are in 8 bits in memory.
+    """Which matrices are in 8 or 4 bits in memory.
 
-    `projection` says which may be, by canonical names: of those `made` makes all so, and `native`
-    leaves those that are stored so; `fp8` those in FP8, `few` those in 4 bits, but for experts.
-    `tally` is told of each.
+    `projection` says which may be, by canonical names: of those `made` says what all are made, and
+    `native` leaves those that are stored in int8; `fp8` those in FP8, `few` those in 4 bits, but
+    for experts. `tally` is told of each.
     """
 
     projection: Callable[[str], bool]
-    made: bool
+    made: Made | None
     native: bool
     tally: LoadTally
     fp8: bool = False
@@ -197,12 +219,19 @@ class Ways:
         return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """`weight`, which was loaded for `parts`, as it is to be."""
+        """`weight`, which was loaded for `parts`, as it is to be. A head is never made 4-bit: it
+        chooses among very many tokens.
+        """
         if not (self.made and all(self.projection(part.name) for part in parts)):
             return weight
+        shape = weight.shape[0], weight.shape[1]
+        if self.made == "int4" and not parts[0].name.endswith(HEADS):
+            few = quantise_int4(weight, INT4_GROUP)
+            self.tally.count_int4(few, shape, weight.itemsize, made=1)
+            return few
         matrix = make_int8(weight)
-        self.tally.count_int8(matrix, (weight.shape[0], weight.shape[1]), weight.itemsize, made=1)
+        self.tally.count_int8(matrix, shape, weight.itemsize, made=1)
         return matrix
 
 
-NO_WAYS = Ways(lambda _: False, made=False, native=False, tally=LoadTally())
+NO_WAYS = Ways(lambda _: False, made=None, native=False, tally=LoadTally())

@@ -19,6 +19,18 @@ import torch
 
 logger = logging.getLogger("saccade")
 
+FIRST = -1
+"""Priority of the language model's work. Other streams have 0, which is the lowest."""
+
+
+def put_first(device: torch.device) -> None:
+    """What this thread launches from now on goes before what other streams have: a step that
+    decodes takes multiprocessors from the tower as these become free. On a CPU nothing.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what was launched before, such as copies of weights
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
+
 
 class Lane:
     """A stream for work, and one for copies to the device that must not wait for that work. `with

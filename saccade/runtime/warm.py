@@ -42,7 +42,8 @@ def warm_up(
     # number of parts, as a power of two, is that of one of them.
     frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
     # Products are others for few rows and for many, whether these decode or are of prompts.
-    frames += [Frame.mixed(0, tokens) for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens)]
+    for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens):
+        frames.append(Frame.mixed(0, tokens)._replace(splices=min(tokens, ROW_TOKENS)))
     for frame in frames:
         shown = like.new_zeros((frame.splices, like.shape[1]))
         batch = replace(batcher.idle(frame), embeddings=shown)

@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from saccade.core.config import EncoderMode, QuantizationMode
-from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.families.registry import net_module
 from saccade.kernels.device import has_fp8, has_int4
-from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, prepare
 from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix, pack_int8, runs_int8
 from saccade.kernels.linear import Matrix
@@ -40,6 +40,7 @@ from saccade.runtime.quantized import (
     NO_WAYS,
     LoadTally,
     Ways,
+    check_made,
     cut_scales,
     fp8_group,
     join_experts,
@@ -86,18 +87,16 @@ def load_net(
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     here = device.type == "cpu" and runs_int8()
-    if quantization == "int8" and not here:
-        raise ConfigError(
-            "--quantization int8: it needs --device cpu and an x86 processor with VNNI "
-            "(avx512_vnni or avx_vnni); use --quantization auto"
-        )
+    made = quantization if quantization in ("int8", "int4") else None
+    if made:
+        check_made(made, device)
     ways = Ways(
         module.projection,
-        made=quantization == "int8",
+        made=made,
         native=here and quantization != "none",
         tally=tally or LoadTally(),
         fp8=has_fp8(device) and quantization != "none",
-        few=has_int4(device) and quantization != "none",
+        few=has_int4(device) and quantization in ("auto", "int4"),
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
@@ -282,7 +281,7 @@ class CheckpointWeights:
         return groups.pop() if self._ways.fp8 and len(groups) == 1 else None
 
     def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
-        matrix = join_fp8(*self._read_fp8(parts, schemes), group)
+        matrix = prepare(join_fp8(*self._read_fp8(parts, schemes), group), self.dtype)
         self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
         self._bar.update(matrix.values.nbytes)
         return matrix

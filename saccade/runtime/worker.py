@@ -25,6 +25,7 @@ from saccade.runtime.scores import Scorer
 from saccade.runtime.states import StateMemory
 from saccade.runtime.step import MaskSource, Step
 from saccade.runtime.steps import StepGraphs, StepMemory
+from saccade.runtime.streams import FIRST
 from saccade.runtime.warm import compile_decode, warm_up
 
 
@@ -79,7 +80,7 @@ class Worker:
         if sizes.count:
             with torch.inference_mode():
                 memory = StepMemory(net, self._attention, self._batcher, sizes, like)
-                self._graphs = StepGraphs(memory, sizes, begin_captures(like), metrics)
+                self._graphs = StepGraphs(memory, sizes, begin_captures(like, FIRST), metrics)
 
     def close(self) -> None:
         """Finish what is being written, and let go of graphs. Before ranks part: a graph holds on

@@ -204,6 +204,10 @@ class Gallery:
         self._moves = []
         for key in self._to_save:
             builder.save_embedding(key, *self._embeddings.save(key))
+        for key in self._to_save:
+            if key not in builder.save:  # or it would keep its room on the device for nothing
+                self._embeddings.release(key)
+        self._to_save = list(builder.save)
 
     def end_plan(self) -> None:
         """From the next plan on, embeddings that this one saves may leave the device."""
@@ -373,6 +377,7 @@ class Gallery:
         if not here.given and spent and spent + image.num_patches > limits.encode_patches:
             return False
         if not embeddings.fits(image.num_tokens):
+            held = len(self._ahead)
             if first:
                 horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
                 self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
@@ -384,7 +389,8 @@ class Gallery:
             stuck = run is not None and start <= run.planned == run.computed
             if not embeddings.fits(image.num_tokens):
                 if not (first and stuck) or builder.exceeded:
-                    builder.again |= not sequence.cramped
+                    # What has been let go of may be room enough for another.
+                    builder.again |= not sequence.cramped or len(self._ahead) < held
                     sequence.cramped = True
                     return False
                 builder.exceeded = True

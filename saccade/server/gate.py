@@ -46,6 +46,12 @@ class Stamp:
     def lines(self, name: str, asked: Headers) -> list[bytes]:
         """For a request with the headers `asked`, as far as they have come."""
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
+        answer.update(self.origin(asked))
+        return [name + b": " + value for name, value in answer.raw]
+
+    def origin(self, asked: Headers) -> MutableHeaders:
+        """Those of them that are about the page that asks."""
+        answer = MutableHeaders()
         if (cors := self._cors) is not None:
             origin = asked.get("origin")
             if origin is not None:
@@ -54,7 +60,7 @@ class Stamp:
                 cors.allow_explicit_origin(answer, origin)
             else:
                 answer["vary"] = "Origin"
-        return [name + b": " + value for name, value in answer.raw]
+        return answer
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

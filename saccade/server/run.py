@@ -35,12 +35,12 @@ from saccade.core.options import (
 from saccade.engine.words import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
+from saccade.front.intake import Intake
 from saccade.server.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import Stamp
 from saccade.server.serving import Serving, address_of, listen
 from saccade.server.telemetry import Telemetry, check_installed
-from saccade.text.manner import Manner
 
 log = logging.getLogger("saccade")
 
@@ -156,10 +156,11 @@ def serve(
         check_installed()
     names = server.served_model_name or (model,)
 
-    def announce(address: str, ready: Ready, manner: Manner) -> None:
+    def announce(address: str, ready: Ready, intake: Intake) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
         settle()
-        decided = (("model", served), *ready.decided, *describe_intake(media), *manner.described())
+        sent = describe_intake(media) if intake.spec.sees_images else ()
+        decided = (("model", served), *ready.decided, *sent, *intake.manner.described())
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -168,7 +169,7 @@ def serve(
     async def run() -> int:
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins, role)
-        told = partial(announce, manner=front.intake.manner)
+        told = partial(announce, intake=front.intake)
         await Server(front, names, server, edge, kept, watch, role.role).run_until_told(told)
         return int(front.state == "failed")
 

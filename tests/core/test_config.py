@@ -35,6 +35,7 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
     ServerOptions,
+    engine_environment,
 )
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import (
@@ -368,3 +369,13 @@ def test_an_arena_beyond_memory_is_refused(spec: FamilySpec) -> None:
 def test_a_figure_of_a_checkpoint_has_a_limit() -> None:
     with pytest.raises(CheckpointError, match="vocab_size must be at most"):
         Section("config.json", {"vocab_size": 10**12}).integer("vocab_size")
+
+
+def test_memory_of_a_gpu_grows_in_place_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert engine_environment()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    assert "PYTORCH_ALLOC_CONF" not in engine_environment()

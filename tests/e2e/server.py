@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
 START_SECONDS = 60
+WAYS = ("direct", pytest.param("routed", marks=pytest.mark.slow))
+"""How a server is asked."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,26 @@ class Server:
                 f"{name} is {self.metric(name, **labels)}, not {value}"
             )
             time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Routed(Server):
+    """A server that is asked through a router: all but the address is the server's own."""
+
+    behind: Server
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.behind.metric(name, **labels)
+
+
+@contextmanager
+def perhaps_routed(server: Server, way: str, folder: Path, *options: str) -> Iterator[Server]:
+    """`server`, asked itself where `way` is "direct", else through a router."""
+    if way == "direct":
+        yield server
+        return
+    with routing([server], folder, *options) as router:
+        yield Routed(router.url, server.process, server.log, server)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Hostile and clumsy clients of a real server process: connections, heads, bodies and answers that
-nobody reads cost a bounded amount, and /health answers throughout.
+"""Hostile and clumsy clients of a real server process, or of a router in front of one: connections,
+heads, bodies and answers that nobody reads cost a bounded amount, and /health answers throughout.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import httpx
 import psutil
 import pytest
 
 from tests.abuse import raw
-from tests.e2e.server import Server, serving
+from tests.e2e.server import WAYS, Server, routing, serving
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -30,23 +30,29 @@ SOON = 15
 """Seconds that tell a hang from an answer; the server's own clocks are set to one and two."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Short clocks, few connections, a key; started with a low limit of open files."""
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Short clocks, few connections, a key; started with a low limit of open files. Routed: the
+    router's are those, and its process is what is looked at.
+    """
     folder = tmp_path_factory.mktemp("edge")
     clocks = ("--header-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1")
-    others = ("--body-timeout", "2", "--max-connections", str(MOST), "--metrics-without-key")
-    own = ("--max-connections-per-address", str(MOST), "--files-dir", str(folder / "files"))
+    few = ("--max-connections", str(MOST), "--max-connections-per-address", str(MOST))
+    edge = (*clocks, "--body-timeout", "2", *few, "--cors-origins", PAGE)
+    own = ("--api-key", KEY, "--metrics-without-key", "--files-dir", str(folder / "files"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        page = ("--cors-origins", PAGE)
-        with serving("demo", folder, "--api-key", KEY, *clocks, *others, *own, *page) as server:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            yield server
-            assert "Traceback" not in server.log.read_text()
-    finally:
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        server = stack.enter_context(serving("demo", folder, *edge, *own))
+        if request.param == "routed":
+            # It knows no key: what it takes of a body is its own bound.
+            server = stack.enter_context(routing([server], folder, *edge, "--max-body-mb", "64"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        yield server
+        assert "Traceback" not in server.log.read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ import pytest
 from saccade.core.config import DISK_BLOCK, MIB
 from saccade.core.store import SUFFIX
 from tests.checkpoints import picture
+from tests.e2e.fleets import KILLED, OPTIONS, SOON, Fleet, chat, chats, outcome, start
 from tests.e2e.server import Server, routing, serving
-from tests.e2e.test_route import KILLED, OPTIONS, SOON, Fleet, chat, chats, outcome, start
 from tests.e2e.test_serve import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,6 +35,12 @@ def folder(checkpoint: Callable[..., Path]) -> Path:
     return checkpoint("qwen3_vl")
 
 
+@pytest.fixture(params=["tiny", "demo"])
+def model(request: pytest.FixtureRequest, folder: Path) -> str | Path:
+    """A tiny checkpoint, and the built-in model."""
+    return folder if request.param == "tiny" else "demo"
+
+
 def encodes_per_image(fleet: Fleet, router: Server, seed: int) -> float:
     before = sum(fleet.encodes)
     chats(router.url, [picture(64, 64, seed=seed + number) for number in range(CHATS)])
@@ -42,16 +48,16 @@ def encodes_per_image(fleet: Fleet, router: Server, seed: int) -> float:
 
 
 def test_encodes_per_image_with_affinity_without_and_with_a_shared_store(
-    folder: Path, tmp_path: Path
+    model: str | Path, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        fleet = start(folder, tmp_path, stack, doomed=0)
+        fleet = start(model, tmp_path, stack, doomed=0)
         blind = stack.enter_context(routing(fleet.workers, tmp_path, "--affinity", "none"))
         with_affinity = encodes_per_image(fleet, fleet.router, 1000)
         without = encodes_per_image(fleet, blind, 2000)
     with ExitStack() as stack:
         store = ("--embedding-cache-shared", str(tmp_path / "store"))
-        fleet = start(folder, tmp_path, stack, *store, doomed=0)
+        fleet = start(model, tmp_path, stack, *store, doomed=0)
         blind = stack.enter_context(routing(fleet.workers, tmp_path, "--affinity", "none"))
         with_store = encodes_per_image(fleet, blind, 3000)
         read = [each.metric("saccade_embedding_hits_total", tier="disk") for each in fleet.workers]
@@ -64,13 +70,13 @@ def test_encodes_per_image_with_affinity_without_and_with_a_shared_store(
     assert min(read) > 0
 
 
-def test_a_server_that_is_killed_under_load(folder: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_under_load(model: str | Path, tmp_path: Path) -> None:
     """24 chats go on in rounds while one server dies: every round ends, soon, in an answer or in a
     typed error, after which the chat goes on elsewhere.
     """
     with ExitStack() as stack:
-        fleet = start(folder, tmp_path, stack)
-        client, doomed = fleet.client(), fleet.workers[-1]
+        fleet = start(model, tmp_path, stack)
+        client, doomed = stack.enter_context(fleet.client()), fleet.workers[-1]
         family = psutil.Process(doomed.process.pid).children(recursive=True)
         deaths: list[float] = []
         images = [picture(64, 64, seed=4000 + number) for number in range(CHATS)]

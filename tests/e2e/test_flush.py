@@ -11,19 +11,23 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import Server, serving
+from tests.e2e.server import WAYS, Server, perhaps_routed, serving
 from tests.e2e.test_serve import image_part, text_part, user
 
 KEY = {"Authorization": "Bearer secret"}
 ENCODED, DECODED = "saccade_images_encoded_total", "saccade_images_decoded_total"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
     options = ("--dtype", "float32", "--api-key", "secret", "--metrics-without-key")
-    with serving(folder, tmp_path_factory.mktemp("log"), *options) as server:
-        yield server
+    logs = tmp_path_factory.mktemp("log")
+    with serving(folder, logs, *options) as served:
+        with perhaps_routed(served, request.param, logs) as server:
+            yield server
 
 
 def body(seed: int, **fields: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 from tests.abuse import raw, values
 from tests.abuse.grammar import Grammar
 from tests.abuse.watch import watching
-from tests.e2e.server import Server, serving
+from tests.e2e.server import WAYS, Server, routing, serving
 
 AT_ONCE = 6
 HARD = True
@@ -29,14 +29,20 @@ HEALTH_SECONDS = 10
 """Far more than /health ever takes, and far less than a front that hangs."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("fuzz")
     clocks = ("--body-timeout", "1", "--header-timeout", "1", "--fetch-timeout", "1")
     # An answer whose length a bent request leaves open ends with the context.
     bounds = ("--context-length", CONTEXT, "--files-dir", str(folder / "files"))
     with serving("demo", folder, *clocks, *bounds) as server:
-        yield server
+        if request.param == "direct":
+            yield server
+            return
+        with routing([server], folder, *clocks[:4]) as router:
+            yield router
 
 
 def outcome(server: Server, request: bytes) -> str:

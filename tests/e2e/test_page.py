@@ -128,6 +128,7 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     keep(page, "page-again.png", tmp_path)
     shown = page.run("document.getElementById('live').textContent")
     assert "KV pages" in shown and "device" in shown
+    assert "given by an encoder" in shown
     assert not page.complaints
 
 

@@ -1,72 +1,48 @@
-"""Several servers behind `saccade route`: an image costs its work once in all of them, clients see
-one server, and a server that dies takes nothing along but what it was answering.
+"""One server, several behind `saccade route`, several on Ray Serve: the same to clients.
+
+And what is only of several: an image costs its work once in all of them, and a server that dies
+takes nothing along but what it was answering.
 """
 
 from __future__ import annotations
 
 import base64
-import signal
+import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
-import numpy as np
 import openai
 import psutil
 import pytest
-from blake3 import blake3
 
-from saccade.route.rank import rank
 from tests.checkpoints import picture
-from tests.e2e.server import Server, routing, serving
-from tests.e2e.test_serve import image_part, png, text_part, user
+from tests.e2e.fleets import Asked, Fleet, ask, chat, chats, outcome, shared_out, start
+from tests.e2e.server import routing
+from tests.e2e.test_serve import PAGE, image_part, png, text_part, user
 
-OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
-ROUNDS = 4
-KILLED = -signal.SIGKILL
-SOON = 5.0
-"""Seconds within which every client knows how its request has ended."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Servers and the router in front of them. The last server is to be killed."""
-
-    workers: Sequence[Server]
-    router: Server
-
-    @property
-    def encodes(self) -> list[float]:
-        return [worker.metric("saccade_images_encoded_total") for worker in self.workers]
-
-    def client(self, way: str = "routed") -> openai.OpenAI:
-        url = self.router.url if way == "routed" else self.workers[0].url
-        return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+ENCODED = "saccade_images_encoded_total"
+LENGTH = 32
+"""Tokens of an answer."""
+RAY = pytest.param(
+    "ray",
+    marks=[pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")],
+)
+SLOWLY = [*(pytest.param(way, marks=pytest.mark.slow) for way in ("direct", "routed")), RAY]
+quick_direct = pytest.mark.parametrize("way", ["direct", *SLOWLY[1:]], indirect=True)
+"""Through a router only in the long run."""
+quick_routed = pytest.mark.parametrize("way", [SLOWLY[0], "routed", RAY], indirect=True)
+"""That one server keeps to this, tests of its own show, too."""
 
 
-def start(folder: Path, logs: Path, stack: ExitStack, *options: str, doomed: int = 1) -> Fleet:
-    """Two servers, each with files of its own, of which the last `doomed` are killed at the end."""
-    contexts = [
-        serving(
-            folder,
-            logs,
-            *(*OPTIONS, "--files-dir", str(logs / f"files {number}"), *options),
-            status=KILLED if number >= 2 - doomed else 0,
-        )
-        for number in range(2)
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        workers = list(pool.map(stack.enter_context, contexts))
-    for worker in workers[2 - doomed :]:
-        stack.callback(worker.process.kill)
-    return Fleet(workers, stack.enter_context(routing(workers, logs)))
+several = pytest.mark.parametrize("way", ["routed", RAY], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -80,84 +56,205 @@ def fleet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
         yield start(folder, tmp_path_factory.mktemp("log"), stack)
 
 
-def ask(client: openai.OpenAI, messages: Sequence[Any], **options: Any) -> Any:
-    create: Any = client.chat.completions.create
-    settings = {"max_tokens": 4, "temperature": 0, **options}
-    return create(model="tiny", messages=messages, **settings)
+@pytest.fixture(params=["direct", "routed", RAY])
+def way(request: pytest.FixtureRequest) -> str:
+    """How servers are asked."""
+    return str(request.param)
 
 
-def chat(client: openai.OpenAI, pixels: np.ndarray, rounds: int = ROUNDS) -> list[Any]:
-    """A chat about one image; its messages."""
-    messages: list[Any] = [user(image_part(pixels), text_part("what?"))]
-    for number in range(rounds):
-        answer = ask(client, messages).choices[0].message.content
-        messages += [{"role": "assistant", "content": answer}, user(text_part(f"and {number}?"))]
-    return messages
+@pytest.fixture
+def behind(way: str, request: pytest.FixtureRequest) -> Fleet:
+    """The servers that are asked, or of which one is."""
+    found: Fleet = request.getfixturevalue("ray_fleet" if way == "ray" else "fleet")
+    return found
 
 
-def chats(url: str, images: Sequence[np.ndarray], abreast: int = 4) -> None:
-    """One about each image."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-    with ThreadPoolExecutor(abreast) as pool:
-        list(pool.map(lambda pixels: chat(client, pixels), images))
+@pytest.fixture
+def server(behind: Fleet, way: str) -> Asked:
+    """What clients see."""
+    return behind.direct if way == "direct" else behind.routed
 
 
-def shared_out(fleet: Fleet, each: int, seed: int) -> list[np.ndarray]:
-    """New images, so many for each server, in turns: servers have other names in every run."""
-    found: dict[str, list[np.ndarray]] = {worker.url: [] for worker in fleet.workers}
-    while any(len(images) < each for images in found.values()):
-        pixels = picture(64, 64, seed=(seed := seed + 1))
-        data = base64.b64decode(png(pixels).partition(",")[2])
-        found[rank([blake3(data).digest()], [*found], {})[0]].append(pixels)
-    return [pixels for turn in zip(*found.values(), strict=False) for pixels in turn][: 2 * each]
+@pytest.fixture
+def fresh(way: str) -> int:
+    """Added to a seed, it makes an image that was not seen on another way."""
+    return 10_000 * ["direct", "routed", "ray"].index(way)
 
 
-# ---- what a fleet is worth
+@pytest.fixture
+def client(server: Asked) -> Iterator[openai.OpenAI]:
+    with server.client as client:
+        yield client
 
 
-def test_every_image_of_every_chat_is_encoded_once_in_the_whole_fleet(fleet: Fleet) -> None:
-    before = fleet.encodes
-    chats(fleet.router.url, shared_out(fleet, 4, seed=1000))
-    encoded = [now - then for now, then in zip(fleet.encodes, before, strict=True)]
-    assert encoded == [4, 4]
+def say(client: openai.OpenAI, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
+    """An answer of a known length."""
+    body = {"ignore_eos": True, **options.pop("extra_body", {})}
+    return ask(client, messages, **{"max_tokens": LENGTH, "extra_body": body, **options})
 
 
-# ---- one server or several: the same to clients
-
-ways = pytest.mark.parametrize(
-    "way",
-    # That one server keeps to this, tests of its own show, too.
-    [pytest.param("direct", marks=pytest.mark.slow), "routed"],
-)
+# ---- answers
 
 
-@ways
-def test_a_stream_is_the_answer_piece_by_piece(fleet: Fleet, way: str) -> None:
-    messages = [user(image_part(picture(64, 64, seed=1)), text_part("go on"))]
-    whole = ask(fleet.client(way), messages, max_tokens=12).choices[0].message.content
-    stream = ask(fleet.client(way), messages, max_tokens=12, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-    assert len(pieces) > 2 and "".join(pieces) == whole
+def test_a_stream_says_the_same_as_a_whole_answer(client: openai.OpenAI) -> None:
+    messages = [user(image_part(picture(70, 70, seed=5)), text_part("describe"))]
+    whole = say(client, messages)
+    chunks = list(say(client, messages, stream=True, stream_options={"include_usage": True}))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == LENGTH
+    finishes = [
+        choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason
+    ]
+    assert finishes == ["length"]
 
 
-@ways
-def test_a_stream_comes_as_it_is_made(fleet: Fleet, way: str) -> None:
-    """The first words are there long before the last: while the request still runs."""
-    body = {"ignore_eos": True}
-    messages = [user(text_part("go on"))]
-    client = fleet.client(way)
-    with ask(client, messages, max_tokens=1500, stream=True, extra_body=body) as stream:
-        next(iter(stream))
-        assert sum(each.metric("saccade_requests_running") for each in fleet.workers) == 1
-    for worker in fleet.workers:  # and who leaves is not answered any more
-        worker.wait_for_metric("saccade_requests_running", 0)
-    aborted = (each.metric("saccade_requests_total", outcome="abort") for each in fleet.workers)
-    assert sum(aborted) >= 1
+@quick_direct
+def test_another_picture_of_equal_size_gets_its_own_answer(client: openai.OpenAI) -> None:
+    def about(seed: int) -> str:
+        return str(
+            say(client, [user(image_part(picture(96, 96, seed=seed)), text_part("what is it?"))])
+            .choices[0]
+            .message.content
+        )
+
+    first, second, again = about(201), about(202), about(201)
+    assert first == again != second
 
 
-@ways
-def test_errors_are_the_servers_own(fleet: Fleet, way: str) -> None:
-    client = fleet.client(way)
+def test_n_answers_logprobs_and_stop(client: openai.OpenAI) -> None:
+    messages = [user(text_part("quick brown"))]
+    answers = say(client, messages, n=3, temperature=1.0, seed=7, logprobs=True, top_logprobs=2)
+    again = say(client, messages, n=3, temperature=1.0, seed=7)
+    texts = [choice.message.content for choice in answers.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert len(set(texts)) > 1
+    entries = answers.choices[0].logprobs.content
+    assert len(entries) == LENGTH
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+    whole = say(client, messages).choices[0].message.content
+    stop = whole[len(whole) // 2 :][:3]
+    stopped = say(client, messages, stop=[stop])
+    assert stopped.choices[0].message.content == whole[: whole.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=["the quick", "brown fox"], max_tokens=5, temperature=0
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 10
+
+
+def test_bad_pictures_are_refused_by_name_and_harm_nobody(client: openai.OpenAI) -> None:
+    for url, word in (
+        ("data:image/png;base64,AAAA", "format"),
+        ("data:text/html;base64,PGh0bWw+PC9odG1sPg==", "HTML"),
+        ("http://127.0.0.1:1/x.png", "private"),
+        ("ftp://x/y", "URL"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            say(client, [user(text_part("x"), {"type": "image_url", "image_url": {"url": url}})])
+        body: Any = caught.value.body
+        assert body["param"].startswith("messages[0].content[1]")
+        assert word in body["message"]
+    assert say(client, [user(text_part("still there?"))]).choices[0].message.content
+
+
+@quick_direct
+def test_five_hundred_random_requests_each_end_once_and_leave_no_page_behind(
+    server: Asked, client: openai.OpenAI
+) -> None:
+    rng = random.Random(0)
+    pictures = [
+        image_part(picture(rng.choice([40, 64, 96]), rng.choice([64, 100, 128]), seed=300 + i))
+        for i in range(12)
+    ]
+    outcomes: list[str] = []
+    lock = threading.Lock()
+
+    def one(seed: int) -> None:
+        draw = random.Random(seed)
+        parts = [draw.choice(pictures) for _ in range(draw.choice([0, 0, 1, 1, 2, 4]))]
+        messages = [user(*parts, text_part(draw.choice(["quick", "how many?", "brown fox " * 20])))]
+        options: dict[str, Any] = {
+            "max_tokens": draw.randint(1, 24),
+            "temperature": draw.choice([0, 1.0]),
+            "seed": seed,
+        }
+        options["extra_body"] = {
+            "ignore_eos": draw.random() < 0.7,
+            "cache_salt": draw.choice(["", "", "tenant"]),
+        }
+        kind = draw.random()
+        try:
+            if kind < 0.15:  # a client that leaves in the middle
+                with say(client, messages, stream=True, **options) as stream:
+                    for _ in zip(range(draw.randint(1, 3)), stream):
+                        pass
+                result = "left"
+            elif kind < 0.25:
+                say(
+                    client,
+                    [
+                        user(
+                            *parts,
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": "data:image/png;base64,aGVsbG8="},
+                            },
+                        )
+                    ],
+                    **options,
+                )
+                result = "bad picture accepted"
+            else:
+                answer = say(client, messages, n=draw.choice([1, 1, 2]), **options)
+                result = ",".join(sorted({choice.finish_reason for choice in answer.choices}))
+        except openai.BadRequestError:
+            result = "refused"
+        with lock:
+            outcomes.append(result)
+
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(one, range(500)))
+    assert len(outcomes) == 500
+    assert set(outcomes) <= {"left", "refused", "length", "stop", "length,stop"}
+    assert outcomes.count("refused") > 20
+    server.wait_for_metric("saccade_requests_in_flight", 0)
+    server.wait_for_metric("saccade_requests_running", 0)
+    server.wait_for_metric("saccade_requests_waiting", 0)
+    server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
+    server.wait_for_metric("saccade_arena_bytes_in_use", 0)
+
+
+def test_a_client_that_goes_away_frees_its_request(server: Asked) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [user(text_part("go on"))],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    aborts = server.metric("saccade_requests_total", outcome="abort")
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=30
+    ) as response:
+        stream = response.iter_bytes()
+        next(stream)  # the first words are there long before the last
+        server.wait_for_metric("saccade_requests_running", 1)
+    server.wait_for_metric("saccade_requests_running", 0)
+    server.wait_for_metric("saccade_kv_pages", 0, owner="sequences")
+    assert server.metric("saccade_requests_total", outcome="abort") == aborts + 1
+
+
+# ---- errors, files, responses
+
+
+@quick_routed
+def test_errors_are_the_servers_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="'nope' does not exist"):
         client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.BadRequestError) as caught:
@@ -176,10 +273,10 @@ def test_errors_are_the_servers_own(fleet: Fleet, way: str) -> None:
         client.responses.retrieve("resp_" + "0" * 48)
 
 
-@ways
-def test_the_anthropic_sdk_is_answered(fleet: Fleet, way: str) -> None:
-    url = fleet.router.url if way == "routed" else fleet.workers[0].url
-    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+@quick_routed
+def test_the_anthropic_sdk_is_answered(server: Asked, request: pytest.FixtureRequest) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    request.addfinalizer(client.close)
     data = png(picture(64, 64, seed=3)).partition(",")[2]
     source: Any = {"type": "base64", "media_type": "image/png", "data": data}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
@@ -192,36 +289,35 @@ def test_the_anthropic_sdk_is_answered(fleet: Fleet, way: str) -> None:
         client.messages.create(model="nope", max_tokens=4, messages=messages)
 
 
-@ways
-def test_an_uploaded_file_is_there_whoever_is_asked(fleet: Fleet, way: str) -> None:
-    client = fleet.client(way)
-    pixels = picture(64, 64, seed=400 + (way == "routed"))
+@quick_routed
+def test_an_uploaded_file_is_there_whoever_is_asked(
+    server: Asked, client: openai.OpenAI, fresh: int
+) -> None:
+    pixels = picture(64, 64, seed=400 + fresh)
     data = base64.b64decode(png(pixels).partition(",")[2])
     file = client.files.create(file=("a.png", data), purpose="vision")
     part = {"type": "file", "file": {"file_id": file.id}}
-    before = sum(fleet.encodes)
+    before = server.metric(ENCODED)
     for text in ("what?", "which?", "why?"):
         ask(client, [user(part, text_part(text))])
     inline = image_part(pixels)
     ask(client, [user(inline, text_part("the same?"))])
-    assert sum(fleet.encodes) - before == 1, "by its id or by its bytes, an image is one image"
+    assert server.metric(ENCODED) - before == 1, "by its id or by its bytes, an image is one image"
     assert client.files.content(file.id).read() == data
     assert file.id in [each.id for each in client.files.list().data]
-    if way == "routed":
-        for worker in fleet.workers:
-            assert httpx.get(f"{worker.url}/v1/files/{file.id}").json()["filename"] == "a.png"
+    for worker in server.workers:
+        assert httpx.get(f"{worker.url}/v1/files/{file.id}").json()["filename"] == "a.png"
     client.files.delete(file.id)
-    for url in (str(client.base_url), *(f"{each.url}/v1/" for each in fleet.workers)):
+    for url in (str(client.base_url), *(f"{each.url}/v1/" for each in server.workers)):
         assert httpx.get(f"{url}files/{file.id}").status_code == 404
     with pytest.raises(openai.BadRequestError):
         client.files.create(file=("a.png", b"no picture"), purpose="vision")
 
 
-@ways
-def test_a_response_goes_on_where_it_is_kept(fleet: Fleet, way: str) -> None:
-    client = fleet.client(way)
-    for start in ("a", "b", "c", "d"):
-        response = client.responses.create(model="tiny", input=start, max_output_tokens=4)
+@quick_routed
+def test_a_response_goes_on_where_it_is_kept(client: openai.OpenAI) -> None:
+    for letter in "abcd":
+        response = client.responses.create(model="tiny", input=letter, max_output_tokens=4)
         for _ in range(3):
             response = client.responses.create(
                 model="tiny", input="go on", max_output_tokens=4, previous_response_id=response.id
@@ -231,11 +327,162 @@ def test_a_response_goes_on_where_it_is_kept(fleet: Fleet, way: str) -> None:
         client.responses.delete(response.id)
 
 
+@quick_direct
+def test_the_second_turn_of_a_response_decodes_and_encodes_nothing(
+    server: Asked, client: openai.OpenAI, fresh: int
+) -> None:
+    work = ("saccade_images_decoded_total", ENCODED)
+    before = [server.metric(name) for name in work]
+    seen = picture(96, 128, seed=77 + fresh)
+    part = {"type": "input_image", "image_url": png(seen)}
+    question: Any = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
+    settings: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
+    create: Any = client.responses.create
+    last = create(input=question, **settings)
+    assert [server.metric(name) for name in work] == [count + 1 for count in before]
+    prompts = [last.usage.input_tokens]
+    for turn in range(3):
+        last = create(input=f"And {turn}?", previous_response_id=last.id, **settings)
+        assert last.usage.input_tokens_details.cached_tokens >= prompts[-1] - PAGE
+        prompts.append(last.usage.input_tokens)
+    assert [server.metric(name) for name in work] == [count + 1 for count in before]
+    by_hand = create(input=list(conversation(client, last.id)), **settings)
+    assert by_hand.output_text == last.output_text
+
+
+def conversation(client: openai.OpenAI, response_id: str) -> Iterator[dict[str, Any]]:
+    """All that a response was made of, as the API has it."""
+    for item in client.responses.input_items.list(response_id, order="asc"):
+        yield item.to_dict()
+
+
+def test_forced_calls_through_the_sdks_stream_with_images_in_results(
+    server: Asked, client: openai.OpenAI
+) -> None:
+    """A random model calls as it must; each call goes back with an image as its result."""
+    look: Any = {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"where": {"enum": ["left", "right"]}},
+                "required": ["where"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    messages: list[Any] = [user(image_part(picture(64, 96)), text_part("what?"))]
+    encoded = server.metric("saccade_images_encoded_total")
+    for turn in range(3):
+        with client.chat.completions.stream(
+            model=client.models.list().data[0].id,
+            messages=messages,
+            tools=[look],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=1.0,
+            seed=turn,
+        ) as stream:
+            deltas = [e for e in stream if e.type == "tool_calls.function.arguments.delta"]
+            answer = stream.get_final_completion()
+        message = answer.choices[0].message
+        assert message.tool_calls is not None and len(message.tool_calls) == 1
+        call = message.tool_calls[0]
+        assert answer.choices[0].finish_reason == "tool_calls" and message.content is None
+        assert call.function.parsed_arguments["where"] in ("left", "right")  # type: ignore[index]
+        assert "".join(each.arguments_delta for each in deltas) == call.function.arguments
+        result = [image_part(picture(64, 96, seed=50 + turn))]
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    # Three prompts with one, two and three images: each was encoded once.
+    assert server.metric("saccade_images_encoded_total") - encoded <= 3
+
+
+# ---- Anthropic's API
+
+
+def screenshot(seed: int) -> dict[str, Any]:
+    data = png(picture(64, 64, 500 + seed)).partition(",")[2]
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": data},
+    }
+
+
+def transcript(turns: int, seed: int) -> dict[str, Any]:
+    """What a coding assistant sends: a marked system list, and calls whose results are screens."""
+    mark = {"type": "ephemeral"}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Open the settings."}]
+    for turn in range(turns):
+        use = {"type": "tool_use", "id": f"t{turn}", "name": "click", "input": {}}
+        screen = [screenshot(seed + turn)]
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": screen}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    messages[-1]["content"][0]["cache_control"] = mark
+    system = [
+        {"type": "text", "text": "You use a computer."},
+        {"type": "text", "text": "Be careful. " * 5, "cache_control": mark},
+    ]
+    where = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tool = {"name": "click", "description": "Click there.", "input_schema": where}
+    return {"model": "tiny", "system": system, "messages": messages, "tools": [tool]}
+
+
+def in_all(usage: anthropic.types.Usage) -> int:
+    """Prompt tokens: found in the cache, computed and now kept by a mark, and others."""
+    kept = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return usage.input_tokens + kept
+
+
+@quick_direct
+def test_an_agents_second_turn_costs_what_is_new(server: Asked, fresh: int) -> None:
+    """Thirty screens: none is decoded or encoded again, and the pages of the prompt are found."""
+
+    def spent() -> tuple[float, float]:
+        names = ("saccade_images_decoded_total", "saccade_images_encoded_total")
+        return server.metric(names[0]), server.metric(names[1])
+
+    with anthropic.Anthropic(api_key="x", base_url=server.url, max_retries=0) as client:
+        create: Any = client.messages.create
+        count: Any = client.messages.count_tokens
+        before, asked = spent(), transcript(30, fresh)
+        counted = count(**asked).input_tokens
+        assert spent() == before
+        first = create(**asked, max_tokens=8)
+        decoded, encoded = spent()
+        assert (decoded - before[0], encoded - before[1]) == (30, 30)
+        assert in_all(first.usage) == counted
+        asked["messages"] += [
+            {"role": "assistant", "content": first.content or "Done."},
+            {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
+        ]
+        with client.messages.stream(**asked, max_tokens=8) as stream:
+            second = stream.get_final_message()
+        assert spent() == (decoded, encoded)
+        recounted = count(**asked).input_tokens
+    usage = second.usage
+    assert recounted == in_all(usage)
+    assert usage.cache_read_input_tokens is not None
+    assert usage.cache_read_input_tokens >= counted - 2 * 16  # but for a page that is not whole
+
+
+# ---- what a fleet is worth
+
+
+def test_every_image_of_every_chat_is_encoded_once_in_the_whole_fleet(fleet: Fleet) -> None:
+    before = fleet.encodes
+    chats(fleet.router.url, shared_out(fleet, 4, seed=1000))
+    encoded = [now - then for now, then in zip(fleet.encodes, before, strict=True)]
+    assert encoded == [4, 4]
+
+
 def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    client, filler = fleet.client(), {"user": "x" * 3_000_000}
-    assert ask(client, [user(text_part("what?"))], extra_body=filler).choices
+    filler = {"user": "x" * 3_000_000}
+    with fleet.client() as client:
+        assert ask(client, [user(text_part("what?"))], extra_body=filler).choices
     with routing(fleet.workers, tmp_path, "--max-body-mb", "1", "--max-requests", "1") as small:
         url = f"{small.url}/v1/chat/completions"
         refused = httpx.post(url, json={"messages": [], **filler})
@@ -247,54 +494,38 @@ def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
             )
             time.sleep(0.3)
-            full = httpx.post(url, json={})
-            assert full.status_code == 429 and full.headers["retry-after"]
+            assert httpx.post(url, json={}).status_code == 400, "who sends slowly has no place"
         assert httpx.get(f"{small.url}/health").is_success
 
 
-def test_health_and_metrics_are_the_routers_own(fleet: Fleet) -> None:
-    health = httpx.get(f"{fleet.router.url}/health").json()
-    assert [each["url"] for each in health["workers"]] == [each.url for each in fleet.workers]
+@several
+def test_health_and_metrics_are_the_routers_own(behind: Fleet) -> None:
+    health = httpx.get(f"{behind.router.url}/health").json()
+    assert [each["url"] for each in health["workers"]] == [each.url for each in behind.workers]
     assert {each["status"] for each in health["workers"]} == {"ready"} == {health["status"]}
-    told = httpx.get(f"{fleet.router.url}/metrics").text
+    told = httpx.get(f"{behind.router.url}/metrics").text
     assert "saccade_route_rank_seconds_bucket" in told and "saccade_ttft" not in told
-    assert fleet.router.metric("saccade_request_bytes_held") == 0
+    assert behind.router.metric("saccade_request_bytes_held") == 0
 
 
-def test_a_command_to_forget_reaches_every_server(fleet: Fleet) -> None:
-    before = sum(fleet.encodes)
+@several
+def test_a_command_to_forget_reaches_every_server(behind: Fleet) -> None:
+    before = sum(behind.encodes)
     images = [picture(64, 64, seed=300 + number) for number in range(4)]
     for _ in range(2):
-        for pixels in images:
-            chat(fleet.client(), pixels, rounds=1)
-        assert httpx.post(f"{fleet.router.url}/flush_cache").is_success
-    assert sum(fleet.encodes) - before == 8
+        chats(behind.router.url, images, rounds=1)
+        assert httpx.post(f"{behind.router.url}/flush_cache").is_success
+    assert sum(behind.encodes) - before == 8
 
 
 # ---- death; the last test, for it leaves one server
 
 
-def outcome(client: openai.OpenAI, pixels: np.ndarray, stream: bool, deaths: list[float]) -> str:
-    """How one request of many ended: with an answer, or with a typed error soon after a death."""
-    try:
-        options: Any = {"max_tokens": 300, "extra_body": {"ignore_eos": True}, "stream": stream}
-        answer = ask(client, [user(image_part(pixels), text_part("go on"))], **options)
-        if stream:
-            for _ in answer:
-                pass
-        return "answer"
-    except (openai.InternalServerError, openai.APIError) as error:
-        assert isinstance(error, openai.APIError) and error.body, "not a broken connection"
-        body: Any = error.body
-        assert body["code"] == "worker_lost" and deaths
-        assert time.monotonic() - deaths[0] < SOON
-        return "error"
-
-
 def test_a_server_that_is_killed_takes_nothing_along_but_what_it_was_answering(
-    fleet: Fleet,
+    fleet: Fleet, request: pytest.FixtureRequest
 ) -> None:
     client, doomed = fleet.client(), fleet.workers[-1]
+    request.addfinalizer(client.close)
     family = psutil.Process(doomed.process.pid).children(recursive=True)
     deaths: list[float] = []
     images = shared_out(fleet, 5, seed=2000)

@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import Server, serving
+from tests.e2e.server import WAYS, Server, perhaps_routed, serving
 from tests.e2e.test_serve import image_part, text_part, user
 from tests.text.schemas import SchemaMaker
 
@@ -49,10 +49,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(folder, tmp_path_factory.mktemp("logs"), *OPTIONS) as server:
-        yield server
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    logs = tmp_path_factory.mktemp("logs")
+    with serving(folder, logs, *OPTIONS) as served:
+        with perhaps_routed(served, request.param, logs) as server:
+            yield server
 
 
 @pytest.fixture(scope="module")

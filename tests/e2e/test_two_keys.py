@@ -13,7 +13,7 @@ import pytest
 from tests.abuse import raw
 from tests.abuse.watch import watching
 from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import Server, serving
+from tests.e2e.server import WAYS, Server, perhaps_routed, serving
 from tests.e2e.test_serve import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,15 +36,19 @@ TOOL = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = make_checkpoint(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("anna:key-a\nben:key-b\n")
     options = ("--dtype", "float32", "--api-keys-file", str(keys), "--metrics-without-key")
     room = ("--max-total-tokens", "4096", "--write-timeout", "2")
-    with serving(folder, tmp_path_factory.mktemp("log"), *options, *room) as server:
-        yield server
+    logs = tmp_path_factory.mktemp("log")
+    with serving(folder, logs, *options, *room) as served:
+        with perhaps_routed(served, request.param, logs, *room[2:]) as server:
+            yield server
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from saccade.engine.words import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
-from tests.checkpoints import Reference, picture
+from tests.checkpoints import FamilyName, Reference, picture
 from tests.engine import test_parity as parity
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
@@ -31,10 +31,19 @@ from tests.families.forwarding import load
 ROUNDS, NEW, PAGE = 8, 20, 16
 
 
+@pytest.fixture(
+    scope="module", params=["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)]
+)
+def family(request: pytest.FixtureRequest) -> FamilyName:
+    """Each whose language model keeps states."""
+    name: FamilyName = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def net(checkpoint: Callable[..., Path]) -> FamilyNet:
+def net(family: FamilyName, checkpoint: Callable[..., Path]) -> FamilyNet:
     set_threads()
-    return load(checkpoint("qwen3_5"))
+    return load(checkpoint(family))
 
 
 def pixels(number: int) -> np.ndarray:
@@ -86,12 +95,29 @@ def test_a_chat_finds_its_rounds_again(net: FamilyNet, checkpoint: Callable[...,
     assert again.cached_tokens == (length - 1) // PAGE * PAGE
 
 
+def test_a_preempted_chat_is_answered_as_any_other(net: FamilyNet) -> None:
+    """Two that share nothing, for whose prompts there is room, and not for both answers."""
+    prompt, _, answer = chat(Harness(net, page_size=PAGE), 3)[-1]
+    request = ask(Harness(net), prompt, 3)
+    longer = replace(request, sampling=replace(request.sampling, max_tokens=3 * NEW))
+    pages = 2 * -(-(len(request.tokens) + NEW) // 4) + 1
+    few = Harness(net, page_size=4, kv_pages=pages)
+    ask(few, prompt, 3)
+    outcomes = few.run([replace(longer, id=salt, cache_salt=salt) for salt in ("a", "b")])
+    assert few.scheduler.counts.preemptions > 0
+    assert [each.tokens[:NEW] for each in outcomes.values()] == [answer] * 2
+    assert outcomes["a"].tokens == outcomes["b"].tokens
+
+
 def test_answers_are_those_of_transformers(
-    net: FamilyNet, checkpoint: Callable[..., Path], reference: Callable[..., Reference]
+    net: FamilyNet,
+    family: FamilyName,
+    checkpoint: Callable[..., Path],
+    reference: Callable[..., Reference],
 ) -> None:
     """In chunks, with an image cut by one, side by side; again from the cache; and preempted."""
-    tokenizer = Tokenizer.from_file(str(checkpoint("qwen3_5") / "tokenizer.json"))
-    bare = parity.Model(net, tokenizer, reference("qwen3_5"), {})
+    tokenizer = Tokenizer.from_file(str(checkpoint(family) / "tokenizer.json"))
+    bare = parity.Model(net, tokenizer, reference(family), {})
     asked = ("text", "three turns")
     answers = {name: parity.reference_answer(bare, parity.CASES[name]) for name in asked}
     model = replace(bare, answers=answers)

@@ -155,3 +155,25 @@ def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
     found = launch_delta(q, k, v, decay, beta, states, rows([(2, 9, 1)], device))
     torch.testing.assert_close(found.cpu(), wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(states.cpu(), alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_heads_of_real_checkpoints(device: str) -> None:
+    """128 by 128: two sequences of several chunks, then one token more of each."""
+    from saccade.kernels.delta_gpu import launch_delta
+
+    draw = torch.Generator().manual_seed(9)
+    q, k = (torch.randn(102, 1, 128, generator=draw) for _ in range(2))
+    v = torch.randn(102, 2, 128, generator=draw)
+    decay, beta = -torch.rand(102, 2, generator=draw), torch.rand(102, 2, generator=draw)
+    alone = torch.full((LINES, 2, 128, 128), torch.nan)
+    states = alone.clone().to(device)
+    steps = [([(3, 0, 67), (1, 0, 33)], slice(0, 100)), ([(3, 67, 1), (1, 33, 1)], slice(100, 102))]
+    for parts, at in steps:
+        a, b, c = pack_heads([each[at] for each in (q, k, v)])
+        wanted = gated_delta(a, b, c, decay[at], beta[at], alone, rows(parts))
+        a, b, c, d, e = (each.to(device) for each in (a, b, c, decay[at], beta[at]))
+        found = launch_delta(a, b, c, d, e, states, rows(parts, device))
+        torch.testing.assert_close(found.cpu(), wanted, atol=2e-5, rtol=1e-4)
+    for line in (1, 3):
+        torch.testing.assert_close(states[line].cpu(), alone[line], atol=2e-5, rtol=1e-4)

@@ -25,7 +25,7 @@ from saccade.runtime import weights
 from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
-from tests.checkpoints import FamilyName, picture
+from tests.checkpoints import FamilyName, make_checkpoint, picture
 from tests.engine.harness import Harness, Outcome
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
@@ -204,6 +204,47 @@ def test_weights_of_eight_bits_answer_as_their_twin(
         over = with_kernels(net, **few) if by_kernels else harness(net, **few)
         found.append(run(over, requests(over), 1))
     assert found[0] == found[1]
+
+
+WIDE = {
+    "text": {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    },
+    "vision": {"out_hidden_size": 256},
+}
+"""Sizes of a checkpoint with blocks of 128 in it."""
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "fp8 channels"])
+def test_rows_of_eight_bits_are_near_their_twin(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Chunks have more rows than stay as they are; steps that decode have few. On a GPU, whose
+    products of 8 bits have results of 16, in those.
+    """
+    folder = make_checkpoint(tmp_path / "whole", "qwen3_vl", **WIDE)  # type: ignore[arg-type]
+    dtype = "bfloat16" if HAS_GPU else "float32"
+    found = []
+    for at, eight in zip(quantise(folder, FORMATS[name], tmp_path), (True, False)):
+        put_kernels(monkeypatch, eight)
+        if not HAS_GPU:
+            monkeypatch.setattr(weights, "has_fp8", lambda _, on=eight: on)
+            monkeypatch.setattr(placement, "multiplies_fp8", lambda *_, on=eight: on)
+            monkeypatch.setattr(placement, "multiplies_blocks", lambda _: True)
+        place = torch.device(THERE if eight else "cpu")
+        kind = getattr(torch, dtype) if eight else torch.float32
+        net: Any = load_net(load_spec(at), at, dtype=kind, device=place, progress=False)
+        assert (net.text.layers[0].mlp.group > 0) == eight
+        few = {"chunk_tokens": 32, "max_running": 2, "graphs": StepGraphSizes((2,), (0,), (32,))}
+        over = with_kernels(net, dtype=dtype, **few) if eight else harness(net)
+        asked = [each for each in requests(over, max_tokens=2) if each.id in ("text", "image")]
+        outcomes = over.run([replace(each, prompt_logprobs=0) for each in asked])
+        found.append([each[1][0] for name in outcomes for each in outcomes[name].scores])
+    off = np.abs(np.array(found[0]) - np.array(found[1]))
+    assert 1e-4 < np.median(off) < 0.1 and off.max() < 1.0
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "gptq_v2 desc_act", "w4a16", "w4a16 actorder"])

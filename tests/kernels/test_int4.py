@@ -93,7 +93,6 @@ def test_a_word_holds_neighbours_sixteen_bits_apart() -> None:
         (70, 140, 256, 128, False, False),
     ],
 )
-@pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_that_of_the_dense_matrix(
     device: str,
     rows: int,
@@ -103,11 +102,10 @@ def test_a_product_is_that_of_the_dense_matrix(
     zeros: bool,
     ordered: bool,
     dtype: torch.dtype,
-    biased: bool,
 ) -> None:
     matrix, meant = matrix_of(outputs, inputs, group, zeros, ordered)
     x = noise(rows, 2 * inputs).to(dtype)[:, :inputs] / (8 * inputs**0.5)
-    bias = noise(outputs, seed=3).to(dtype) if biased else None
+    bias = noise(outputs, seed=3).to(dtype) if rows % 2 else None
     wanted = x.double() @ meant.double().t() + (0.0 if bias is None else bias.double())
     there, _ = matrix_of(outputs, inputs, group, zeros, ordered, device)
     ours = launch_int4(x.to(device), there, None if bias is None else bias.to(device))

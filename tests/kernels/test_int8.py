@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels import int8
 from saccade.kernels.int8 import (
     Int8Matrix,
     int8_linear,
@@ -25,14 +26,22 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("panels", [True, False], ids=["panels", "blocks"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize(
     "shape", [(1, 64, 96), (3, 48, 80), (300, 37, 13), (0, 16, 8), (40, 4096, 24)], ids=str
 )
 def test_a_product_is_the_references_to_the_bit(
-    shape: tuple[int, int, int], dtype: torch.dtype, bias: bool
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    bias: bool,
+    panels: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In panels where the processor has the functions, and in oneDNN's blocks."""
+    if not panels:
+        monkeypatch.setattr(int8, "runs_vnni", lambda: False)
     rows, inputs, outputs = shape
     x = noise(rows, inputs, seed=1).to(dtype)
     matrix = quantise_matrix(noise(outputs, inputs, seed=2).to(dtype))

@@ -31,7 +31,14 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "turned"),
-    [(4, 2, 64, 64), (7, 1, 72, 72), (3, 3, 80, 40), (32, 8, 128, 128), (2, 1, 16, 16)],
+    [
+        (4, 2, 64, 64),
+        (7, 1, 72, 72),
+        (3, 3, 80, 40),
+        (5, 1, 96, 96),
+        (32, 8, 128, 128),
+        (2, 1, 16, 16),
+    ],
 )
 def test_queries_and_keys_are_turned_and_cached(
     device: str,

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from saccade.kernels import device as placement
 from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_reference
 
 pytest.importorskip("triton")
 from saccade.kernels.attention_gpu import Tile
-from saccade.kernels.paged_gpu import count_splits, launch_paged
+from saccade.kernels.paged_gpu import (
+    PREFILL,
+    PREFILL_SMALL,
+    count_splits,
+    launch_paged,
+    prefill_tile,
+)
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-6, 2e-3)
@@ -121,6 +128,47 @@ def test_every_row_may_be_prefill(device: str) -> None:
 def test_long_sequences(device: str) -> None:
     check(device, [(1, 5000), (1, 1), (130, 3000), (40, 40)], singles=2, dim=128, tile=None)
     check(device, [(1, 4097), (60, 2049)], singles=1, dim=72, dtype=torch.float16, tile=None)
+
+
+@pytest.mark.slow
+def test_long_sequences_on_pages_of_one_token(device: str) -> None:
+    check(device, [(1, 5000), (1, 2), (70, 4999)], singles=2, dim=64, page=1, tile=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128])
+@pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn], ids=["as computed", "8 bits"])
+def test_every_group_at_every_head_size(
+    device: str, dim: int, page: int, kept: torch.dtype | None
+) -> None:
+    """With empty rows, on pages that rows cross."""
+    lengths = [(1, 1), (1, 37), (5, 5), (0, 9), (19, 40), (0, 0)]
+    for group in range(1, 9):
+        for dtype in HALVES if kept else [torch.float32]:
+            factor = 2.0 if kept else 1.0
+            check(
+                device,
+                lengths,
+                singles=2,
+                heads=(group, 1),
+                dim=dim,
+                page=page,
+                dtype=dtype,
+                kept=kept,
+                scales=(0.5, 2.0) if kept else (1.0, 1.0),
+                splits=2,
+                tolerance=factor * TOLERANCE[dtype],
+            )
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_tiles_follow_the_device(device: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of small multiprocessors give the same."""
+    monkeypatch.setattr(placement, "generation", lambda _: 80 if small else 90)
+    tile = PREFILL_SMALL if small else PREFILL
+    assert prefill_tile(torch.empty(1, dtype=torch.float16)) == tile
+    check(device, [(1, 90), (70, 150)], singles=1, dtype=torch.float16, tile=None)
 
 
 def test_the_tiles_of_the_device(device: str) -> None:

@@ -43,6 +43,18 @@ def test_rows_see_their_segment_and_nothing_else(device: str, dim: int, dtype: t
     torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[dtype], rtol=0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128])
+def test_long_segments(device: str, dim: int) -> None:
+    lengths = [1100, 0, 1, 5000, 63]
+    q, k, v = noise(sum(lengths), 3, dim).to(device).split(1, dim=1)
+    bounds = bounds_of(lengths).to(device)
+    ours = launch_segments(q, k, v, bounds, bounds, max(lengths), dim**-0.5)
+    parts = [x.cpu().split(lengths) for x in (q, k, v)]
+    wanted = torch.cat([attended(a, b, c, dim**-0.5) for a, b, c in zip(*parts)])
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[torch.float32], rtol=0.0)
+
+
 def test_a_cut_of_rows_sees_all_keys_of_its_segment(device: str) -> None:
     q, k, v = (noise(n, 2, 32, seed=n).to(device) for n in (20, 70, 70))
     q_bounds, k_bounds = bounds_of([20]).to(device), bounds_of([70]).to(device)

@@ -16,17 +16,30 @@ from lab.calibrate import calibrate
 from lab.check import compare
 from lab.costs import PROFILES, Costs, Machine, load_profile, read_costs, write_costs
 from lab.eviction import bench_eviction
-from lab.options import EvictionOptions, MachineOptions, SimulateOutput, TraceName, TraceOptions
-from lab.outcome import Outcome
+from lab.options import (
+    EvictionOptions,
+    FleetOptions,
+    MachineOptions,
+    Routing,
+    Sharing,
+    SimulateOutput,
+    SimulationDetail,
+    TraceName,
+    TraceOptions,
+)
+from lab.outcome import Outcome, StepCounts
 from lab.policies import POLICIES
 from lab.replay import Replay
-from lab.router import Router, ranking
-from lab.simulate import simulate
+from lab.router import SimulatedRouter
+from lab.sharing import EncoderPool, Shared, SimulatedStore
+from lab.simulate import arrange, one, simulate
 from lab.stepwise import Stepwise
-from lab.trace import MeasuredTrace, Synthetic, TracedPiece, page_names, tokens_of
+from lab.trace import MeasuredTrace, Synthetic, TracedCall, TracedPiece, page_names, tokens_of
+from saccade.cache.embeddings import saved_encoding
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions
+from saccade.core.options import EngineOptions, PinOptions
+from saccade.route.rank import SLACK, rank
 from saccade.tools.bench.serve import Bench
 from saccade.tools.bench.serve import serve as bench_serve
 from saccade.tools.options import (
@@ -40,6 +53,8 @@ from saccade.tools.options import (
 from tests.e2e.server import Server, serving
 
 H200 = PROFILES["h200"]
+NAMES = ("a", "b", "c")
+ROUTINGS: tuple[Routing, ...] = ("random", "affinity")
 DECODED, ENCODED, HITS = (
     "saccade_images_decoded_total",
     "saccade_images_encoded_total",
@@ -56,11 +71,12 @@ SMALL = TraceOptions(
 
 
 def test_memory_for_embeddings_is_named_as_the_server_names_it() -> None:
-    named, served = (
+    machine, fleet, engine, shared = (
         {each.name for each in fields(options) if "embedding" in each.name}
-        for options in (MachineOptions, EngineOptions)
+        for options in (MachineOptions, FleetOptions, EngineOptions, PinOptions)
     )
-    assert named == served - {"embedding_cache_dir"}
+    assert machine == engine - {"embedding_cache_dir"}
+    assert fleet == shared - {"embedding_cache_shared"}
     options = MachineOptions(
         embedding_cache_device_mb=3, embedding_cache_host_mb=2, embedding_cache_disk_mb=1
     )
@@ -271,8 +287,8 @@ def test_a_prompt_that_fits_nowhere_ends_its_chat() -> None:
 def test_affinity_sends_a_chat_and_a_picture_to_one_replica() -> None:
     trace = Synthetic(replace(SMALL, trace="chat", num_prompts=160), H200.machine)
     outcomes = {
-        routing: Stepwise(trace, H200.machine, H200.costs, replicas=4, routing=routing).run()
-        for routing in ("random", "affinity")
+        routing: Stepwise(trace, H200.machine, H200.costs, (*NAMES, "d"), routing).run()
+        for routing in ROUTINGS
     }
     places: dict[int, set[int]] = {}
     for served in outcomes["affinity"].served:
@@ -282,20 +298,85 @@ def test_affinity_sends_a_chat_and_a_picture_to_one_replica() -> None:
     assert outcomes["affinity"].counts.images_encoded < outcomes["random"].counts.images_encoded
 
 
-def test_a_replica_that_goes_takes_only_its_own_pictures() -> None:
-    names = [number.to_bytes(32, "big") for number in range(300)]
-    four, three = ({name: ranking(name, count)[0] for name in names} for count in (4, 3))
-    assert all(four[name] == three[name] for name in names if four[name] != 3)
-    assert {60 <= list(four.values()).count(replica) <= 90 for replica in range(4)} == {True}
-
-
-def test_bounded_passes_a_busy_replica_over() -> None:
+def test_calls_go_where_the_router_would_send_them() -> None:
+    """By names, digests and loads, as `saccade.route` has them."""
     call = Synthetic(SMALL, H200.machine).call(0, 0)
-    favourite = Router("affinity", 3, 0).choose(call, 0, [0, 0, 0])
-    loads = [9.0 if replica == favourite else 0.0 for replica in range(3)]
-    assert Router("affinity", 3, 0).choose(call, 0, loads) == favourite
-    assert Router("bounded", 3, 0).choose(call, 0, loads) != favourite
-    assert Router("bounded", 3, 0).choose(call, 0, [1.0] * 3) == favourite
+    key = call.pictures[0].image.key.digest
+    first, second, third = rank((key,), NAMES, {})
+    router = SimulatedRouter("affinity", NAMES, 0)
+    assert NAMES[router.choose(call, 0, [0, 0, 0])] == first
+    loads = [SLACK if name == first else 0 for name in NAMES]
+    assert NAMES[router.choose(call, 0, loads)] == second
+    assert NAMES[router.choose(call, 0, [SLACK if n != third else 0 for n in NAMES])] == third
+    renamed = SimulatedRouter("affinity", NAMES[::-1], 0)
+    assert NAMES[::-1][renamed.choose(call, 0, [0, 0, 0])] == first
+
+
+@pytest.mark.parametrize("level", ["steps", "caches"])
+def test_what_replicas_share_decides_how_often_an_image_is_encoded(level: SimulationDetail) -> None:
+    """24 chats of four rounds about an image each, on two replicas: once in the fleet with
+    affinity, a shared store or an encoder; without, on nearly every replica (1.875 by chance).
+    """
+    options = replace(
+        SMALL,
+        trace="chat",
+        num_prompts=96,
+        rounds=4,
+        repeat_ratio=0.0,
+        think_time=5.0,
+        image_resolution="320x320",
+    )
+    trace = OneImage(options, H200.machine)
+    counts: dict[tuple[Routing, Sharing], StepCounts] = {}
+    fleet = FleetOptions(replicas=2)
+    for routing, sharing in arrange(fleet):
+        outcome = one(trace, level, H200, MachineOptions(), fleet, routing, sharing, lambda: None)
+        assert (outcome.counts.requests, outcome.different) == (96, 24)
+        counts[routing, sharing] = outcome.counts
+    encoded = {each: found.images_encoded for each, found in counts.items()}
+    blind = encoded.pop(("random", "none"))
+    assert 1.7 * 24 < blind <= 2 * 24
+    assert encoded == dict.fromkeys(encoded, 24)
+    read = counts["random", "store"].moved["disk to staged"]
+    assert read == embedding_bytes(trace) * (blind - 24) // 24 != 0
+    assert counts["random", "encoders"].images_given == blind
+    assert counts["affinity", "encoders"].images_given == 24
+    assert counts["affinity", "encoders"].moved["encoders to servers"] == embedding_bytes(trace)
+
+
+class OneImage(Synthetic):
+    """Chats about the image of their first round."""
+
+    def call(self, session: int, round: int) -> TracedCall:
+        call = super().call(session, round)
+        first = next(piece for piece in call.pieces if piece.shown)
+        kept = tuple(piece for piece in call.pieces if not piece.shown or piece is first)
+        return replace(call, pieces=kept)
+
+
+def embedding_bytes(trace: Synthetic) -> int:
+    first = (trace.call(chat, 0).pictures[0].image for chat in range(trace.sessions))
+    return sum(image.num_tokens for image in first) * H200.machine.embedding_bytes
+
+
+def test_two_servers_that_want_an_image_at_once_both_encode_it_but_a_pool_does_not() -> None:
+    shown = Synthetic(SMALL, H200.machine).call(0, 0).pictures[0]
+    key, nbytes = shown.image.key, shown.image.num_tokens * H200.machine.embedding_bytes
+    store = SimulatedStore(2 * nbytes, H200.costs)
+    store.put(key, nbytes, end=10.0)
+    assert not store.whole(key, 10.0), "it is being written"
+    store.put(key, nbytes, end=10.0)
+    assert store.twice == 1
+    assert store.whole(key, 11.0 + nbytes / H200.costs.disk_gbs / 1e6)
+    others = [replace(key, digest=bytes([7 + number]) * 32) for number in range(2)]
+    for other in others:
+        store.put(other, nbytes, end=20.0)
+    assert [store.whole(each, 1e9) for each in (key, *others)] == [False, True, True]
+    pool = EncoderPool(2, H200.machine, H200.costs, saved_encoding, network_gbs=3.0)
+    assert pool.ask(shown, 0.0) == pool.ask(shown, 0.0), "one waits for the other's"
+    counts = StepCounts()
+    Shared(encoders=pool).count(counts)
+    assert (counts.images_encoded, counts.moved["encoders to servers"]) == (1, 2 * nbytes)
 
 
 # ---- costs
@@ -361,17 +442,15 @@ def test_the_command_prints_an_estimate_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    options = MachineOptions(profile="h200", replicas=2, level="caches")
-    assert simulate(None, SMALL, options, SimulateOutput(output_file=path)) == 0
+    options, two = MachineOptions(profile="h200", level="caches"), FleetOptions(replicas=2)
+    assert simulate(None, SMALL, options, SimulateOutput(output_file=path), two) == 0
     said = capsys.readouterr().out
-    assert "ESTIMATE" in said and "round-robin" in said and "a queue for the time" in said
+    assert "ESTIMATE" in said and "encoders" in said and "a queue for the time" in said
     written = json.loads(path.read_text())
     assert written["kind"] == "estimate"
-    assert [outcome["routing"] for outcome in written["outcomes"]] == [
-        "random",
-        "round-robin",
-        "affinity",
-        "bounded",
+    assert [(outcome["routing"], outcome["sharing"]) for outcome in written["outcomes"]] == [
+        *(("affinity", sharing) for sharing in ("none", "store", "encoders")),
+        *(("random", sharing) for sharing in ("none", "store", "encoders")),
     ]
     assert {outcome["counts"]["requests"] for outcome in written["outcomes"]} == {60}
     with pytest.raises(ConfigError, match="measured run"):

@@ -29,6 +29,17 @@ def test_the_file_is_the_deployment_as_yaml(most: int | None) -> None:
     assert engine["ray_actor_options"]["num_gpus"] == 2
 
 
+def test_encoders_are_a_deployment_of_their_own() -> None:
+    told = ray_config("some/model", SERVE, DeployOptions(encoders=3, gpus=1), SpreadOptions())
+    assert yaml.safe_load(as_yaml(told)) == told
+    (application,) = told["applications"]
+    engine, encoder, ingress = application["deployments"]
+    assert application["args"]["encoders"] is True
+    assert [each["name"] for each in (engine, encoder, ingress)] == ["engine", "encoder", "ingress"]
+    assert (encoder["num_replicas"], encoder["ray_actor_options"]["num_gpus"]) == (3, 1)
+    assert "request_router_config" in engine and "request_router_config" not in encoder
+
+
 def test_the_command_writes_it_without_ray(tmp_path: Path) -> None:
     path = tmp_path / "deploy.yaml"
     words = ["deploy", "ray", "demo", "--output", str(path), "--", "--dtype", "float32"]
@@ -44,6 +55,7 @@ def test_the_command_writes_it_without_ray(tmp_path: Path) -> None:
     ("option", "why"),
     [
         (("--port", "3"), "where its replica puts it"),
+        (("--role", "encode"), "the deployment's to give"),
         (("--host=0.0.0.0",), "where its replica puts it"),
         (("--api-key", "secret"), "SACCADE_API_KEY"),
         (("--max-running-requests", "-1"), "--max-running-requests"),

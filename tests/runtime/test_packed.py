@@ -15,8 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import CheckpointError
+from saccade.kernels import linear
 from saccade.kernels.int4 import Int4Matrix
 from saccade.kernels.int8 import Int8Matrix
+from saccade.kernels.panels import Int4Panels
+from saccade.kernels.vnni import runs_vnni
 from saccade.runtime import weights
 from tests.checkpoints import make_checkpoint
 from tests.engine.harness import set_threads
@@ -42,9 +45,9 @@ def test_a_packed_checkpoint_answers_as_its_twin(
     pair: Pair, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     quantised, twin = pair(name)
-    net, line = load(quantised, "auto")
+    net, line = load(quantised, "none")
     assert not caplog.records, "every packed tensor belongs to its matrix"
-    whole, _ = load(twin, "auto")
+    whole, _ = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
     assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
@@ -53,9 +56,22 @@ def test_a_packed_checkpoint_answers_as_its_twin(
 @pytest.mark.parametrize("name", ["w4a16 actorder", "w4a16 zero points", "awq", "gptq_v2 desc_act"])
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
-    whole, _ = load(twin, "auto")
-    crew = ThreadCrew(quantised, 2, "data", quantization="auto")
+    whole, _ = load(twin, "none")
+    crew = ThreadCrew(quantised, 2, "data", quantization="none")
     assert answers(whole, crew) == answers(whole)
+
+
+@pytest.mark.skipif(not runs_vnni(), reason="the processor has no AVX512-VNNI, or no llvmlite")
+@pytest.mark.parametrize("name", ["w4a16 actorder", "awq", "gptq"])
+def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(pair: Pair, name: str) -> None:
+    quantised, twin = pair(name)
+    net, line = load(quantised, "auto")
+    assert "matrices of the language model in int4, as the checkpoint has them" in line
+    assert Int4Panels in {type(each) for each in projections(net)}
+    expected, found = logits(load(twin, "none")[0]), logits(net)
+    assert not found.equal(expected)
+    assert (found - expected).norm() < 0.03 * expected.norm()
+    assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
 
 
 FEW = [name for name, format in PACKED.items() if format.bits == 4 and format.group != 16]
@@ -65,6 +81,7 @@ FEW = [name for name, format in PACKED.items() if format.bits == 4 and format.gr
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products take matrices of 4 bits, as on a GPU."""
     monkeypatch.setattr(weights, "has_int4", lambda _: True)
+    monkeypatch.setattr(linear, "runs_vnni", lambda: False)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -74,7 +91,7 @@ def test_four_bits_stay_where_products_take_them(pair: Pair, name: str, four: No
     whole, _ = load(twin, "auto")
     torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)
     assert answers(net) == answers(whole)
-    assert line.startswith("14 matrices of the language model in int4, as the checkpoint has them")
+    assert line.startswith("11 matrices of the language model in int4, as the checkpoint has them")
     kinds = {type(each) for each in projections(net)}
     assert Int4Matrix in kinds and Int8Matrix not in kinds
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
+import saccade.kernels
 from lab.checkpoint import make_checkpoint
 from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
@@ -25,6 +27,10 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec, net_module
+from saccade.kernels.fp8 import BLOCK, FEW_ROWS, FP8, Fp8Matrix, fp8_linear
+from saccade.kernels.int4 import CHUNK, EACH, Int4Matrix
+from saccade.kernels.linear import Matrix
+from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -116,6 +122,43 @@ class Blank:
         return self.load(*parts)
 
 
+class Eight(Blank):
+    """Matrices of products are FP8, with scales of rows, or in blocks where sizes allow these."""
+
+    def load_matrix(self, *parts: Part) -> Any:
+        return eight(self.load(*parts))
+
+
+def eight(whole: torch.Tensor) -> Fp8Matrix:
+    outputs, inputs = whole.shape
+    in_blocks = inputs % BLOCK == outputs % BLOCK == 0
+    group = BLOCK if in_blocks else inputs
+    groups = inputs // group
+    scales = torch.empty((outputs, groups), device=CUDA)
+    padded = groups + -groups % 4
+    blocks = torch.empty((outputs // BLOCK, padded), device=CUDA).t() if in_blocks else None
+    return Fp8Matrix(aten._to_copy(whole, dtype=FP8), scales, group, True, blocks)
+
+
+class BlankApart(Blank):
+    """The same of a checkpoint that keeps experts apart."""
+
+    def has(self, _name: str, /) -> bool:
+        return False
+
+
+class BlankInt4(Blank):
+    """The same with matrices of 4 bits."""
+
+    def load_matrix(self, *parts: Part) -> Matrix:  # type: ignore[override]
+        outputs, inputs = sum(part.wanted[0] for part in parts), parts[0].wanted[1]
+        chunks = -(-inputs // CHUNK)
+        words = torch.empty((outputs, chunks * CHUNK // EACH), dtype=torch.int32, device=CUDA)
+        scales = torch.empty((1, outputs), dtype=torch.float16, device=CUDA)
+        zeros = torch.empty((1, outputs), dtype=torch.uint8, device=CUDA)
+        return Int4Matrix(words, scales, zeros, chunks * CHUNK, inputs)
+
+
 class Launches:
     """In place of a module's Triton kernels: counts what would have been launched, and sees that
     all tensors are on the device.
@@ -138,8 +181,9 @@ class Launches:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     launches = Launches()
-    for name in ("layer", "paged", "rotary", "sample", "segments"):
-        module = import_module(f"saccade.kernels.{name}_gpu")
+    rooms = [each.name for each in iter_modules(saccade.kernels.__path__)]
+    for name in (each for each in rooms if each.endswith("_gpu")):
+        module = import_module(f"saccade.kernels.{name}")
         kernels = [each for each in vars(module) if isinstance(vars(module)[each], KernelInterface)]
         for each in kernels:
             monkeypatch.setattr(module, each, launches)
@@ -152,8 +196,8 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_spec(make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
 
 
-def blank(spec: FamilySpec, dtype: torch.dtype) -> FamilyNet:
-    net: FamilyNet = net_module(spec).build(spec, Blank(dtype), WHOLE, WHOLE)
+def blank(spec: FamilySpec, dtype: torch.dtype, kind: type[Blank] = Blank) -> FamilyNet:
+    net: FamilyNet = net_module(spec).build(spec, kind(dtype), WHOLE, WHOLE)
     return net
 
 
@@ -251,12 +295,32 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("batch", [1, 64, 256])
+@pytest.mark.parametrize(
+    ("batch", "kind"), [(1, Blank), (64, Blank), (256, Blank), (1, BlankInt4), (256, BlankInt4)]
+)
 def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
-    spec: FamilySpec, gpu: Launches, batch: int
+    spec: FamilySpec, gpu: Launches, batch: int, kind: type[Blank]
 ) -> None:
     """On a GPU the time to launch is what a small batch costs."""
-    net: Any = blank(spec, torch.bfloat16)
+    kernels, operators = layer_launches(blank(spec, torch.bfloat16, kind), gpu, batch)
+    products = 4 * (kind is BlankInt4)  # of ours; else they are cuBLAS's
+    # Keys that are split are merged; a sum may be no kernel.
+    assert kernels - products in (4, 5, 6)
+    assert kernels + operators <= 11
+
+
+@pytest.mark.parametrize("batch", [1, 64, 256])
+def test_a_layer_in_eight_bits_takes_eleven_launches_too(
+    spec: FamilySpec, gpu: Launches, batch: int
+) -> None:
+    """Norm and gate leave rows in 8 bits; those of attention are made so by one kernel more."""
+    kernels, operators = layer_launches(blank(spec, torch.bfloat16, Eight), gpu, batch)
+    assert kernels in ((9, 10) if batch <= FEW_ROWS else (5, 6, 7))
+    assert kernels + operators <= 11
+
+
+def layer_launches(net: Any, gpu: Launches, batch: int) -> tuple[int, int]:
+    """(kernels of ours, operators) of a layer that decodes."""
     net.text.layers += net.text.layers[-1:] * 2
     counts = []
     for _ in range(2):
@@ -266,8 +330,31 @@ def test_a_layer_that_decodes_takes_eleven_launches_at_any_batch(
         counts.append((gpu.count, operators.count))
         net.text.layers.pop()  # one that stands between layers without levels of embeddings
     (kernels, operators_of), (fewer, others) = counts
-    assert kernels - fewer in (4, 5, 6)  # keys that are split are merged; a sum may be no kernel
-    assert kernels - fewer + operators_of - others <= 11
+    return kernels - fewer, operators_of - others
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 2560), (2560, 9728), (2560, 2544)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_scaled_products_are_asked_for_as_pytorch_wants_it(
+    gpu: Launches, outputs: int, inputs: int, biased: bool
+) -> None:
+    """Fake tensors check shapes and strides of scales as the operators do."""
+    x = torch.empty((FEW_ROWS + 5, inputs), dtype=torch.bfloat16, device=CUDA)
+    matrix = eight(torch.empty((outputs, inputs), dtype=torch.bfloat16, device=CUDA))
+    assert (matrix.blocks is None) == (inputs == 2544)
+    bias = torch.empty(outputs, dtype=torch.bfloat16, device=CUDA) if biased else None
+    y = fp8_linear(x, matrix, bias)
+    assert y.shape == (len(x), outputs) and y.dtype == torch.bfloat16 and y.device == CUDA
+    assert gpu.count == 1, "rows are made 8 bits"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 1000])
+def test_experts_ask_for_no_value(gpu: Launches, rows: int) -> None:
+    shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="silu")
+    layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+    x = torch.empty((rows, 64), dtype=torch.bfloat16, device=CUDA)
+    assert layer(x).shape == x.shape
+    assert gpu.count == 4, "their order, up, down and the sum"
 
 
 @pytest.mark.parametrize(

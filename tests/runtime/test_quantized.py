@@ -20,15 +20,19 @@ from safetensors.torch import load_file, save_file
 from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.qwen_vl.net import QwenVLNet
+from saccade.families.internvl.spec import InternVLSpec
+from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
-from saccade.kernels import linear
-from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels import device, linear
+from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
+from saccade.kernels.panels import Int4Panels
+from saccade.kernels.vnni import runs_vnni
 from saccade.nn.mlp import GatedMLP
+from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
-from saccade.runtime import weights
+from saccade.runtime import quantized, weights
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
 from tests.checkpoints import make_checkpoint, picture
@@ -38,6 +42,7 @@ from tests.parallel.crew import ThreadCrew
 from tests.quantising import FORMATS, is_projection, quantise
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
 F8 = torch.float8_e4m3fn
 UP = "model.language_model.layers.1.mlp.up_proj."
 
@@ -74,11 +79,17 @@ def load(
     return net, tally.line(dtype)
 
 
+def placeholder(net: FamilyNet) -> int:
+    if isinstance(net.spec, InternVLSpec):
+        return net.spec.image_tokens.content
+    return qwen(net.spec).image_token_id
+
+
 def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
     """Greedy tokens about a picture, and about text."""
     harness = Harness(net, crew)
     image = harness.image(picture(64, 96), "a")
-    pad = net.spec.image_token_id  # type: ignore[attr-defined]
+    pad = placeholder(net)
     asked = [
         harness.request("picture", [1, 2, pad, 3, 4], [image], max_tokens=24),
         harness.request("text", [5, 6, 7, 8, 9], max_tokens=24),
@@ -88,14 +99,13 @@ def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
 
 
 def logits(net: FamilyNet) -> torch.Tensor:
-    pad = net.spec.image_token_id  # type: ignore[attr-defined]
-    side = 2 * qwen(net.spec).image_rules.factor
-    pixels = [np.asarray(picture(side, side))]
+    pad = placeholder(net)
+    pixels = [np.asarray(picture(*net.spec.sample.canvas))]
     return Session(net, [1, 2, pad, 3], pixels, page_size=None).prefill()
 
 
 def projections(net: FamilyNet) -> list[object]:
-    assert isinstance(net, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
@@ -143,23 +153,50 @@ def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
 
 
 @needs_int8
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl"])
 def test_int8_made_at_load_is_near_the_checkpoint(
     checkpoint: Callable[..., Path], family: str
 ) -> None:
     folder = checkpoint(family)
     whole, _ = load(folder, "auto")
     net, line = load(folder, "int8")
-    assert isinstance(net, QwenVLNet) and isinstance(whole, QwenVLNet)
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
     assert isinstance(net.text.head.weight, Int8Matrix)
     assert "13 matrices" in line and "made at load" in line
 
 
+@needs_vnni
+def test_int4_made_at_load_is_near_the_checkpoint_and_its_head_has_eight_bits(
+    checkpoint: Callable[..., Path],
+) -> None:
+    folder = checkpoint("qwen3_vl")
+    net, line = load(folder, "int4")
+    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert all(isinstance(matrix, Int4Panels) for matrix in projections(net))
+    assert isinstance(net.text.head.weight, Int8Matrix)
+    assert "12 matrices of the language model in int4, made at load" in line
+    assert line.startswith("1 matrices of the language model in int8")
+    near = torch.nn.functional.cosine_similarity(logits(net), logits(load(folder, "auto")[0]))
+    assert near.min() > 0.9
+
+
+def test_int4_without_llvm_is_refused_with_what_to_install(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "runs_int8", lambda: True)
+    monkeypatch.setattr(quantized, "runs_vnni", lambda: False)
+    with pytest.raises(ConfigError, match=r"--quantization int4: .*pip install 'saccade\[cpu\]'"):
+        load(checkpoint("qwen3_vl"), "int4")
+
+
 @needs_int8
-def test_int8_tokens_do_not_depend_on_the_batch(checkpoint: Callable[..., Path]) -> None:
-    net, _ = load(checkpoint("qwen3_vl"), "int8")
+@pytest.mark.parametrize("mode", ["int8", pytest.param("int4", marks=needs_vnni)])
+def test_quantised_tokens_do_not_depend_on_the_batch(
+    checkpoint: Callable[..., Path], mode: QuantizationMode
+) -> None:
+    net, _ = load(checkpoint("qwen3_vl"), mode)
     prompts = [[i, i + 1, i + 2] for i in range(1, 8)]
     together = Harness(net)
     asked = [together.request(str(p), p, max_tokens=12) for p in prompts]
@@ -221,6 +258,45 @@ def test_slices_in_fp8_are_padded_with_what_adds_nothing(
     torch.testing.assert_close(logits(net), logits(whole), atol=2e-4, rtol=2e-4)
 
 
+WIDE = {"text": {"hidden_size": 256, "intermediate_size": 256}, "vision": {"out_hidden_size": 256}}
+"""Sizes of a checkpoint with blocks of 128 in it."""
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "fp8 channels"])
+def test_many_rows_in_fp8_are_near_their_twin(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for a GPU that multiplies 8 bits. Few rows are not made such."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    sizes = {"text": WIDE["text"] | heads, "vision": WIDE["vision"]}
+    folder = make_checkpoint(tmp_path / "whole", "qwen3_vl", **sizes)  # type: ignore[arg-type]
+    quantised, twin = quantise(folder, FORMATS[name], tmp_path)
+    whole, _ = load(twin, "none")
+    monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(device, "multiplies_fp8", lambda *_: True)
+    monkeypatch.setattr(device, "multiplies_blocks", lambda _: True)
+    net: Any = load(quantised, "auto")[0]
+    for at, layer in enumerate(net.text.layers):
+        assert layer.mlp.gate_up.group == layer.mlp.down.group == net_group(name)
+        assert layer.attention.out.group == 128
+        # Of the second layer's keys the checkpoint has 32 bits.
+        assert layer.attention.qkv.group == (0 if at == 1 else net_group(name))
+    tokens = [int(each) for each in np.random.default_rng(0).integers(5, 60, 40)]
+    found, expected = (prefill(each, tokens, 40) for each in (net, whole))
+    off = (found - expected).norm() / expected.norm()
+    assert 1e-3 < off < 0.12, "three bits of mantissa, in twelve products"
+    few, same = (prefill(each, tokens, FEW_ROWS) for each in (net, whole))
+    torch.testing.assert_close(few, same, atol=2e-4, rtol=2e-4)
+
+
+def net_group(name: str) -> int:
+    return 128 if name == "fp8 blocks of 128" else 256
+
+
+def prefill(net: FamilyNet, tokens: list[int], chunk: int) -> torch.Tensor:
+    return Session(net, tokens, [], page_size=4).prefill(chunk)
+
+
 def test_blocks_that_no_product_can_be_made_of_are_made_whole(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,15 +338,18 @@ def test_a_rank_cuts_scales_as_it_cuts_weights(pair: Pair, rank: int) -> None:
         assert torch.equal(mine.to_dense(), whole.to_dense())
 
 
-def test_int8_needs_a_cpu(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_matrices_are_made_so_on_a_cpu_only(
+    checkpoint: Callable[..., Path], mode: QuantizationMode
+) -> None:
     folder = checkpoint("qwen3_vl")
-    with pytest.raises(ConfigError, match=r"--quantization int8: it needs --device cpu"):
+    with pytest.raises(ConfigError, match=rf"--quantization {mode}: it needs --device cpu"):
         load_net(
             load_spec(folder),
             folder,
             dtype=torch.float32,
             device=torch.device("meta"),
-            quantization="int8",
+            quantization=mode,
         )
 
 

@@ -26,6 +26,7 @@ from saccade.runtime import weights
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
+from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
@@ -125,14 +126,45 @@ def test_no_request_compiles_a_kernel(
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 def test_no_request_compiles_a_product_in_fp8(
     checkpoint: Callable[..., Path],
     names: dict[str, set[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    scaled: bool,
 ) -> None:
-    """Of few rows or of many."""
+    """Of few rows, or of many, which become 8 bits first or do not."""
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
+    monkeypatch.setattr(placement, "multiplies_fp8", lambda *_: scaled)
     folder, _ = quantise(checkpoint("qwen3_vl"), FORMATS["fp8 channels"], tmp_path)
     check(load(folder), names)
-    assert len(names["_product"]) >= 2
+    assert names["_product"]
+    for kernel in ("_quantise", "_add_norm_scaled", "_gate_scaled"):
+        assert bool(names[kernel]) == scaled
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq_v2 desc_act"])
+def test_no_request_compiles_a_product_in_int4(
+    checkpoint: Callable[..., Path],
+    names: dict[str, set[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """Of few rows, of some or of many."""
+    monkeypatch.setattr(weights, "has_int4", lambda _: True)
+    module = import_module("saccade.kernels.int4_gpu")
+    for kind, rows in (("FEW", 3), ("SOME", 9)):  # so that a chunk has many
+        cuts = [cut._replace(rows=rows) for cut in getattr(module, kind)]
+        monkeypatch.setattr(module, kind, cuts)
+    folder, _ = quantise_packed(checkpoint("qwen3_vl"), PACKED[name], tmp_path)
+    check(load(folder), names)
+    assert len(names["_few"]) >= 2 and names["_many"]
+
+
+def test_no_request_compiles_a_product_of_experts(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("qwen3_vl_moe")), names)
+    assert all(names[each] for each in ("_place", "_up", "_down", "_sum"))

@@ -114,3 +114,22 @@ def test_a_piece_of_the_arena_too_small_for_what_is_needed_first_is_joined_with_
     assert [sim.deltas[id][-1].finish for id in (first, *small)] == ["length"] * 5
     assert 6 <= sim.worker.encoded.total() <= 7, "one was encoded too early at most"
     sim.check_end()
+
+
+def test_what_the_disk_has_no_room_for_keeps_none_on_the_device() -> None:
+    limits = SchedulerLimits(1, 8, 200, 10_000, early_tokens=8)
+    sim = Simulation(limits, 64, 4, embedding_tokens=40, disk_tokens=10)
+    first, later = picture(1, 20), picture(2, 30)
+    for request in (gallery(sim, first, before=8), gallery(sim, later)):
+        sim.add(request)
+    sim.send_pixels(later.key)
+    sim.finish(sim.plan())  # `later` is encoded ahead, as the other's image is not there yet
+    assert sim.worker.encoded == {later.key: 1}
+    sim.send_pixels(first.key)
+    plan = sim.plan()
+    assert [encode.key for encode in plan.encode] == [first.key] and not plan.save
+    assert [move.key for move in plan.moves] == [later.key]
+    assert sim.embeddings.device.used_bytes <= sim.embeddings.device.budget_bytes
+    sim.finish(plan)
+    sim.run()
+    sim.check_end()

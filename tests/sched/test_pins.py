@@ -52,6 +52,7 @@ class Pinned(Simulation):
             ),
             8,
             pins=images,
+            file_bytes=int,
         )
         prefix = self.prefix if prefix_cache else None
         self.scheduler = Scheduler(settings, self.pool, prefix, self.embeddings, (EOS,))
@@ -233,7 +234,7 @@ def test_nothing_is_pinned_for_a_place_that_the_prompt_has_not_reached() -> None
     assert sim.prefix.pinned == 4 and sim.kept(request) >= 16
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 117])
 def test_pages_add_up_whatever_is_pinned_aborted_and_preempted(seed: int) -> None:
     rng = random.Random(seed)
     sim = Pinned(

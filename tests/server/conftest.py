@@ -1,5 +1,6 @@
 """A server over real HTTP: uvicorn on a port of its own in a thread, around the demo model's intake
-and a test double of the engine.
+and a test double of the engine; and a router in front of it, in another thread. What clients see is
+asked of both.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from saccade.core.options import (
     ObservabilityOptions,
     ServerOptions,
 )
+from saccade.core.route_options import RouteOptions
 from saccade.families.registry import load_spec
 from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
+from saccade.route.run import RouteServer
 from saccade.server.run import Server
 from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
@@ -136,6 +139,38 @@ def serving(
         assert not thread.is_alive(), "the server did not end"
 
 
+@contextmanager
+def routed(
+    served: Served, edge: ConnectionOptions | None = None, key: str = "none", **options: Any
+) -> Iterator[Served]:
+    """The same server, asked through a router."""
+    ready = threading.Event()
+    found: list[str] = []
+    told = RouteOptions(workers=(served.address,), port=0, **options)
+    router = RouteServer(told, edge or ConnectionOptions())
+
+    def on_ready(address: str) -> None:
+        found.append(address)
+        ready.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(router.run_until_told(on_ready)))
+    thread.start()
+    try:
+        assert ready.wait(30), "the router did not start"
+        (address,) = found
+        with (
+            httpx.Client(base_url=address, timeout=30) as http,
+            openai.OpenAI(
+                base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=30
+            ) as client,
+        ):
+            yield replace(served, address=address, http=http, openai=client)
+    finally:
+        router.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the router did not end"
+
+
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[Served]:
     with serving() as served:
@@ -157,11 +192,30 @@ def thinker() -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def module_router(module_server: Served) -> Iterator[Served]:
+    with routed(module_server) as served:
+        yield served
+
+
+@pytest.fixture(params=["direct", pytest.param("routed", marks=pytest.mark.slow)])
+def way(request: pytest.FixtureRequest) -> str:
+    """How a server is asked. Of `test_routed.py`, a table of both is in the default run."""
+    return str(request.param)
+
+
+its_own = pytest.mark.parametrize("way", ["direct"], indirect=True)
+"""What a server says of itself; a router says other things of itself."""
+
+
 @pytest.fixture
-def served(module_server: Served) -> Served:
-    """One server for all tests of a module; its engine as at the start."""
+def served(module_server: Served, way: str, request: pytest.FixtureRequest) -> Served:
+    """One server for all tests of a module, and a router; its engine as at the start."""
     module_server.engine.reply = lambda request: TOKENIZER.encode("Hello!")
     module_server.engine.fault = None
     module_server.engine.caching = None
     module_server.engine.received.clear()
-    return module_server
+    if way == "direct":
+        return module_server
+    found: Served = request.getfixturevalue("module_router")
+    return found

@@ -17,7 +17,7 @@ from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
 from saccade.front.client import Client
-from tests.server.conftest import TOKENIZER, Served
+from tests.server.conftest import TOKENIZER, Served, its_own
 from tests.server.echo import CACHED, CONTEXT
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -571,6 +571,7 @@ def test_what_is_not_there_is_a_404_or_405_in_openais_shape(served: Served) -> N
     assert wrong.headers["allow"] == "POST"
 
 
+@its_own
 def test_health_version_and_cors_by_default(served: Served) -> None:
     response = served.http.get("/health", headers={"origin": "http://evil.example"})
     assert (response.status_code, response.json()) == (200, {"status": "ready", "model": "demo"})
@@ -578,6 +579,7 @@ def test_health_version_and_cors_by_default(served: Served) -> None:
     assert served.http.get("/version").json()["version"]
 
 
+@its_own
 def test_metrics_count_requests_by_outcome_and_time_them(served: Served) -> None:
     def read() -> dict[str, float]:
         lines = served.http.get("/metrics").text.splitlines()
@@ -602,6 +604,7 @@ def test_metrics_count_requests_by_outcome_and_time_them(served: Served) -> None
     assert after["saccade_requests_in_flight"] == 0
 
 
+@its_own
 def test_metrics_are_prometheus_text_with_every_declared_name(served: Served) -> None:
     response = served.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")

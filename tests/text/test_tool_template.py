@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import saccade.families.internvl
 import saccade.families.qwen_vl
+from lab import tiles
+from saccade.families.registry import load_spec
 from saccade.text.answer import AnswerReader, gather
-from saccade.text.prompt import ChatTemplate
+from saccade.text.manner import Manner, find_manner
+from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.text.templates import QWEN2_VL
 
 OURS = (Path(saccade.families.qwen_vl.__file__).parent / "tools.jinja").read_text()
+TILED = (Path(saccade.families.internvl.__file__).parent / "tools.jinja").read_text()
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Was ist <das>?"}
 TOOL = {
@@ -54,6 +60,56 @@ def test_without_tools_it_is_the_checkpoints_own_template(
         "variables": variables,
     }
     assert render(messages, **options) == render(messages, QWEN2_VL, **options)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "Hi"}],
+        [{"role": "system", "content": "Be short."}, {"role": "user", "content": [IMAGE, TEXT]}],
+        [{"role": "user", "content": [TEXT, IMAGE, IMAGE]}, {"role": "assistant", "content": "x"}],
+    ],
+)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_of_tiles_too(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
+    own, ours = (
+        render(messages, template, add_generation_prompt=add_generation_prompt)
+        for template in (tiles.CHAT_TEMPLATE, TILED)
+    )
+    assert ours == own
+
+
+def test_tools_and_images_of_tiles_stand_where_their_model_learnt_it() -> None:
+    call = {"function": {"name": "look", "arguments": {"where": "left"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [IMAGE, TEXT]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": [IMAGE]},
+    ]
+    text = render(messages, TILED, tools=[TOOL])
+    assert text.startswith("<|im_start|>system\n# Tools\n\n")
+    assert text.endswith(
+        "</tool_call><|im_end|>\n<|im_start|>user\n<IMG_CONTEXT>\nWas ist <das>?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"where": "left"}}\n'
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n<IMG_CONTEXT>\n\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    ours, qwens = (
+        render([{"role": "system", "content": "Be short."}, *messages], template, tools=[TOOL])
+        for template in (TILED, OURS)
+    )
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert ours.replace("<IMG_CONTEXT>\n", image) == qwens
+
+
+def test_a_checkpoint_of_tiles_calls_as_hermes_does(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("internvl")
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer, None, load_spec(folder).templates)
+    assert find_manner(template.sources, "auto", "auto") == Manner("hermes")
+    chat = [{"role": "user", "content": "Hi"}]
+    assert "<tools>" in template.render(chat, tools=[TOOL])
+    assert "<tools>" not in template.render(chat)
 
 
 def test_tools_stand_in_the_system_message() -> None:

@@ -14,7 +14,16 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.qwen_vl.config import CLIP_MEAN, CLIP_STD, RopeConfig, TextConfig
+from saccade.families.qwen_vl.config import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Colour,
+    RopeConfig,
+    TextConfig,
+    read_colours,
+    read_heads,
+    refuse_unsupported,
+)
 
 NormKind = Literal["layer_norm", "rms_norm"]
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
@@ -30,8 +39,8 @@ class TileRules:
     side: int
     least: int
     most: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Colour
+    std: Colour
     resample: Resample
 
     def fingerprint(self, family: str) -> bytes:
@@ -177,17 +186,8 @@ def _text(config: Section, text: Section) -> TextConfig:
         raise CheckpointError(
             f"{text.where}: model_type {kind!r} is not supported (qwen2 and qwen3 are)"
         )
-    for name in ("use_sliding_window", "attention_bias"):
-        if text.flag(name):
-            raise CheckpointError(f"{text.where}: {name} is not supported")
-    if (activation := text.text("hidden_act", default="silu")) != "silu":
-        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
-    hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
-        )
+    refuse_unsupported(text, "use_sliding_window", "attention_bias")
+    hidden, (heads, kv_heads) = text.integer("hidden_size"), read_heads(text)
     head_dim = text.integer("head_dim", default=128 if kind == "qwen3" else hidden // heads)
     return TextConfig(
         vocab_size=text.integer("vocab_size"),
@@ -236,18 +236,13 @@ def _tiles(vision: InternVisionConfig, processor: Section) -> TileRules:
             f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
             "at least 1, and at most the second"
         )
-    mean = processor.numbers("image_mean", default=CLIP_MEAN)
-    std = processor.numbers("image_std", default=CLIP_STD)
-    if len(mean) != 3 or len(std) != 3:
-        raise CheckpointError(
-            f"{processor.where}: image_mean and image_std must have three values each"
-        )
+    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
     return TileRules(
         side=vision.side,
         least=least,
         most=most,
-        mean=(mean[0], mean[1], mean[2]),
-        std=(std[0], std[1], std[2]),
+        mean=mean,
+        std=std,
         resample=RESAMPLES[number],
     )
 

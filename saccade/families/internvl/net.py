@@ -1,18 +1,14 @@
-"""The network of an InternVL checkpoint: vision tower and language model behind
-`nn.protocol.FamilyNet`.
-"""
+"""An InternVL checkpoint's network, and what its tensors are called."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-import torch
-
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.vision import InternVisionTower
 from saccade.families.qwen_vl.text import TextModel
-from saccade.nn.protocol import Attention, Batch
+from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -25,50 +21,20 @@ PROJECTION = re.compile(
 )
 
 
-class InternVLNet:
-    """Implements `FamilyNet`."""
-
-    def __init__(
-        self, spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard
-    ) -> None:
-        self.spec = spec
-        self.vision = InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard)
-        # Older files do not say that they are not tied: a head of the file's own counts.
-        tied = spec.text.tied and not weights.has(HEAD)
-        self.text = TextModel(weights, replace(spec.text, tied=tied), shard)
-
-    @property
-    def hidden(self) -> int:
-        return self.text.config.hidden
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        return self.text(batch, attention)
-
-    @torch.inference_mode()
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self.text.logits(states)
-
-
-class InternVLTower:
-    """Implements `TowerNet`."""
-
-    def __init__(self, spec: InternVLSpec, vision: InternVisionTower) -> None:
-        self.spec = spec
-        self.vision = vision
-
-
-def build_tower(spec: InternVLSpec, weights: Weights, encoder_shard: Shard) -> InternVLTower:
+def build_tower(spec: InternVLSpec, weights: Weights, encoder_shard: Shard) -> TowerAlone:
     """The vision tower alone; no other tensor is read. Raises as `build` does."""
-    return InternVLTower(spec, InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard))
+    return TowerAlone(spec, InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard))
 
 
-def build(spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> InternVLNet:
+def build(spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return InternVLNet(spec, weights, shard, encoder_shard)
+    tower = InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard)
+    # Older files do not say that they are not tied: a head of the file's own counts.
+    tied = spec.text.tied and not weights.has(HEAD)
+    return WholeNet(spec, tower, TextModel(weights, replace(spec.text, tied=tied), shard))
 
 
 def canonical_name(name: str) -> str:

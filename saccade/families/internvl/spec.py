@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,10 @@ from saccade.families.internvl.config import (
 )
 from saccade.families.qwen_vl.config import TextConfig
 
-NO_TEMPLATES = Templates()
-"""Checkpoints bring their own; no version was taught a way to call tools."""
+TEMPLATES = Templates(
+    tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")
+)
+"""Checkpoints' own know no tools; their language models do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class InternVLSpec:
     dtype: str
 
     family = "internvl"
-    templates = NO_TEMPLATES
+    templates = TEMPLATES
     position_axes = 1
+    sees_images = True
 
     def with_options(self, options: Mapping[str, str]) -> InternVLSpec:
         for name, value in options.items():

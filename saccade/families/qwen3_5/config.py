@@ -9,15 +9,27 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.qwen_vl.config import (
+    NO_IMAGES,
+    NO_VISION,
     ImageRules,
     RopeConfig,
     TextConfig,
     VisionConfig,
     experts_config,
     image_rules,
+    read_heads,
+    refuse_unsupported,
+    text_section,
     vision_config,
 )
 
+TEXT_ONLY = (
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("qwen3_5_text", "qwen3_5_moe_text"),
+)
+"""Architectures, and model types, of checkpoints that hold the language model alone. The fields of
+their config.json are those of the others' `text_config`.
+"""
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
@@ -61,7 +73,9 @@ def parse_config(
 ) -> tuple[VisionConfig, TextConfig, HybridConfig, ImageRules]:
     """All that the JSON files say. Raises CheckpointError naming file and field."""
     config = checkpoint.config
-    text, hybrid = _text(config, config.section("text_config"))
+    text, hybrid = _text(config, text_section(config))
+    if checkpoint.architecture() in TEXT_ONLY:
+        return NO_VISION, text, hybrid, NO_IMAGES
     section = config.section("vision_config")
     # Some files name the levels that the tower has not got: an empty list of them.
     levels: dict[str, list[int]] = {"deepstack_visual_indexes": []}
@@ -75,18 +89,10 @@ def parse_config(
 
 
 def _text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
-    if text.flag("attention_bias"):
-        raise CheckpointError(f"{text.where}: attention_bias is not supported")
+    refuse_unsupported(text, "attention_bias")
     if not text.flag("attn_output_gate", default=True):
         raise CheckpointError(f"{text.where}: attn_output_gate false is not supported")
-    if (activation := text.text("hidden_act", default="silu")) != "silu":
-        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
-    heads = text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
-        )
+    heads, kv_heads = read_heads(text)
     head_dim = text.integer("head_dim", default=256)
     rope, rotary_dim = _rope(text, head_dim)
     layers = text.integer("num_hidden_layers")

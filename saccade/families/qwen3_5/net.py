@@ -1,18 +1,15 @@
-"""The network of a Qwen3.5 checkpoint: Qwen3-VL's vision tower and a hybrid language model behind
-`nn.protocol.FamilyNet`.
+"""A Qwen3.5 checkpoint's network, and what its tensors are called. The vision tower is
+Qwen3-VL's.
 """
 
 from __future__ import annotations
 
 import re
 
-import torch
-
 from saccade.families.qwen3_5.spec import Qwen35Spec
 from saccade.families.qwen3_5.text import HybridModel
 from saccade.families.qwen_vl import net as qwen_vl
-from saccade.families.qwen_vl.vision import VisionTower
-from saccade.nn.protocol import Attention, Batch
+from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -26,40 +23,16 @@ PROJECTION = re.compile(
 )
 
 
-class Qwen35Net:
-    """Implements `FamilyNet`."""
-
-    def __init__(
-        self, spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
-    ) -> None:
-        self.spec = spec
-        self.vision = VisionTower(
-            weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
-        )
-        self.text = HybridModel(weights, spec.text, spec.hybrid, shard)
-
-    @property
-    def hidden(self) -> int:
-        return self.text.config.hidden
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        return self.text(batch, attention)
-
-    @torch.inference_mode()
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self.text.logits(states)
-
-
-def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard) -> Qwen35Net:
+def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return Qwen35Net(spec, weights, shard, encoder_shard)
+    tower = build_tower(spec, weights, encoder_shard).vision if spec.sees_images else NoVision()
+    return WholeNet(spec, tower, HybridModel(weights, spec.text, spec.hybrid, shard))
 
 
-def build_tower(spec: Qwen35Spec, weights: Weights, encoder_shard: Shard) -> qwen_vl.QwenVLTower:
+def build_tower(spec: Qwen35Spec, weights: Weights, encoder_shard: Shard) -> TowerAlone:
     """The vision tower alone, which is Qwen3-VL's."""
     return qwen_vl.build_tower(spec, weights, encoder_shard)
 
@@ -72,7 +45,7 @@ def canonical_name(name: str) -> str:
 def harmless(name: str, spec: Qwen35Spec) -> bool:
     """Whether a canonical name that no layer asks for may be passed over in silence."""
     return (
-        name.startswith(DRAFTING)
+        name.startswith(DRAFTING if spec.sees_images else (DRAFTING, "visual."))
         or bool(qwen_vl.HARMLESS.search(name))
         or (spec.text.tied and name == "lm_head.weight")
     )

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.qwen3_5.config import HybridConfig, parse_config
+from saccade.families.qwen_vl.config import text_section
 from saccade.families.qwen_vl.spec import QwenVLSpec
+
+NO_TOKEN = -1
+"""Stands for no image: to a model without a tower, every token is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +59,16 @@ class Qwen35Spec(QwenVLSpec):
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
     vision, text, hybrid, rules = parse_config(checkpoint)
-    section = checkpoint.config.section("text_config")
+    section = text_section(checkpoint.config)
     return Qwen35Spec(
         family="qwen3_5_moe" if text.experts else "qwen3_5",
         vision=vision,
         text=text,
         hybrid=hybrid,
         image_rules=rules,
-        image_token_id=checkpoint.config.integer("image_token_id", default=248056),
+        image_token_id=checkpoint.config.integer("image_token_id", default=248056)
+        if vision.depth
+        else NO_TOKEN,
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
     )

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from saccade.families.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.families.qwen_vl.config import ExpertsConfig, TextConfig
 from saccade.families.qwen_vl.text import MultiRope
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.linear import linear
 from saccade.kernels.norm import gated_rms_norm
@@ -34,7 +35,7 @@ class GatedAttention:
     gates are one product, in that order.
     """
 
-    __slots__ = ("heads", "kv_heads", "layer", "out", "qk_norm", "wide")
+    __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "wide")
 
     def __init__(
         self, weights: Weights, name: str, config: TextConfig, shard: Shard, layer: int
@@ -58,6 +59,7 @@ class GatedAttention:
             Part(f"{name}.{each}.weight", (kv, hidden), (mine,)) for each in ("k_proj", "v_proj")
         )
         self.wide = Linear(weights.load_matrix(*queries, keys, values, *gates))
+        self.group = self.wide.group
         self.out = RowLinear(
             weights, f"{name}.o_proj", config.heads * dim, hidden, shard, bias=False
         )
@@ -68,9 +70,9 @@ class GatedAttention:
         weight = torch.stack([q_norm] * self.heads + [k_norm] * self.kv_heads)
         self.qk_norm = QKNorm(weight, config.rms_eps)
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
+    def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]"""
-        wide = self.wide(x).view(x.shape[0], 2 * (self.heads + self.kv_heads), -1)
+        wide = self.wide(x).unflatten(1, (2 * (self.heads + self.kv_heads), -1))
         qkv, gates = wide.split((self.heads + 2 * self.kv_heads, self.heads), dim=1)
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
         return self.out((attended * torch.sigmoid(gates)).flatten(1))
@@ -91,6 +93,8 @@ class GatedDelta:
         "thin",
         "wide",
     )
+
+    group = 0  # what is thin reads rows as they are
 
     def __init__(
         self,
@@ -136,8 +140,9 @@ class GatedDelta:
             weights, f"{name}.out_proj", delta.values, config.hidden, shard, bias=False
         )
 
-    def __call__(self, x: torch.Tensor, _: Rotation, attention: Attention) -> torch.Tensor:
+    def __call__(self, x: Rows, _: Rotation, attention: Attention) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden], whatever the positions."""
+        assert isinstance(x, torch.Tensor)
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
         betas, steps = linear(x, self.thin).chunk(2, dim=1)
@@ -162,6 +167,8 @@ class SharedSparseMLP:
 
     __slots__ = ("gate", "shared", "sparse")
 
+    group = 0  # router and gate read rows as they are
+
     def __init__(
         self,
         weights: Weights,
@@ -180,8 +187,9 @@ class SharedSparseMLP:
         )
         self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
         return torch.sigmoid(linear(x, self.gate)) * self.shared(x) + self.sparse(x)
 
 
@@ -224,24 +232,28 @@ class HybridLayer:
         """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
         normalises.
         """
+        normed: Rows
         if delta is None:
             normed = self.mixer_norm(x)
         else:
-            x, normed = self.mixer_norm.add(x, delta)
-        x, normed = self.mlp_norm.add(x, self.mixer(normed, rotation, attention))
+            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
+        mixed = self.mixer(normed, rotation, attention)
+        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
         return x, self.mlp(normed)
 
 
 class HybridModel:
-    """Tokens and spliced image rows to states, states to logits."""
+    """Tokens and spliced image rows to states, states to logits; implements
+    `nn.protocol.LanguageModel`.
+    """
 
-    __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
 
     def __init__(
         self, weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
     ) -> None:
         table = (config.vocab_size, config.hidden)
-        self.config = config
+        self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         self.layers = [HybridLayer(weights, i, config, hybrid, shard) for i in range(config.layers)]
         self.norm = RMSNorm(

@@ -14,6 +14,8 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Checkpoint, Section
 
+Colour = tuple[float, float, float]
+"""A value for red, green and blue, of 0 to 1."""
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 VARIANTS: dict[str, Variant] = {
     "qwen2_vl": "qwen2_vl",
@@ -45,8 +47,8 @@ class ImageRules:
     merge: int
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Colour
+    std: Colour
     resample: str = "bicubic"
     temporal_patch: int = 2
 
@@ -87,6 +89,11 @@ class VisionConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+
+NO_VISION = VisionConfig("qwen3_vl", 0, 0, 0, 0, 0, "silu", 1, 1, 1, 1.0)
+NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""Of a checkpoint that has no vision tower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,18 +230,8 @@ def vision_config(variant: Variant, vision: Section) -> VisionConfig:
 
 
 def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
-    if text.flag("use_sliding_window"):
-        raise CheckpointError(f"{text.where}: use_sliding_window is not supported")
-    if text.flag("attention_bias"):
-        raise CheckpointError(f"{text.where}: attention_bias is not supported")
-    if (activation := text.text("hidden_act", default="silu")) != "silu":
-        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
-    hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
-        )
+    refuse_unsupported(text, "use_sliding_window", "attention_bias")
+    hidden, (heads, kv_heads) = text.integer("hidden_size"), read_heads(text)
     head_dim = text.integer("head_dim", default=128 if variant == "qwen3_vl" else hidden // heads)
     return TextConfig(
         vocab_size=text.integer("vocab_size"),
@@ -254,6 +251,37 @@ def _text(variant: Variant, config: Section, text: Section) -> TextConfig:
         or (variant != "qwen3_vl" and text.flag("tie_word_embeddings")),
         experts=experts_config(text) if any(map(text.has, EXPERT_COUNTS)) else None,
     )
+
+
+def refuse_unsupported(text: Section, *flags: str) -> None:
+    """Raises CheckpointError where one of `flags` is set, or another activation than silu."""
+    for name in flags:
+        if text.flag(name):
+            raise CheckpointError(f"{text.where}: {name} is not supported")
+    if (activation := text.text("hidden_act", default="silu")) != "silu":
+        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
+
+
+def read_heads(text: Section) -> tuple[int, int]:
+    """Attention's heads of queries, and of keys and values. Raises CheckpointError."""
+    heads = text.integer("num_attention_heads")
+    kv_heads = text.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
+    return heads, kv_heads
+
+
+def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:
+    """`image_mean` and `image_std`, or these where they are absent. Raises CheckpointError."""
+    means = processor.numbers("image_mean", default=mean)
+    stds = processor.numbers("image_std", default=std)
+    if len(means) != 3 or len(stds) != 3:
+        raise CheckpointError(
+            f"{processor.where}: image_mean and image_std must have three values each"
+        )
+    return (means[0], means[1], means[2]), (stds[0], stds[1], stds[2])
 
 
 def experts_config(text: Section) -> ExpertsConfig:
@@ -311,18 +339,14 @@ def image_rules(variant: Variant, vision: VisionConfig, processor: Section) -> I
     most = size.integer(
         "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
     )
-    mean = processor.numbers("image_mean", default=(0.5, 0.5, 0.5) if newer else CLIP_MEAN)
-    std = processor.numbers("image_std", default=(0.5, 0.5, 0.5) if newer else CLIP_STD)
-    if len(mean) != 3 or len(std) != 3:
-        raise CheckpointError(
-            f"{processor.where}: image_mean and image_std must have three values each"
-        )
+    half = (0.5, 0.5, 0.5)
+    mean, std = read_colours(processor, *((half, half) if newer else (CLIP_MEAN, CLIP_STD)))
     return ImageRules(
         patch=vision.patch,
         merge=vision.merge,
         min_pixels=processor.integer("min_pixels", default=least),
         max_pixels=processor.integer("max_pixels", default=most),
-        mean=(mean[0], mean[1], mean[2]),
-        std=(std[0], std[1], std[2]),
+        mean=mean,
+        std=std,
         temporal_patch=vision.temporal_patch,
     )

@@ -1,17 +1,13 @@
-"""The network of a Qwen-VL checkpoint: vision tower and language model behind
-`nn.protocol.FamilyNet`.
-"""
+"""A Qwen-VL checkpoint's network, and what its tensors are called."""
 
 from __future__ import annotations
 
 import re
 
-import torch
-
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
-from saccade.nn.protocol import Attention, Batch
+from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -24,60 +20,22 @@ PROJECTION = re.compile(
 )
 
 
-class QwenVLNet:
-    """Implements `FamilyNet`."""
-
-    def __init__(
-        self,
-        spec: QwenVLSpec,
-        weights: Weights,
-        shard: Shard,
-        encoder_shard: Shard,
-    ) -> None:
-        self.spec = spec
-        self.vision = VisionTower(
-            weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed
-        )
-        self.text = TextModel(weights, spec.text, shard)
-
-    @property
-    def hidden(self) -> int:
-        return self.text.config.hidden
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        return self.text(batch, attention)
-
-    @torch.inference_mode()
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self.text.logits(states)
-
-
-class QwenVLTower:
-    """Implements `TowerNet`."""
-
-    def __init__(self, spec: QwenVLSpec, vision: VisionTower) -> None:
-        self.spec = spec
-        self.vision = vision
-
-
-def build_tower(spec: QwenVLSpec, weights: Weights, encoder_shard: Shard) -> QwenVLTower:
+def build_tower(spec: QwenVLSpec, weights: Weights, encoder_shard: Shard) -> TowerAlone:
     """The vision tower alone; no other tensor is read. Raises as `build` does."""
-    vision = VisionTower(weights, spec.vision, spec.image_rules, encoder_shard, spec.patch_embed)
-    return QwenVLTower(spec, vision)
+    return TowerAlone(spec, _tower(spec, weights, encoder_shard))
 
 
-def build(
-    spec: QwenVLSpec,
-    weights: Weights,
-    shard: Shard,
-    encoder_shard: Shard,
-) -> QwenVLNet:
+def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
     """`encoder_shard` is the vision tower's.
 
     Raises CheckpointError where a tensor is missing or misshapen.
     """
-    return QwenVLNet(spec, weights, shard, encoder_shard)
+    tower = _tower(spec, weights, encoder_shard)
+    return WholeNet(spec, tower, TextModel(weights, spec.text, shard))
+
+
+def _tower(spec: QwenVLSpec, weights: Weights, shard: Shard) -> VisionTower:
+    return VisionTower(weights, spec.vision, spec.image_rules, shard, spec.patch_embed)
 
 
 def canonical_name(name: str) -> str:

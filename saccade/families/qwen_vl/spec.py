@@ -71,6 +71,10 @@ class QwenVLSpec:
         return KVSpec((layer,) * self.text.layers)
 
     @property
+    def sees_images(self) -> bool:
+        return self.vision.depth > 0
+
+    @property
     def encoder_blocks(self) -> int:
         return self.vision.depth
 

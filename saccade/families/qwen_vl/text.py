@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from saccade.families.qwen_vl.config import RopeConfig, TextConfig
+from saccade.kernels.fp8 import Rows
 from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
 from saccade.nn.embedding import TokenEmbedding, TokenHead
@@ -70,11 +71,13 @@ class TextLayer:
         """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
         normalises.
         """
+        normed: Rows
         if delta is None:
             normed = self.attention_norm(x)
         else:
-            x, normed = self.attention_norm.add(x, delta)
-        x, normed = self.mlp_norm.add(x, self.attention(normed, rotation, attention))
+            x, normed = self.attention_norm.add_rows(x, delta, self.attention.group)
+        attended = self.attention(normed, rotation, attention)
+        x, normed = self.mlp_norm.add_rows(x, attended, self.mlp.group)
         return x, self.mlp(normed)
 
 
@@ -90,13 +93,15 @@ def _mlp(
 
 
 class TextModel:
-    """Tokens and spliced image rows to states, states to logits."""
+    """Tokens and spliced image rows to states, states to logits; implements
+    `nn.protocol.LanguageModel`.
+    """
 
-    __slots__ = ("config", "embedding", "head", "layers", "norm", "rope")
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
 
     def __init__(self, weights: Weights, config: TextConfig, shard: Shard) -> None:
         table = (config.vocab_size, config.hidden)
-        self.config = config
+        self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         self.layers = [TextLayer(weights, i, config, shard) for i in range(config.layers)]
         self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
@@ -117,7 +122,7 @@ class TextModel:
         x = self.embedding(batch.tokens)  # [T, hidden]
         deep: list[torch.Tensor] = []
         if batch.splice_rows.shape[0]:
-            first, *deep = batch.embeddings.split(self.config.hidden, dim=1)
+            first, *deep = batch.embeddings.split(self.hidden, dim=1)
             x.index_copy_(0, batch.splice_rows, first)
         rotation = self.rope(batch.positions)
         delta: torch.Tensor | None = None

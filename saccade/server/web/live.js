@@ -164,6 +164,7 @@ function images(value) {
       ["found in KV", number(level("kv"))],
       ["found as embedding", number(level("embedding"))],
       ["found as pixels", number(level("pixels"))],
+      ["given by an encoder", number(level("encoder"))],
       ["fetched from the web", number(fetched)],
       ["decoded", number(value("saccade_images_decoded_total"))],
       ["encoded", number(value("saccade_images_encoded_total"))],

@@ -8,7 +8,6 @@ session came from, or when it is sent.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import PIL.Image
+from blake3 import blake3
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.images import DrawnImage, data_url, encode
@@ -171,7 +171,7 @@ def url_of(part: DrawnImage | File) -> str:
 
 def outline(turn: PreparedTurn) -> list[Json]:
     """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture:
-    what a replay needs, and no pixels.
+    what a replay needs, and no pixels. Digests are those by which servers and routers know them.
     """
     messages: list[Json] = json.loads(b"[" + turn.full + b"]")
     for message in messages:
@@ -190,7 +190,7 @@ def _outlined(part: Json) -> Json:
             width, height = height, width
     return {
         "type": "image",
-        "digest": hashlib.sha256(data).hexdigest(),
+        "digest": blake3(data).hexdigest(),
         "width": width,
         "height": height,
         "bytes": len(data),

@@ -1,7 +1,7 @@
-"""Decode steps of a language model of Qwen3-VL-2B's shapes, cut to a few layers, in bfloat16 and in
-int8, in turns in one process.
+"""Decode steps of a language model of Qwen3-VL-2B's shapes, cut to a few layers, in bfloat16,
+int8 and int4, in turns in one process.
 
-    python -m benchmarks.int8_decode [--layers 8] [--rows 1 8] [--rounds 15] [--json FILE]
+    python -m benchmarks.quantised_decode [--layers 8] [--rows 1 8] [--rounds 15] [--json FILE]
 
 Weights are random. Each step is the whole language model (layers, last norm, head) over a context
 of `--context` tokens; no vision tower, no scheduler, no HTTP. CPU time is the process's, which what
@@ -35,9 +35,11 @@ from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import KVCache, attention_for
-from saccade.runtime.quantized import LoadTally, Ways
+from saccade.runtime.quantized import LoadTally, Made, Ways
 
 PAGE = 16
+KINDS: tuple[Made | None, ...] = (None, "int8", "int4")
+"""What matrices are made; None: they stay bfloat16."""
 
 
 class Tiled:
@@ -104,6 +106,16 @@ def step(model: TextModel, cache: KVCache, batch: Batch) -> tuple[float, float]:
     )
 
 
+def faster(before: list[tuple[float, float]], now: list[tuple[float, float]]) -> dict[str, float]:
+    """How many times as fast, by medians of CPU time and clock, and by the least CPU time."""
+    cpu, wall = (
+        statistics.median(one[axis] for one in before) / statistics.median(one[axis] for one in now)
+        for axis in (0, 1)
+    )
+    least = min(before)[0] / min(now)[0]
+    return {"cpu": round(cpu, 2), "least_cpu": round(least, 2), "wall": round(wall, 2)}
+
+
 @torch.inference_mode()
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
@@ -111,15 +123,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         spec = cast(QwenVLSpec, load_spec(make_checkpoint("qwen3-vl-2b", Path(name) / "model")))
     config = replace(spec.text, layers=args.layers)
     models, lines = {}, {}
-    for kind in ("bfloat16", "int8"):
+    for made in KINDS:
+        kind: str = made or "bfloat16"
         tally = LoadTally()
-        ways = Ways(projection, made=kind == "int8", native=False, tally=tally)
+        ways = Ways(projection, made=made, native=False, tally=tally)
         models[kind] = TextModel(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
     slots = PAGE * (2 + max(args.rows) * -(-(args.context + 1) // PAGE))
     empty = torch.zeros(slots, *spec.kv_spec().layers[0][0].shape, dtype=torch.bfloat16)
     cache = {layer: (empty.clone(), empty.clone()) for layer in range(args.layers)}
-    figures: dict[str, Any] = {"memory": lines["int8"], "load before": os.getloadavg()}
+    figures: dict[str, Any] = {"memory": lines, "load before": os.getloadavg()}
     for rows in args.rows:
         batch = batch_of(rows, args.context, spec.embedding_width)
         times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in models}
@@ -135,17 +148,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "wall_ms": round(statistics.median(wall for _, wall in each), 2),
                 "least_wall_ms": round(min(wall for _, wall in each), 2),
             }
-        cpu, wall = (
-            statistics.median(one[axis] for one in times["bfloat16"])
-            / statistics.median(one[axis] for one in times["int8"])
-            for axis in (0, 1)
-        )
-        least = min(times["bfloat16"])[0] / min(times["int8"])[0]
-        figures[f"int8's speed, {rows} rows"] = {
-            "cpu": round(cpu, 2),
-            "least_cpu": round(least, 2),
-            "wall": round(wall, 2),
-        }
+        for few in KINDS[1:]:
+            figures[f"{few}'s speed, {rows} rows"] = faster(times["bfloat16"], times[str(few)])
     return figures | {"load after": os.getloadavg()}
 
 

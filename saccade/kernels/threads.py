@@ -1,0 +1,44 @@
+"""Machine code that was made here, run on PyTorch's own threads: a second pool of threads would
+fight for the processor with the first.
+
+Owns nothing. The code deals its work out itself (an atomic counter), so that any count of threads
+may run it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def run_on_threads(function: Any, call: int, pieces: int) -> None:
+    """function(call) on as many threads as PyTorch has, at most one for each piece of work.
+
+    function: a ctypes function of one address. call: the address.
+    """
+    threads = min(torch.get_num_threads(), pieces)
+    if threads > 1 and (parallel := _parallel()) is not None:
+        parallel(function, call, threads, 0)
+    else:
+        function(call)
+
+
+@cache
+def _parallel() -> Any:
+    """GOMP_parallel(function, argument, threads, flags) of the OpenMP that PyTorch runs on; None
+    where it has another interface.
+
+    PyTorch's own library is asked: it knows which of several copies it was linked with.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        found = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    found.restype = None
+    return found

@@ -1,0 +1,84 @@
+"""A checkpoint's network, put together from what a family has built: a vision tower and a language
+model, the tower alone, or no tower.
+
+Knows of either no more than `protocol.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from saccade.core.family import FamilySpec
+from saccade.core.types import Grid
+from saccade.nn.protocol import (
+    Attention,
+    Batch,
+    GridFacts,
+    LanguageModel,
+    Pack,
+    Pieces,
+    VisionNet,
+)
+
+NOTHING_SEEN = "a model without a vision tower is sent no images"
+
+
+@dataclass(frozen=True, slots=True)
+class TowerAlone:
+    """Implements `TowerNet`."""
+
+    spec: FamilySpec
+    vision: VisionNet
+
+
+class NoVision:
+    """What stands for the tower of a model that sees no images (`FamilySpec.sees_images`);
+    implements `VisionNet`. No image comes as far as this.
+    """
+
+    __slots__ = ()
+
+    hidden = axes = depth = 0
+    longest_segments: tuple[int | None, ...] = ()
+
+    def rows(self, patches: int) -> int:
+        assert not patches, NOTHING_SEEN
+        return 0
+
+    def grid_facts(self, _grid: Grid, /) -> GridFacts:
+        raise AssertionError(NOTHING_SEEN)
+
+    def embed(self, _pixels: torch.Tensor, _facts: GridFacts, /) -> torch.Tensor:
+        raise AssertionError(NOTHING_SEEN)
+
+    def blocks(self, _pack: Pack, /) -> Pieces:
+        raise AssertionError(NOTHING_SEEN)
+
+    def split(
+        self, _embeddings: torch.Tensor, _facts: Sequence[GridFacts], /
+    ) -> list[torch.Tensor]:
+        raise AssertionError(NOTHING_SEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNet:
+    """Implements `FamilyNet`."""
+
+    spec: FamilySpec
+    vision: VisionNet
+    text: LanguageModel
+
+    @property
+    def hidden(self) -> int:
+        return self.text.hidden
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        return self.text(batch, attention)
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.logits(states)

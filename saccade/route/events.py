@@ -1,0 +1,44 @@
+"""A stream of events on its way: whole events go on at once, the one that is still coming waits, so
+that a worker that dies within it leaves no half of it behind.
+
+Owns how much of an event may wait. Knows nothing of what events say.
+"""
+
+from __future__ import annotations
+
+_END = b"\n\n"
+MOST_WAITING = 1 << 18
+"""Bytes of an event that wait for its end; a larger one goes on as it comes."""
+
+
+class Events:
+    """One stream's."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._begun = False  # part of an event has gone on
+
+    def take(self, piece: bytes) -> bytes:
+        """What may go on after `piece` has come."""
+        seen = max(0, len(self._rest) - len(_END) + 1)
+        self._rest += piece
+        at = self._rest.rfind(_END, seen)
+        if at >= 0:
+            size = at + len(_END)
+            self._begun = False
+        elif len(self._rest) > MOST_WAITING:
+            size = len(self._rest) - len(_END) + 1  # an end may be half there
+            self._begun = True
+        else:
+            return b""
+        whole = bytes(self._rest[:size])
+        del self._rest[:size]
+        return whole
+
+    def end(self) -> bytes:
+        """The rest of a stream that has ended."""
+        return bytes(self._rest)
+
+    def broken(self, last: bytes) -> bytes:
+        """The same of one that broke off, whose `last` event says so."""
+        return (_END if self._begun else b"") + last

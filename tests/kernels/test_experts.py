@@ -1,0 +1,164 @@
+"""Rows and their experts beside the same written out, without a GPU in Triton's interpreter; that
+the order of pairs is a sort, and that nothing is read of experts without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.kernels import experts, moe
+from saccade.kernels.experts import Stack, expert, stacked_mlp
+from saccade.kernels.fp8 import Fp8Experts, to_fp8
+
+pytest.importorskip("triton")
+from saccade.kernels import experts_gpu
+from saccade.kernels.experts_gpu import by_expert, launch_experts
+from tests.families.forwarding import Session, load
+from tests.kernels.conftest import HAS_GPU, bounds
+
+TOLERANCE = bounds(2e-5, 4e-3)
+HIDDEN, WIDTH, EXPERTS = 96, 48, 6
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def routed(rows: int, top: int, experts: int = EXPERTS) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random experts, none twice in a row; and shares."""
+    chosen = noise(rows, experts, seed=9).argsort(1)[:, :top]
+    return chosen, noise(rows, top, seed=8).softmax(1)
+
+
+def stacked(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> Stack:
+    """group 0: not in 8 bits."""
+    values = noise(EXPERTS, outputs, inputs, seed=outputs) / inputs**0.5
+    if not group:
+        return values.to(dtype)
+    scales = noise(EXPERTS, outputs, -(-inputs // group), seed=7).exp() / inputs**0.5
+    return Fp8Experts(to_fp8(values), scales, group)
+
+
+def on(device: str, experts: Stack) -> Stack:
+    if isinstance(experts, torch.Tensor):
+        return experts.to(device)
+    return experts._replace(values=experts.values.to(device), scales=experts.scales.to(device))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("rows", "top", "groups"),
+    [
+        (1, 2, (0, 0)),
+        (7, 3, (32, 16)),
+        (40, 3, (HIDDEN, WIDTH)),
+        (80, 2, (32, 16)),
+        (200, 2, (0, 0)),
+    ],
+)
+def test_rows_get_what_their_experts_make(
+    device: str, rows: int, top: int, groups: tuple[int, int], dtype: torch.dtype
+) -> None:
+    up = stacked(2 * WIDTH, HIDDEN, groups[0], dtype)
+    down = stacked(HIDDEN, WIDTH, groups[1], dtype)
+    chosen, shares = routed(rows, top)
+    x = noise(rows, 2 * HIDDEN).to(dtype)[:, :HIDDEN]
+    wanted = torch.zeros(rows, HIDDEN, dtype=torch.float64)
+    for row in range(rows):
+        for number, share in zip(chosen[row].tolist(), shares[row].tolist()):
+            inner = expert(up, number).double() @ x[row].double()
+            gated = torch.nn.functional.silu(inner[:WIDTH]) * inner[WIDTH:]
+            wanted[row] += share * (expert(down, number).double() @ gated)
+    asked = (x.to(device), chosen.to(device), shares.to(device, dtype))
+    ours = launch_experts(*asked, on(device, up), on(device, down), 0)
+    for found in (ours.cpu(), stacked_mlp(x, chosen, shares.to(dtype), up, down)):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "top", "count"), [(1, 1, 1), (5, 2, 3), (90, 8, 130), (33, 4, 64)]
+)
+@pytest.mark.parametrize("most", [0, experts_gpu.COMPARED], ids=["sorted", "compared"])
+def test_pairs_are_put_in_the_order_of_their_experts(
+    device: str, rows: int, top: int, count: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts_gpu, "COMPARED", most)
+    chosen, _ = routed(rows, top, count)
+    order, starts = (each.cpu() for each in by_expert(chosen.to(device), 0, count))
+    flat = chosen.flatten()
+    assert order.long().equal(flat.argsort(stable=True))
+    assert starts.tolist() == [int((flat < number).sum()) for number in range(count + 1)]
+
+
+def test_experts_without_rows_are_not_read(device: str) -> None:
+    up = stacked(2 * WIDTH, HIDDEN, 0, torch.float32)
+    down = stacked(HIDDEN, WIDTH, 0, torch.float32)
+    chosen, shares = routed(1, 2)
+    others = [number for number in range(EXPERTS) if number not in chosen[0].tolist()]
+    x = noise(1, HIDDEN)
+    wanted = stacked_mlp(x, chosen, shares, up, down)
+    for stack in (up, down):
+        assert isinstance(stack, torch.Tensor)
+        stack[others] = torch.nan
+    asked = (x.to(device), chosen.to(device), shares.to(device))
+    found = launch_experts(*asked, on(device, up), on(device, down), 0).cpu()
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_experts_of_other_ranks_add_nothing(device: str) -> None:
+    up = stacked(2 * WIDTH, HIDDEN, 0, torch.float32)
+    down = stacked(HIDDEN, WIDTH, 0, torch.float32)
+    assert isinstance(up, torch.Tensor) and isinstance(down, torch.Tensor)
+    chosen, shares = routed(20, 3)
+    x = noise(20, HIDDEN)
+    whole = stacked_mlp(x, chosen, shares, up, down)
+    asked = (x.to(device), chosen.to(device), shares.to(device))
+    total, referred = torch.zeros(20, HIDDEN), torch.zeros(20, HIDDEN)
+    for first in (0, 2, 4):
+        some = slice(first, first + 2)
+        mine = up[some], down[some]
+        there = on(device, mine[0]), on(device, mine[1])
+        total += launch_experts(*asked, *there, first).cpu()
+        referred += stacked_mlp(x, chosen, shares, *mine, first)
+    for found in (total, referred):
+        torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_no_rows_are_no_trouble(device: str) -> None:
+    up = on(device, stacked(2 * WIDTH, HIDDEN, 0, torch.float32))
+    down = on(device, stacked(HIDDEN, WIDTH, 0, torch.float32))
+    chosen = torch.zeros(0, 2, dtype=torch.int64, device=device)
+    x = torch.zeros(0, HIDDEN, device=device)
+    assert launch_experts(x, chosen, chosen.float(), up, down, 0).shape == (0, HIDDEN)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the network is on the CPU")
+def test_a_network_answers_alike_by_the_kernel(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [*range(5, 30)]
+
+    def answers() -> torch.Tensor:
+        session = Session(load(checkpoint("qwen3_vl_moe")), prompt, [], page_size=16)
+        return torch.cat([session.prefill(), session.decode(41)[None]])
+
+    wanted, launched = answers(), list[int]()
+    here = SimpleNamespace(runs_triton=lambda _: True)
+    monkeypatch.setattr(moe, "device", here)
+    monkeypatch.setattr(experts, "device", here)
+    launch = experts_gpu.launch_experts
+
+    def note(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        launched.append(len(x))
+        return launch(x, *rest)
+
+    monkeypatch.setattr(experts_gpu, "launch_experts", note)
+    torch.testing.assert_close(answers(), wanted, atol=2e-4, rtol=0)
+    assert launched == [25, 25, 1, 1], "two of three layers have experts"

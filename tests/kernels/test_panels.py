@@ -1,0 +1,129 @@
+"""Products with 4-bit matrices on a CPU: what the reference says to the bit, and near what the
+matrix says; a row's bits are its own. The code that LLVM makes is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels import threads, vnni
+from saccade.kernels.int4 import Int4Matrix, dense, pack_int4, quantise_int4
+from saccade.kernels.int8 import int8_linear, pack_int8, quantise_matrix
+from saccade.kernels.panels import PANEL, pack_panels, panels_linear, panels_reference
+
+pytestmark = pytest.mark.skipif(
+    not vnni.runs_vnni(), reason="the processor has no AVX512-VNNI, or llvmlite is not installed"
+)
+
+SHAPES = [(64, 96, 96), (100, 256, 64), (33, 128, 128), (7, 272, 400), (31, 160, 32), (1, 40, 64)]
+"""(outputs, inputs, group): whole panels and not, one group and several, the last one cut."""
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix_of(shape: tuple[int, int, int], *, zeros: bool, ordered: bool = True) -> Int4Matrix:
+    outputs, inputs, group = shape
+    source = torch.Generator().manual_seed(sum(shape))
+    numbers = torch.randint(16, (outputs, inputs), generator=source, dtype=torch.uint8)
+    scales = noise(outputs, -(-inputs // group), seed=1).exp() / 100
+    points = torch.randint(17, scales.shape, generator=source, dtype=torch.uint8)
+    order = None if ordered else torch.randperm(inputs, generator=source)
+    return pack_int4(numbers, scales, points if zeros else None, group, order)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "middle"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_the_references_to_the_bit(
+    shape: tuple[int, int, int], dtype: torch.dtype, zeros: bool
+) -> None:
+    matrix = matrix_of(shape, zeros=zeros, ordered=shape[0] != 31)
+    panels = pack_panels(matrix)
+    x = noise(26, shape[1], seed=2).to(dtype)
+    bias = noise(shape[0], seed=3).to(dtype) if shape[0] % 2 else None
+    expected = panels_reference(x, matrix, bias)
+    for rows in (*range(14), 26):
+        found = panels_linear(x[:rows], panels, bias)
+        assert found.dtype == dtype and torch.equal(found, expected[:rows]), rows
+
+
+def test_a_product_is_near_the_matrixs() -> None:
+    matrix = matrix_of((96, 1024, 128), zeros=True)
+    x = noise(5, 1024, seed=4)
+    x[:, 3] *= 50  # one large input spoils its own group only
+    expected = F.linear(x, dense(matrix))
+    assert (panels_linear(x, pack_panels(matrix)) - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_has_the_same_bits_in_any_batch_and_on_any_thread(bits: int) -> None:
+    weight = noise(1500, 512, seed=5)
+    x = noise(300, 512, seed=6).bfloat16()
+    four, eight = pack_panels(quantise_int4(weight, 64)), pack_int8(quantise_matrix(weight))
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        return panels_linear(rows, four) if bits == 4 else int8_linear(rows, eight)
+
+    together = product(x)
+    for count in (1, 2, 3, 8, 13, 64):
+        assert torch.equal(product(x[:count]), together[:count]), count
+    assert threads._parallel() is not None, "PyTorch's own threads do the work"
+    torch.set_num_threads(1)
+    assert torch.equal(product(x), together)
+
+
+def test_what_is_no_number_stays_none_and_zeros_stay_zero() -> None:
+    matrix = matrix_of((40, 128, 64), zeros=True)
+    x = noise(3, 128, seed=7)
+    x[0], x[1, 5] = 0, torch.nan
+    y = panels_linear(x, pack_panels(matrix))
+    assert not y[0].any() and y[1].isnan().all() and y[2].isfinite().all()
+    assert panels_linear(x.bfloat16(), pack_panels(matrix))[1].isnan().all()
+
+
+def test_quantised_values_are_within_half_a_step() -> None:
+    weight = noise(40, 200, seed=8) + 0.3
+    weight[3, 64:128] = 0
+    matrix = quantise_int4(weight, 64)
+    step = matrix.scales.t().repeat_interleave(64, 1)[:, :200]
+    assert ((dense(matrix) - weight).abs() <= step * 0.5001).float().mean() > 0.99
+    assert ((dense(matrix) - weight).abs() <= step * 1.0001).all()
+    assert not dense(matrix)[3, 64:128].any()
+
+
+def test_panels_take_the_bytes_of_their_bits() -> None:
+    panels = pack_panels(matrix_of((2 * PANEL, 1024, 64), zeros=True))
+    assert panels.words.nbytes * 2 == 2 * PANEL * 1024
+    assert panels.nbytes == panels.words.nbytes + 2 * PANEL * 16 * 3
+
+
+def test_code_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: list[bytes] = []
+
+    def make() -> bytes:
+        made.append(b"code")
+        return made[-1]
+
+    assert [vnni._kept(what, make) for what in ("a", "a", "b")] == [b"code"] * 3
+    assert len(made) == 2
+    assert len(list((tmp_path / "saccade" / "code").iterdir())) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "saccade" / "code" / "none"))
+    (tmp_path / "saccade" / "code" / "none").touch()
+    assert vnni._kept("c", make) == b"code", "where nothing can be kept"
