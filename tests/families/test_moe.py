@@ -19,6 +19,7 @@ from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
 from saccade.kernels import device, moe
+from saccade.kernels.fp8 import Fp8Experts
 from saccade.kernels.int8 import runs_int8
 from saccade.kernels.linear import linear, pack
 from saccade.kernels.moe import FEW_ROWS, Experts, Routes, expert_mlp, locate, route
@@ -27,7 +28,7 @@ from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.parallel import Shard
 from saccade.runtime import weights
 from saccade.runtime.dummy import DummyWeights
-from saccade.runtime.quantized import LoadTally
+from saccade.runtime.quantized import LoadTally, Ways
 from saccade.runtime.weights import load_net
 from tests.checkpoints import Reference
 from tests.families.forwarding import CPU, Session, load
@@ -240,12 +241,19 @@ def test_fused_experts_in_fp8_answer_as_their_twin(
     # The CPU stands in for a GPU whose products take FP8.
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
     monkeypatch.setattr(nn_moe, "stacks", lambda _: True)
+    kinds: set[object] = set()
+
+    def note(x: torch.Tensor, routes: Routes, experts: Experts, *rest: Any) -> torch.Tensor:
+        kinds.update((type(experts.up), type(experts.down)))
+        return expert_mlp(x, routes, experts, *rest)
+
+    monkeypatch.setattr(nn_moe, "expert_mlp", note)
     block = {"weight_block_size": [16, 16]}
     sixteen = replace(FORMATS["fp8 blocks"], block=(16, 16))
     sixteen = replace(sixteen, settings={**sixteen.settings, **block})
     quantised, twin = quantise(checkpoint(family), sixteen, tmp_path / "sixteen")
     kept, line = logits(quantised, "auto")
-    assert "in fp8, as the checkpoint has them" in line and "made float32" not in line
+    assert kinds == {Fp8Experts} and "in fp8, as the checkpoint has them" in line
     torch.testing.assert_close(kept, logits(twin, "none")[0], **LOGITS)
     torch.testing.assert_close(logits(quantised, "auto", size=2)[0], kept, **LOGITS)
 
@@ -262,17 +270,31 @@ def test_fused_experts_without_their_scales_are_named(
         logits(folder, "none")
 
 
-@pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
-@pytest.mark.parametrize("family", [MOE, "qwen3_5_moe"])
-def test_experts_in_int8_are_near_the_checkpoint(
-    checkpoint: Callable[..., Path], family: str
-) -> None:
-    whole, _ = logits(checkpoint(family), "none")
-    made, line = logits(checkpoint(family), "int8")
+needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
+
+
+@needs_int8
+def test_experts_in_int8_are_near_the_checkpoint(checkpoint: Callable[..., Path]) -> None:
+    """Where no row goes to other experts: one that does has another answer."""
+    whole, _ = logits(checkpoint(MOE), "none")
+    made, line = logits(checkpoint(MOE), "int8")
     assert "matrices of the language model in int8, made at load" in line
     assert torch.nn.functional.cosine_similarity(made, whole).min() > 0.998
-    shared, _ = logits(checkpoint(family), "int8", size=2)
+    shared, _ = logits(checkpoint(MOE), "int8", size=2)
     torch.testing.assert_close(shared, made, **LOGITS)
+
+
+@needs_int8
+@pytest.mark.parametrize("outputs_first", [False, True])
+def test_a_layer_of_experts_in_int8_is_near_itself(outputs_first: bool) -> None:
+    shape = replace(SHAPE, outputs_first=outputs_first)
+    ways = Ways(lambda name: ".experts." in name, made=True, native=True, tally=LoadTally())
+    kinds = DummyWeights(torch.float32, CPU), DummyWeights(torch.float32, CPU, ways=ways)
+    layers = [SparseMLP(kind, "mlp", shape, Shard()) for kind in kinds]
+    x = torch.randn(32, SHAPE.hidden, generator=torch.Generator().manual_seed(3))
+    whole, made = (layer(x) for layer in layers)
+    assert ways.tally.int8 == 2 * SHAPE.experts
+    assert torch.nn.functional.cosine_similarity(made, whole).min() > 0.9995
 
 
 def test_eight_requests_answer_as_transformers(tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
             for name in list(file.keys())
         }
     cut = 0
+    spec = load_spec(folder)
     for name, total in sizes.items():
+        if net_module(spec).harmless(name, spec):
+            continue
         places = torch.cat([each[name] for each in reads])
         assert places.unique().shape == (total,), f"{name} is read whole"
         shared = ("norm", "patch_embed", "pos_embed", "ln_q")

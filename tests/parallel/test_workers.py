@@ -18,7 +18,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.engine.workers import WorkersLost
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
-from tests.checkpoints import picture
+from tests.checkpoints import FamilyName, picture
 from tests.combinations import combinations
 from tests.engine.harness import Harness, set_threads
 from tests.parallel.crew import ProcessCrew
@@ -116,12 +116,17 @@ def test_a_step_that_takes_too_long_is_reported(checkpoint: Callable[..., Path])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [{"all_reduce": "shm"}, {"all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}],
+    ("family", "options"),
+    [
+        ("qwen3_vl", {"tp_size": 2, "all_reduce": "shm"}),
+        ("qwen3_vl", {"tp_size": 2, "all_reduce": "gloo", "mm_encoder_tp_mode": "weights"}),
+        ("qwen3_vl_moe", {"ep_size": 2}),
+        ("qwen3_vl_moe", {"tp_size": 2, "ep_size": 4, "all_reduce": "gloo"}),
+    ],
     ids=str,
 )
-def test_a_model_on_two_ranks_answers_as_on_one(
-    checkpoint: Callable[..., Path], options: dict[str, str]
+def test_a_model_on_several_ranks_answers_as_on_one(
+    checkpoint: Callable[..., Path], family: FamilyName, options: dict[str, object]
 ) -> None:
     common = {"dtype": "float32", "threads": 2, "media_workers": 1, "max_total_tokens": 4096}
     chats = [
@@ -130,10 +135,10 @@ def test_a_model_on_two_ranks_answers_as_on_one(
     ]
 
     def answers(**more: object) -> list[str]:
-        with LLM(checkpoint("qwen3_vl"), **common, **more) as llm:
+        with LLM(checkpoint(family), **common, **more) as llm:
             return [
                 answer.text
                 for answer in llm.chat(chats, SamplingParams(max_tokens=16), progress=False)
             ]
 
-    assert answers(tp_size=2, **options) == answers()
+    assert answers(**options) == answers()
