@@ -119,9 +119,7 @@ def _few(
     splits: tl.constexpr,
 ):
     """Program (block of outputs, block of rows). Chunks go to the parts in turns, each part to
-    warps of its own.
-
-    quarters: of a chunk that share a scale.
+    warps of its own. quarters: of a chunk that share a scale.
     """
     form: tl.constexpr = x.dtype.element_ty
     chunks: tl.constexpr = (inputs + LENGTH - 1) // LENGTH

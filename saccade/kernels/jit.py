@@ -1,7 +1,7 @@
 """Kernels that Numba compiles for the processor of this machine, and what they share: numbers of
 16 bits in registers of 32, and how a kernel's items are dealt to threads.
 
-Owns the cache of compiled kernels on disk. Imported only where they run (`device.runs_jit`): Numba
+Imported only where they run (`device.runs_jit`): Numba
 need not be installed elsewhere.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +25,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from saccade.kernels.native import code_folder, run_on_threads
 
 ARITHMETIC = {"reassoc", "contract", "nsz"}
 """Sums may be made in any order, which is the same at every call."""
@@ -47,39 +48,22 @@ class Kernel:
             types.void(Block), cache=_caches(), fastmath=ARITHMETIC, error_model="numpy"
         )(body)
         self._compiled = compiled  # what it compiled lives as long
-        self._address = ctypes.c_void_p(compiled.address)
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:
         """Do all `items`, which read and write about `values` values, with as many threads as torch
         has.
         """
         block = (ctypes.c_int64 * (2 + len(numbers)))(0, items, *numbers)
-        threads = min(torch.get_num_threads(), items)
-        if threads < 2 or values < SHARED_VALUES or (parallel := _parallel()) is None:
-            self._alone(block)
-        else:
-            parallel(self._address, block, threads, 0)
+        run_on_threads(
+            self._function, ctypes.addressof(block), items if values >= SHARED_VALUES else 1
+        )
 
 
 @cache
 def bits(value: float) -> int:
     """What `real` makes `value` of, in float32."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-@cache
-def _parallel() -> Any | None:
-    """OpenMP's own call, of the copy that torch has loaded: its threads do our work too, where a
-    second pool would fight for the processor with the first.
-    """
-    folder = Path(torch.__file__).parent / "lib"
-    for path in sorted(folder.glob("libgomp*.so*")):
-        parallel = ctypes.CDLL(str(path)).GOMP_parallel
-        parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        parallel.restype = None
-        return parallel
-    return None
 
 
 @cache
@@ -93,14 +77,10 @@ def _caches() -> bool:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem == "jit" or path.stem.endswith("_cpu"):
             digest.update(path.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "saccade" / f"kernels-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    numba.config.CACHE_DIR = str(folder)
-    return os.access(folder, os.W_OK)
+    folder = code_folder(f"kernels-{digest.hexdigest()[:16]}")
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)
+    return folder is not None
 
 
 @intrinsic

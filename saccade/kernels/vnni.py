@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from saccade.kernels.threads import run_on_threads
+from saccade.kernels.native import code_folder, run_on_threads
 
 LANES = 16
 """Outputs of a vector of 32-bit sums."""
@@ -116,22 +116,18 @@ def _text(source: Any) -> str:
 
 
 def _kept(what: str, make: Callable[[], bytes]) -> bytes:
-    """The code that was made of `what` before, by this user, or is made now and kept."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = root / "saccade" / "code" / f"{hashlib.sha256(what.encode()).hexdigest()}.o"
-    try:
-        if path.stat().st_uid == os.getuid():
-            return path.read_bytes()
-    except OSError:
-        pass
+    """The code that was made of `what` before, or is made now and kept."""
+    folder = code_folder("code")
+    if folder is None:
+        return make()
+    path = folder / f"{hashlib.sha256(what.encode()).hexdigest()}.o"
+    with suppress(OSError):
+        return path.read_bytes()
     code = make()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with suppress(OSError):  # without room every process makes its own
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             file.write(code)
         Path(file.name).replace(path)
-    except OSError:
-        pass  # where nothing can be kept, every process makes its own
     return code
 
 

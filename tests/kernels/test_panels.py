@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels import threads, vnni
+from saccade.kernels import native, vnni
 from saccade.kernels.int4 import Int4Matrix, dense, pack_int4, quantise_int4
 from saccade.kernels.int8 import int8_linear, pack_int8, quantise_matrix
 from saccade.kernels.panels import PANEL, pack_panels, panels_linear, panels_reference
@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_thread(bits: int) -> No
     together = product(x)
     for count in (1, 2, 3, 8, 13, 64):
         assert torch.equal(product(x[:count]), together[:count]), count
-    assert threads._parallel() is not None, "PyTorch's own threads do the work"
+    assert native._parallel() is not None, "PyTorch's own threads do the work"
     torch.set_num_threads(1)
     assert torch.equal(product(x), together)
 

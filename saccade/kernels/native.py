@@ -1,13 +1,14 @@
-"""Machine code that was made here, run on PyTorch's own threads: a second pool of threads would
-fight for the processor with the first.
+"""Machine code that is made on this machine: where it is kept, and how it runs on PyTorch's own
+threads. A second pool of threads would fight for the processor with the first.
 
-Owns nothing. The code deals its work out itself (an atomic counter), so that any count of threads
-may run it.
+Owns the folder of that code. Such code deals its work out itself (an atomic counter), so that any
+count of threads may run it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,18 @@ def _parallel() -> Any:
     found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     found.restype = None
     return found
+
+
+def code_folder(name: str) -> Path | None:
+    """The folder `name` for code of this user, made if need be; None where none can be kept, or
+    where others could put theirs.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "saccade" / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError:
+        return None
+    safe = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if safe and os.access(folder, os.W_OK) else None
