@@ -51,8 +51,8 @@ READERS = 2
 LARGE_BODY = 1 << 24
 """Bytes of a body that is read while no other such is: reading takes a few times its size."""
 MOST_TRIES = 2
-"""Workers that a request is sent to, each of which died before the first byte: should the request
-be what they died of, it shall not end them all.
+"""Times that a request is sent, to a worker each of which died before the first byte: should the
+request be what they died of, it shall not end them all.
 """
 
 
@@ -152,9 +152,11 @@ class Proxy:
                     await self._exchange(replica, scope, send, body, held)
                     return
                 except WorkerGone as gone:
+                    sent += gone.sent
+                    if gone.stale and sent < MOST_TRIES:
+                        continue  # to the same worker, by a new connection
                     self._fleet.lost(replica, str(gone))
                     tried[replica] = str(gone)
-                    sent += gone.sent
                     if gone.begun:
                         break
         if not tried:
@@ -172,7 +174,7 @@ class Proxy:
     ) -> None:
         """Raises WorkerGone before the answer has begun."""
         head = request_head(scope, replica.authority, len(body))
-        exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
+        exchange = replica.upstream.exchange(scope["method"].encode(), head, body, again=False)
         async with exchange as (answer, content):
             if answer.status == 503:
                 self._fleet.doubt(replica)

@@ -36,13 +36,17 @@ Headers = list[tuple[bytes, bytes]]
 
 class WorkerGone(Exception):
     """The worker has ended the connection, or cannot be reached. `sent`: it may have seen the
-    request. `begun`: some of an answer had come.
+    request. `begun`: some of an answer had come. `stale`: the connection had idled before: the
+    worker may be well, and have ended it for that.
     """
 
-    def __init__(self, message: str, sent: bool = True, begun: bool = False) -> None:
+    def __init__(
+        self, message: str, sent: bool = True, begun: bool = False, stale: bool = False
+    ) -> None:
         super().__init__(message)
         self.sent = sent
         self.begun = begun
+        self.stale = stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +224,13 @@ class Upstream:
 
     @asynccontextmanager
     async def exchange(
-        self, method: bytes, head: bytes, body: bytes | bytearray = b""
+        self, method: bytes, head: bytes, body: bytes | bytearray = b"", again: bool = True
     ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
         """Send a request: the answer's head, and its body as it comes. Whoever leaves before its
         end ends the connection.
 
-        Raises WorkerGone, where nothing has `begun` also after a second try on a connection of its
-        own: one that idled may have ended just then.
+        Raises WorkerGone. `again`: where nothing has `begun` and the connection was `stale`, only
+        after a second try on a new one.
         """
         wire = self._take()
         if wire is None:
@@ -239,11 +243,11 @@ class Upstream:
             except WorkerGone as gone:
                 if gone.begun or not wire.used:
                     raise
+                self._end_idle()  # of one age, and so perhaps of one end
+                if not again:
+                    raise WorkerGone(str(gone), stale=True) from None
                 self._busy.discard(wire)
-                try:
-                    wire = await self._connect()
-                except WorkerGone as away:  # it may have died of the request
-                    raise WorkerGone(str(away), sent=True) from None
+                wire = await self._connect()
                 self._busy.add(wire)
                 wire.begin(method, head, body)
                 answer = await wire.answered()
@@ -254,7 +258,12 @@ class Upstream:
 
     def drop(self) -> None:
         """End every connection: those who wait for an answer are told that the worker has gone."""
-        for wire in [*self._busy, *(wire for _, wire in self._idle)]:
+        for wire in self._busy:
+            wire.close()
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        for _, wire in self._idle:
             wire.close()
         self._idle.clear()
 

@@ -326,7 +326,7 @@ def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
         client = await stack.enter_async_context(routing(*made))
         gone = await client.post(CHAT, json={"messages": [], "prompt": "poison"})
         assert (gone.status_code, gone.json()["error"]["code"]) == (502, "worker_lost")
-        assert sum(bool(each.seen) for each in made) == 2
+        assert sum(len(each.seen) for each in made) == 2
 
     async def run() -> None:
         async with AsyncExitStack() as stack:

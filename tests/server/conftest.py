@@ -205,7 +205,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 its_own = pytest.mark.parametrize("way", ["direct"], indirect=True)
-"""What a server says of itself; a router says other things of itself."""
+"""What a server says of itself, and the bodies that it waits for: a router has its own of both."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
 from saccade.server.serving import listen
 from tests.abuse import raw
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, its_own, serving
 
 HI = [{"role": "user", "content": "Hi"}]
 BODY = {"model": "demo", "messages": HI}
@@ -128,12 +128,14 @@ def start_sending(served: Served) -> socket.socket:
     return connection
 
 
+@its_own
 def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> None:
     start_sending(served).close()
     eventually(lambda: held(served) == 0)
     assert served.engine.received == []
 
 
+@its_own
 def test_a_client_that_stops_sending_is_told_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
