@@ -288,7 +288,7 @@ def test_experts_in_int8_are_near_the_checkpoint(checkpoint: Callable[..., Path]
 @pytest.mark.parametrize("outputs_first", [False, True])
 def test_a_layer_of_experts_in_int8_is_near_itself(outputs_first: bool) -> None:
     shape = replace(SHAPE, outputs_first=outputs_first)
-    ways = Ways(lambda name: ".experts." in name, made=True, native=True, tally=LoadTally())
+    ways = Ways(lambda name: ".experts." in name, made="int8", native=True, tally=LoadTally())
     kinds = DummyWeights(torch.float32, CPU), DummyWeights(torch.float32, CPU, ways=ways)
     layers = [SparseMLP(kind, "mlp", shape, Shard()) for kind in kinds]
     x = torch.randn(32, SHAPE.hidden, generator=torch.Generator().manual_seed(3))
