@@ -94,6 +94,9 @@ MAX_STOP_TOKENS = 1024
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
+LEAST_REPETITION_PENALTY = 1e-6
+"""What is less could be 0 where logits are computed, and 0 times a banned token's is no number."""
+
 SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "max_tokens": (int, 1, LARGEST),
     "min_tokens": (int, 0, LARGEST),
@@ -159,9 +162,10 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name}: expected {what} {allowed}, got {_shown(value)}", name
                 )
-        if not self.repetition_penalty:
+        if self.repetition_penalty < LEAST_REPETITION_PENALTY:
             raise InvalidRequest(
-                "repetition_penalty: expected a number above 0 (1 is no penalty), got 0",
+                "repetition_penalty: expected a number above 0 (1 is no penalty; the least is "
+                f"{LEAST_REPETITION_PENALTY}), got {_shown(self.repetition_penalty)}",
                 "repetition_penalty",
             )
         self._check_lists()

@@ -22,7 +22,7 @@ import triton.language as tl
 from saccade.kernels.int4 import CHUNK, Int4Matrix
 
 
-class Cut(NamedTuple):
+class Tiling(NamedTuple):
     """What a program multiplies: so many rows of x and outputs; `splits` parts of the inputs are
     added up in the end, in order.
     """
@@ -34,15 +34,15 @@ class Cut(NamedTuple):
     stages: int
 
 
-FEW = (Cut(16, 64, 4, 8, 3), Cut(16, 32, 4, 4, 4), Cut(16, 16, 4, 4, 4))
-SOME = (Cut(64, 128, 1, 8, 3), Cut(64, 32, 2, 4, 3))
-MANY = (Cut(128, 128, 1, 8, 3), Cut(64, 64, 1, 4, 3))
+FEW = (Tiling(16, 64, 4, 8, 3), Tiling(16, 32, 4, 4, 4), Tiling(16, 16, 4, 4, 4))
+SOME = (Tiling(64, 128, 1, 8, 3), Tiling(64, 32, 2, 4, 3))
+MANY = (Tiling(128, 128, 1, 8, 3), Tiling(64, 64, 1, 4, 3))
 """For at most 16 rows, at most 64, and more; of each the first that makes enough programs, else the
 last. What few rows cost is the weights' way, so programs are small and their inputs split among
 warps; but each program reads all rows, so they are no smaller than they need be.
 """
 SOME_WIDE = SOME[1:]
-MANY_WIDE = (Cut(32, 64, 1, 4, 2),)
+MANY_WIDE = (Tiling(32, 64, 1, 4, 2),)
 """For 32-bit values."""
 PROGRAMS = 120
 """About as many as a data centre's GPU has multiprocessors."""
@@ -83,6 +83,17 @@ def _above(zeros, at, known, has_zeros: tl.constexpr, form: tl.constexpr):
     else:
         zero = tl.where(known, 8.0, 8.0)
     return (zero + more).to(form)
+
+
+@triton.jit
+def _inputs(x, order, column, rows, inputs: tl.constexpr, has_order: tl.constexpr):
+    """The values of rows at columns [S, K] as a matrix has them, [S, K, M], 0 beyond its inputs and
+    where there is no row.
+    """
+    inside = column < inputs
+    if has_order:
+        column = tl.load(order + column, mask=inside, other=0)
+    return tl.load(x + column[:, :, None], mask=inside[:, :, None] & rows, other=0.0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -136,14 +147,7 @@ def _few(
                 above = _above(zeros, scale_at, here, has_zeros, form)
             wide = tl.reshape(_numbers(word, quarter, form), [splits, block_n, QUARTER])
             column = (chunk * LENGTH + quarter * QUARTER)[:, None] + k[None, :]
-            inside = column < inputs
-            if has_order:
-                column = tl.load(order + column, mask=inside, other=0)
-            row = tl.load(
-                x_at + column[:, :, None],
-                mask=inside[:, :, None] & (m < rows)[None, None, :],
-                other=0.0,
-            )
+            row = _inputs(x_at, order, column, (m < rows)[None, None, :], inputs, has_order)
             some = tl.dot(wide - above[:, :, None], row, some, input_precision="ieee")
             if (quarter + 1) % quarters == 0:
                 acc += some * scale[:, :, None]
@@ -241,9 +245,9 @@ def launch_int4(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) 
     return out
 
 
-def _cut(rows: int, outputs: int, item: int) -> Cut:
+def _cut(rows: int, outputs: int, item: int) -> Tiling:
     if rows <= FEW[0].rows:
-        cuts: Sequence[Cut] = FEW
+        cuts: Sequence[Tiling] = FEW
     elif rows <= SOME[0].rows:
         cuts = SOME if item == 2 else SOME_WIDE
     else:

@@ -32,7 +32,7 @@ FEW_ROWS = 16
 """So many rows and fewer read experts' matrices faster than they multiply them."""
 
 
-class Places(NamedTuple):
+class Addresses(NamedTuple):
     """Addresses of experts' matrices of `width` values each."""
 
     up: tuple[int, ...]
@@ -49,7 +49,7 @@ class Experts(NamedTuple):
 
     up: Sequence[Matrix] | Stack
     down: Sequence[Matrix] | Stack
-    places: Places | None = None
+    places: Addresses | None = None
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
@@ -97,7 +97,7 @@ def expert_mlp(
     return (each.view(len(x), top, -1) * routes.shares.unsqueeze(-1)).sum(1)
 
 
-def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Places | None:
+def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
     """Where packed matrices lie, if products with them are compiled; None if they are not."""
     if not isinstance(up[0], torch.Tensor) or not device.runs_jit(up[0]):
         return None
@@ -109,7 +109,7 @@ def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Places | None:
         return None
     if not (reads(*ups[0].shape) and reads(*downs[0].shape)):
         return None
-    return Places(tuple(map(address, ups)), tuple(map(address, downs)), downs[0].shape[1])
+    return Addresses(tuple(map(address, ups)), tuple(map(address, downs)), downs[0].shape[1])
 
 
 def _each(

@@ -22,7 +22,7 @@ import torch
 
 from saccade.kernels.jit import Kernel, claim, exponential, fetch, longs, real, reals, words
 from saccade.kernels.linear import pack
-from saccade.kernels.moe import Places
+from saccade.kernels.moe import Addresses
 
 PANEL = 64
 """Outputs that lie together: of each pair of inputs, a word of two numbers for each."""
@@ -164,7 +164,7 @@ def compiled_experts(
     shares: torch.Tensor,
     order: Sequence[int],
     runs: Sequence[tuple[int, int]],
-    places: Places,
+    places: Addresses,
 ) -> torch.Tensor:
     """Sums [T, H] of SiLU-gated experts for rows x [T, H], by shares [T, K].
 

@@ -9,7 +9,6 @@ Imported only where it runs (`device.runs_jit`).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numba
 import numpy as np

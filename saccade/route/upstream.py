@@ -67,6 +67,7 @@ class _Wire(asyncio.Protocol):
         self._waiting = 0
         self._paused = False
         self._bodiless = False
+        self._kept = False  # by the answer's own word
         self._parser = httptools.HttpResponseParser(self)
         self._news: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -120,6 +121,7 @@ class _Wire(asyncio.Protocol):
             self._headers = []
             return
         self.head = Head(status, self._headers)
+        self._kept = self._parser.should_keep_alive()  # at the message's end it would not tell
         self.ended = self._bodiless
 
     def on_body(self, body: bytes) -> None:
@@ -177,7 +179,7 @@ class _Wire(asyncio.Protocol):
             return False
         sent = not self._transport.get_write_buffer_size()
         whole = self.ended and not self._pieces and not self._bodiless and not self._paused
-        return sent and whole and self._framed and self._parser.should_keep_alive()
+        return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
         """At once: the worker sees that nobody waits any more."""

@@ -57,10 +57,12 @@ class Worker:
         self.forever = b""  # after that, until the other side ends it
         self.closes = False
         self.server: asyncio.Server | None = None
+        self.connections = 0
         self._open: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
+        self.connections += 1
         with suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -217,6 +219,23 @@ def test_the_smallest_pieces_come_together() -> None:
             assert sum(sizes) == count
             assert max(sizes) < (MOST_WAITING + READ) // PIECE_BYTES * 12
             assert len(sizes) < count // 100
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("line", "connections"), [(b"", 1), (b"connection: close\r\n", 3), (b"x: close\r\n", 1)]
+)
+def test_a_connection_is_used_again_where_the_worker_lets_it(line: bytes, connections: int) -> None:
+    async def scenario() -> None:
+        async with worker() as made:
+            made.tell = lambda path, body: OK + line + b"content-length: 2\r\n\r\n{}"
+            asked = upstream(made)
+            for _ in range(3):
+                async with asked.exchange(b"GET", GET) as (_, body):
+                    assert [each async for each in body] == [b"{}"]
+            assert made.connections == connections
+            asked.drop()
 
     asyncio.run(scenario())
 

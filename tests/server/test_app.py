@@ -410,6 +410,7 @@ def refused(served: Served, path: str = "/v1/chat/completions", **body: Any) -> 
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
