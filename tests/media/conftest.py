@@ -26,6 +26,7 @@ class PictureSpec:
     """The part of a FamilySpec that pictures need, with Qwen3-VL's rules at a smaller size."""
 
     family: str = "test"
+    sees_images: bool = True
     image_rules: ImageRules = field(
         default_factory=lambda: ImageRules(
             16, 2, 64 * 64, 1024 * 1024, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
