@@ -28,7 +28,7 @@ class Routes(NamedTuple):
     shares: torch.Tensor
 
 
-FEW_ROWS = 16
+FEW_ROWS = 32
 """So many rows and fewer read experts' matrices faster than they multiply them."""
 
 
