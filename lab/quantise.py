@@ -60,7 +60,13 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
 
 
 def quantise_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP8 [out, in] and the blocks' scales in float32; a block's largest value becomes FP8's."""
+    """FP8 [out, in] and the blocks' scales in float32; a block's largest value becomes FP8's. The
+    same of each matrix of a tensor of several experts.
+    """
+    if weight.dim() > 2:
+        values, scales = zip(*map(quantise_blocks, weight))
+        stacked = torch.stack([each.view(torch.uint8) for each in values])
+        return stacked.view(values[0].dtype), torch.stack(scales)
     rows, columns = weight.shape
     wide = F.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     shape = wide.shape[0] // BLOCK, BLOCK, wide.shape[1] // BLOCK, BLOCK

@@ -159,8 +159,9 @@ def test_a_file_is_no_folder_to_write(below: str, tmp_path: Path) -> None:
         make_checkpoint("tiny-qwen3-vl", tmp_path / "file" / below)
 
 
-def test_a_quantised_checkpoint_is_near_its_source(tmp_path: Path) -> None:
-    source = make_checkpoint("tiny-qwen3-vl", tmp_path / "whole", dtype=torch.float32)
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe"])
+def test_a_quantised_checkpoint_is_near_its_source(name: str, tmp_path: Path) -> None:
+    source = make_checkpoint(name, tmp_path / "whole", dtype=torch.float32)
     make_folder(tmp_path / "eight")
     eight = quantise_checkpoint(source, tmp_path / "eight")
     prompt = [5, 6, 7, 8]
@@ -181,3 +182,13 @@ def test_blocks_have_scales_of_their_own() -> None:
     assert scales[1, 1] == 1000 / 448 and scales.flatten()[:3].max() < 0.02
     made = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:130, :200]
     torch.testing.assert_close(made[:128], weight[:128], rtol=0.07, atol=1e-4)
+
+
+def test_fused_experts_are_quantised_each_by_its_own_blocks() -> None:
+    weight = torch.randn(3, 200, 130, generator=torch.Generator().manual_seed(0))
+    values, scales = quantise_blocks(weight)
+    assert values.shape == weight.shape and scales.shape == (3, 2, 2)
+    for number, matrix in enumerate(weight):
+        alone = quantise_blocks(matrix)
+        assert torch.equal(values[number].float(), alone[0].float())
+        assert torch.equal(scales[number], alone[1])
