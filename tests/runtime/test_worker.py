@@ -17,7 +17,8 @@ from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
-from saccade.nn.protocol import FamilyNet
+from saccade.nn.net import WholeNet
+from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.step import Step
 from saccade.runtime.worker import Worker
@@ -175,6 +176,20 @@ def test_a_mask_is_asked_for_after_the_row_is_computed(
     assert order == ["computed", "asked for"]
 
 
+class Useless:
+    """A language model whose logits say nothing."""
+
+    def __init__(self, text: LanguageModel) -> None:
+        self._text = text
+        self.hidden = text.hidden
+
+    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        return self._text(batch, attention)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(self._text.logits(states), torch.nan)
+
+
 def test_the_first_rank_draws_for_all(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,12 +209,11 @@ def test_the_first_rank_draws_for_all(
             sample(self, logits, draws, *rest),
         )[1],
     )
-    # The second rank's logits are of no use.
-    spoilt = crew.nets[1]
-    logits = spoilt.logits
-    spoilt.logits = lambda states: torch.full_like(logits(states), torch.nan)  # type: ignore[method-assign]
+    first, second = crew.nets
+    assert isinstance(second, WholeNet)
+    nets = [first, replace(second, text=Useless(second.text))]
     workers = together(
-        lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), crew.nets, crew.shards
+        lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), nets, crew.shards
     )
     for plan, expected in zip(plans, wanted):
         results = together(lambda worker, plan=plan: worker.begin(plan).result(), workers)
