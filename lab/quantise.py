@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import ConfigError
 from saccade.families.registry import load_spec, net_module
-from saccade.kernels.fp8 import LARGEST, to_fp8
+from saccade.kernels.fp8 import FP8, LARGEST, to_fp8
 from saccade.runtime.tensors import weight_files
 
 BLOCK = 128
@@ -64,9 +64,9 @@ def quantise_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     same of each matrix of a tensor of several experts.
     """
     if weight.dim() > 2:
-        values, scales = zip(*map(quantise_blocks, weight))
-        stacked = torch.stack([each.view(torch.uint8) for each in values])
-        return stacked.view(values[0].dtype), torch.stack(scales)
+        each = [quantise_blocks(matrix) for matrix in weight]
+        stacked = torch.stack([made.view(torch.uint8) for made, _ in each])
+        return stacked.view(FP8), torch.stack([its for _, its in each])
     rows, columns = weight.shape
     wide = F.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     shape = wide.shape[0] // BLOCK, BLOCK, wide.shape[1] // BLOCK, BLOCK

@@ -87,8 +87,8 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
         return ""
     slices = parallel.ranks // parallel.expert_runs
     return (
-        f"; {experts // parallel.expert_runs} of {experts} experts on each"
-        f"{f', a slice of {slices}' if slices > 1 else ' whole'}, "
+        f"; {experts // parallel.expert_runs} of {experts} experts on each rank"
+        f"{f', a slice of {slices}' if slices > 1 else ', whole'}, "
         f"all else {f'in {parallel.size} slices' if parallel.size > 1 else 'whole'}"
     )
 
