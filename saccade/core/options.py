@@ -41,7 +41,8 @@ class ModelOptions:
     """Where the model runs. auto: cuda if there is one."""
     quantization: QuantizationMode = "auto"
     """Matrices of the language model in 8 or 4 bits. auto: as the checkpoint has them, where the
-    device can; others in the number format of --dtype. int8, int4 (on cpu): made so at load, and
+    device can (those of 4 bits on cpu: unless that is float32); others in the number format of
+    --dtype. int8, int4 (on cpu): made so at load, and
     rows as they come in 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of a
     decode step, for a little accuracy. int4 (needs saccade[cpu]): 0.3 and 0.4, for more of it; the
     head stays in 8 bits. none: in the number format of --dtype, whatever the checkpoint has.

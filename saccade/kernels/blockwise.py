@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from saccade.kernels import device
+
 LEAST_QUERIES = 64
 """Rows of a key head's products below which PyTorch's attention is as fast."""
 LEAST_KEYS = 256
@@ -63,9 +65,19 @@ def attend(
                 if later is not None:
                     own = scores.view(end - start, group, seen)[:, :, start - end :]
                     own.masked_fill_(later[: end - start, :, : end - start], -torch.inf)
-                weights = torch.softmax(scores, -1, out=scores).to(q.dtype)
+                weights = _weights(scores, q)
                 out[start:end, mine] = (weights @ v[head, :seen]).view(-1, group, dim)
     return out
+
+
+def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """softmax(scores [R, K]) in the dtype of `like`; the scores are used up."""
+    if device.runs_jit(like):
+        # Imported where it runs: elsewhere Numba need not be installed.
+        from saccade.kernels.blockwise_cpu import softmax_to_bfloat16
+
+        return softmax_to_bfloat16(scores)
+    return torch.softmax(scores, -1, out=scores).to(like.dtype)
 
 
 @contextmanager

@@ -22,9 +22,13 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_FP8
 
 
-def has_int4(device: torch.device) -> bool:
-    """Whether products take matrices of 4 bits as they are."""
-    return device.type == "cuda" or (device.type == "cpu" and runs_vnni())
+def has_int4(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products take matrices of 4 bits as they are, and rows of that dtype. On a CPU rows
+    become 8 bits, which nobody means who asks for float32.
+    """
+    if device.type == "cpu":
+        return dtype != torch.float32 and runs_vnni()
+    return device.type == "cuda"
 
 
 @cache

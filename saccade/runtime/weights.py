@@ -96,7 +96,7 @@ def load_net(
         native=here and quantization != "none",
         tally=tally or LoadTally(),
         fp8=has_fp8(device) and quantization != "none",
-        few=has_int4(device) and quantization in ("auto", "int4"),
+        few=made == "int4" or (quantization == "auto" and has_int4(device, dtype)),
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("numba")
 from saccade.kernels import device as placement
+from saccade.kernels.blockwise_cpu import softmax_to_bfloat16
 from saccade.kernels.jit import SHARED_VALUES
 from saccade.kernels.layer import QKNorm, add_rms_norm, gate, turn_and_cache
 from saccade.kernels.norm import rms_norm
@@ -167,3 +168,13 @@ def test_kernels_are_kept_by_what_their_source_is(tmp_path: Path) -> None:
 
     assert jit._caches()
     assert Path(numba.config.CACHE_DIR).name.startswith("kernels-")
+
+
+@pytest.mark.parametrize("keys", [1, 7, 300])
+def test_weights_are_a_softmax_rounded_once(keys: int) -> None:
+    scores = 8 * torch.randn(21, keys, generator=torch.Generator().manual_seed(keys))
+    scores[3:, keys // 2 + 1 :] = -torch.inf
+    wanted = scores.softmax(-1)
+    weights = softmax_to_bfloat16(scores)
+    assert weights.dtype == torch.bfloat16 and near(weights, wanted)
+    assert not (weights[3:, keys // 2 + 1 :] > 1e-37).any(), "what is masked counts nothing"

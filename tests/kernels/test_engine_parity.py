@@ -256,7 +256,7 @@ def test_weights_of_four_bits_answer_as_their_twin(
     for folder, by_kernels in zip(folders, (True, False)):
         put_kernels(monkeypatch, by_kernels)
         if not HAS_GPU:
-            monkeypatch.setattr(weights, "has_int4", lambda _, on=by_kernels: on)
+            monkeypatch.setattr(weights, "has_int4", lambda *_, on=by_kernels: on)
         net = load(folder, THERE if by_kernels else "cpu")
         few = {"chunk_tokens": 32}
         over = with_kernels(net, **few) if by_kernels else harness(net, **few)
