@@ -49,12 +49,12 @@ def code_folder(name: str) -> Path | None:
     """The folder `name` for code of this user, made if need be; None where none can be kept, or
     where others could put theirs.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "saccade" / name
     try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "saccade" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
-    except OSError:
+    except (OSError, RuntimeError):  # a user without a home, too
         return None
     safe = found.st_uid == os.getuid() and not found.st_mode & 0o022
     return folder if safe and os.access(folder, os.W_OK) else None
