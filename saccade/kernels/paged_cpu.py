@@ -51,6 +51,7 @@ def decode_paged(
 
     A row's bits depend on nothing but its own sequence. scratch: `scratch_values`, of any content.
     """
+    q = q.contiguous()  # gated attention's lie between gates
     count, heads, dim = q.shape
     kv_heads = cache.keys.shape[1]
     tensors = (q, cache.keys, cache.values, rows.page_table, rows.lines, rows.kv_lengths)

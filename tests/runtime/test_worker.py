@@ -17,14 +17,16 @@ from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
+from saccade.families.registry import load_spec
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.sampler import Sampler
 from saccade.runtime.step import Step
+from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
-from tests.checkpoints import picture
-from tests.engine.harness import CONFIG, set_threads
-from tests.families.forwarding import load
+from tests.checkpoints import FamilyName, picture
+from tests.engine.harness import CONFIG, Harness, set_threads
+from tests.families.forwarding import CPU, load
 from tests.parallel.crew import ThreadCrew, together
 
 TEXT = (5, 9, 13, 17, 21)
@@ -219,3 +221,16 @@ def test_the_first_rank_draws_for_all(
         results = together(lambda worker, plan=plan: worker.begin(plan).result(), workers)
         assert [result.tokens for result in results] == [expected.tokens] * 2
     assert len(drawn) == COUNT
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_every_kind_of_layer_decodes_in_bfloat16(
+    checkpoint: Callable[..., Path], family: FamilyName
+) -> None:
+    """There, a CPU has kernels of its own, for one row and for several."""
+    set_threads()
+    folder = checkpoint(family)
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    over = Harness(net, dtype="bfloat16", max_running=3)
+    outcomes = over.run([over.request(str(at), [5 + at, 6, 7], max_tokens=4) for at in range(3)])
+    assert [len(each.tokens) for each in outcomes.values()] == [4] * 3
