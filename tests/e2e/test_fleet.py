@@ -141,13 +141,18 @@ def say(http: httpx.Client, url: str, body: dict[str, Any]) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=60) as client:
+        yield client
+
+
 @pytest.mark.parametrize(("count", "deaths"), [(2000, 4)])
 def test_two_servers_write_one_store_and_are_killed_now_and_then(
-    folder: Path, tmp_path: Path, count: int, deaths: int
+    folder: Path, tmp_path: Path, http: httpx.Client, count: int, deaths: int
 ) -> None:
     side = 32 * 12
     images = [question(picture(side, side, seed=5000 + number)) for number in range(IMAGES)]
-    http = httpx.Client(timeout=60)
     with serving(folder, tmp_path, *OPTIONS) as alone:
         right = [say(http, alone.url, body) for body in images]
     assert len(set(right)) > 1
