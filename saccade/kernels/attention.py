@@ -7,7 +7,7 @@ at all; grouped queries share their keys without copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
@@ -190,33 +190,31 @@ def _triton_segments(
 def _flash_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """One launch of torch's variable-length flash attention (CUDA, 16 bits), which takes head sizes
-    that are multiples of 8.
-    """
-    dim = q.shape[-1]
-    if missing := -dim % 8:
-        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    """One launch of torch's variable-length flash attention (CUDA, 16 bits)."""
     bounds, longest = segments.bounds, segments.longest
-    assert len(k) == len(q)
-    out, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
+    return _in_eights(
+        lambda *qkv: torch.ops.aten._flash_attention_forward(
+            *qkv, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
+        ),
+        q,
+        k,
+        v,
     )
-    return out[..., :dim]
 
 
 def _cudnn_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
     """As `_flash_segments`, by cuDNN."""
-    dim = q.shape[-1]
-    if missing := -dim % 8:
-        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
     bounds, longest = segments.bounds, segments.longest
-    assert len(k) == len(q)
-    out, *_ = torch.ops.aten._cudnn_attention_forward(
-        q, k, v, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
+    return _in_eights(
+        lambda *qkv: torch.ops.aten._cudnn_attention_forward(
+            *qkv, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
+        ),
+        q,
+        k,
+        v,
     )
-    return out[..., :dim]
 
 
 def _fa4_segments(
@@ -225,23 +223,35 @@ def _fa4_segments(
     """As `_flash_segments`, by the package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
-    dim = q.shape[-1]
-    if missing := -dim % 8:
-        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
     bounds, longest = segments.bounds, segments.longest
-    assert len(k) == len(q)
-    out, *_ = flash_attn_varlen_func(
+    return _in_eights(
+        lambda *qkv: flash_attn_varlen_func(
+            *qkv,
+            cu_seqlens_q=bounds,
+            cu_seqlens_k=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+        ),
         q,
         k,
         v,
-        cu_seqlens_q=bounds,
-        cu_seqlens_k=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
     )
-    attended: torch.Tensor = out[..., :dim]
-    return attended
+
+
+def _in_eights(
+    launch: Callable[..., Sequence[torch.Tensor]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> torch.Tensor:
+    """The first result of a launch that takes head sizes that are multiples of 8."""
+    assert len(k) == len(q)
+    dim = q.shape[-1]
+    if missing := -dim % 8:
+        q, k, v = (F.pad(each, (0, missing)) for each in (q, k, v))
+    out, *_ = launch(q, k, v)
+    return out[..., :dim]
 
 
 def _sdpa_segments(

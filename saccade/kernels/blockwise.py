@@ -70,6 +70,14 @@ def attend(
     return out
 
 
+def compile_ahead(like: torch.Tensor) -> None:
+    """Make what long attention of tensors like this one will need, where it is compiled at all: the
+    first long prompt, or large image, would wait for it.
+    """
+    if pays(like, LEAST_QUERIES, LEAST_KEYS):
+        _weights(torch.zeros(1, 1), like)
+
+
 def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """softmax(scores [R, K]) in the dtype of `like`; the scores are used up."""
     if device.runs_jit(like):

@@ -13,16 +13,12 @@ from typing import NamedTuple
 import torch
 
 from saccade.kernels.panels import STEPS, bytes_linear, pack_bytes, pad_scales
-from saccade.kernels.vnni import runs_vnni
+from saccade.kernels.vnni import LARGEST, LEAST_SCALE, runs_vnni
 
-LARGEST = 127
-"""Largest value of a quantised number, of either sign."""
 ZERO = 128
 """What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with
 VNNI, for signed ones with AMX only.
 """
-LEAST_SCALE = 1e-30
-"""In place of 0, for rows of zeros."""
 BLOCK_VALUES = 1 << 17
 """Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
 

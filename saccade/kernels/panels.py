@@ -17,14 +17,22 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.int4 import MIDDLE, Int4Matrix, numbers_of
-from saccade.kernels.vnni import FORMATS, LANES, ROWS, WIDE, functions, run
+from saccade.kernels.vnni import (
+    FORMATS,
+    LANES,
+    LARGEST,
+    LEAST_SCALE,
+    ROWS,
+    WIDE,
+    ZERO,
+    functions,
+    run,
+)
 
 PANEL = LANES * WIDE
 """Outputs that lie together."""
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
-LARGEST, LEAST_SCALE = 127, 1e-30
-"""As in `int8.py`."""
 HUGE = 1 << 21
 """Bytes of a large page: matrices of several begin at one, which saves a core looking for pages."""
 TOP = 15
@@ -104,8 +112,8 @@ def _by_panels(values: torch.Tensor, panels: int) -> torch.Tensor:
 
 
 def pack_bytes(values: torch.Tensor) -> torch.Tensor:
-    """int8 [out, in] in panels: int32 [panels, in / 4, PANEL], bytes from 0 to 255 of which 128
-    means 0. Inputs divide by STEPS.
+    """int8 [out, in] in panels: int32 [panels, in / 4, PANEL], bytes from 0 to 255 of which
+    `ZERO` means 0. Inputs divide by STEPS.
     """
     outputs, inputs = values.shape
     panels = -(-outputs // PANEL)
@@ -115,7 +123,7 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
         padded = F.pad(rows, (0, 0, 0, count * PANEL - len(rows)))
         each = padded.view(torch.int32).view(count, PANEL, inputs // 4)
         words[first : first + count] = each.transpose(1, 2)
-    words.view(torch.uint8).bitwise_xor_(128)
+    words.view(torch.uint8).bitwise_xor_(ZERO)
     return words
 
 

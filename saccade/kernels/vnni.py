@@ -28,6 +28,12 @@ WIDE = 2
 """Vectors of outputs that are multiplied at a time."""
 ROWS = 12
 """Rows that are multiplied at a time, at most: WIDE * ROWS sums fit a processor's 32 registers."""
+LARGEST = 127
+"""Largest value of a quantised row's number, of either sign."""
+LEAST_SCALE = 1e-30
+"""In place of 0, for rows of zeros."""
+ZERO = 128
+"""What stands for 0 in a matrix of 8 bits."""
 AHEAD_BYTES = 4096
 """How far before its use a line of a matrix is asked for: measured, LOG.md."""
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)

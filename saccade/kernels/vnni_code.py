@@ -12,7 +12,18 @@ from typing import Any
 
 from llvmlite import ir
 
-from saccade.kernels.vnni import AHEAD_BYTES, FIELDS, FORMATS, LANES, POINTERS, ROWS, WIDE
+from saccade.kernels.vnni import (
+    AHEAD_BYTES,
+    FIELDS,
+    FORMATS,
+    LANES,
+    LARGEST,
+    LEAST_SCALE,
+    POINTERS,
+    ROWS,
+    WIDE,
+    ZERO,
+)
 
 NAMES = ("quantise_4", "quantise_8", "product_4", "product_8")
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -25,8 +36,6 @@ UNROLLED = 4
 """Lines of each vector of outputs that are multiplied between two tests of the loop."""
 PANEL = LANES * WIDE
 """Outputs that are a piece of work."""
-LARGEST, LEAST_SCALE, ZERO = 127, 1e-30, 128
-"""As in `int8.py`: of quantised rows; and what stands for 0 in a matrix of 8 bits."""
 
 Value = Any
 """A value of llvmlite, which has no types."""

@@ -16,6 +16,7 @@ from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
+from saccade.kernels import blockwise
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
 from saccade.runtime.disk import DiskTier, fingerprint_encoder
@@ -47,6 +48,7 @@ class ImageExecutor:
             net, known, config.encoder, self.like, begin_captures(self.like)
         )
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
+        blockwise.compile_ahead(self.like)
         self.tower, self._disk = _open_disk(spec, config, shard, self._vision)
         self.embeddings = EmbeddingMemory(
             self.like, shard, self._disk, config.embeddings.host_bytes

@@ -74,3 +74,21 @@ def test_long_segments_and_long_prompts_are_taken_in_blocks(
     assert taken[3:] == [(12, 44), (10, 44)]
     full = attention.causal_attention(q[-10:].float(), keys.float(), values.float(), SCALE)
     assert full.dtype == torch.float32 and len(taken) == 5, "other dtypes go PyTorch's way"
+
+
+def test_what_long_attention_needs_is_compiled_before_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    asked: list[torch.dtype] = []
+    weigh = blockwise._weights
+
+    def note(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        asked.append(like.dtype)
+        return weigh(scores, like)
+
+    monkeypatch.setattr(blockwise, "_weights", note)
+    for dtype in (torch.bfloat16, torch.float32):
+        blockwise.compile_ahead(torch.empty(0, dtype=dtype))
+    assert asked == [torch.bfloat16], "other numbers go PyTorch's way"

@@ -18,6 +18,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.families.registry import load_spec
+from saccade.kernels import blockwise
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
 from saccade.runtime.sampler import Sampler
@@ -234,3 +235,12 @@ def test_every_kind_of_layer_decodes_in_bfloat16(
     over = Harness(net, dtype="bfloat16", max_running=3)
     outcomes = over.run([over.request(str(at), [5 + at, 6, 7], max_tokens=4) for at in range(3)])
     assert [len(each.tokens) for each in outcomes.values()] == [4] * 3
+
+
+def test_a_worker_has_what_long_attention_needs_compiled(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.dtype] = []
+    monkeypatch.setattr(blockwise, "compile_ahead", lambda like: asked.append(like.dtype))
+    Worker(load(checkpoint("qwen3_vl")), CONFIG, Arena.create(4096))
+    assert asked == [torch.float32]

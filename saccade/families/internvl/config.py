@@ -22,6 +22,7 @@ from saccade.families.qwen_vl.config import (
     TextConfig,
     read_colours,
     read_heads,
+    read_rope,
     refuse_unsupported,
 )
 
@@ -208,12 +209,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 
 def _rope_theta(text: Section) -> float:
-    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
-    kind = rope.text("rope_type", "type", default="default")
-    if kind not in ROPE_KINDS:
-        raise CheckpointError(
-            f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(ROPE_KINDS)} are)"
-        )
+    rope = read_rope(text, *ROPE_KINDS)
     return rope.number("rope_theta", default=text.number("rope_theta", default=1e4))
 
 

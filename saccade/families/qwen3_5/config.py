@@ -18,6 +18,7 @@ from saccade.families.qwen_vl.config import (
     experts_config,
     image_rules,
     read_heads,
+    read_rope,
     refuse_unsupported,
     text_section,
     vision_config,
@@ -158,12 +159,7 @@ def _delta(text: Section) -> DeltaConfig:
 
 def _rope(text: Section, head_dim: int) -> tuple[RopeConfig, int]:
     """The rotary embedding, and how many values of a head it turns."""
-    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
-    kind = rope.text("rope_type", "type", default="default")
-    if kind not in ("default", "mrope"):
-        raise CheckpointError(
-            f"{rope.where}: rope type {kind!r} is not supported (default and mrope are)"
-        )
+    rope = read_rope(text)
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
     )

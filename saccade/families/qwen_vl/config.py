@@ -298,13 +298,23 @@ def experts_config(text: Section) -> ExpertsConfig:
     return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
 
 
-def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
+def read_rope(text: Section, *kinds: str) -> Section:
+    """What a file says of the rotary embedding, by either name of the section.
+
+    kinds: those that are supported; by default, Qwen-VL's. Raises CheckpointError for others.
+    """
+    kinds = kinds or ("default", "mrope")
     rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
     kind = rope.text("rope_type", "type", default="default")
-    if kind not in ("default", "mrope"):
+    if kind not in kinds:
         raise CheckpointError(
-            f"{rope.where}: rope type {kind!r} is not supported (default and mrope are)"
+            f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(kinds)} are)"
         )
+    return rope
+
+
+def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
+    rope = read_rope(text)
     theta = rope.number(
         "rope_theta",
         default=text.number("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
