@@ -27,7 +27,7 @@ from benchmarks.quantised_decode import PAGE, Tiled, batch_of
 from lab.checkpoint import make_checkpoint
 from saccade.families.qwen_vl.net import projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.text import text_model
 from saccade.families.registry import load_spec
 from saccade.kernels import device
 from saccade.nn import linear as layers
@@ -55,7 +55,7 @@ def measure(shapes: str, cases: list[tuple[int, int]], args: argparse.Namespace)
         spec = cast(QwenVLSpec, load_spec(make_checkpoint(shapes, Path(name) / "model")))
     config = replace(spec.text, layers=args.layers)
     ways = Ways(projection, made=None, native=False, tally=LoadTally())
-    model = TextModel(Tiled(ways), config, WHOLE)
+    model = text_model(Tiled(ways), config, WHOLE)
     figures: dict[str, Any] = {}
     for rows, context in cases:
         slots = PAGE * (2 + rows * -(-(context + 1) // PAGE))

@@ -28,7 +28,7 @@ import torch
 from lab.checkpoint import make_checkpoint
 from saccade.families.qwen_vl.net import projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.text import TextModel, text_model
 from saccade.families.registry import load_spec
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import Batch
@@ -94,7 +94,7 @@ def batch_of(rows: int, context: int, width: int) -> Batch:
     )
 
 
-def step(model: TextModel, cache: KVCache, batch: Batch) -> tuple[float, float]:
+def step(model: TextModel[Any], cache: KVCache, batch: Batch) -> tuple[float, float]:
     """Milliseconds of the process's CPU time, and of the clock."""
     attention = attention_for(cache, PAGE)
     attention.plan(batch)
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         kind: str = made or "bfloat16"
         tally = LoadTally()
         ways = Ways(projection, made=made, native=False, tally=tally)
-        models[kind] = TextModel(Tiled(ways), config, WHOLE)
+        models[kind] = text_model(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
     slots = PAGE * (2 + max(args.rows) * -(-(args.context + 1) // PAGE))
     empty = torch.zeros(slots, *spec.kv_spec().layers[0][0].shape, dtype=torch.bfloat16)

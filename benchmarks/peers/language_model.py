@@ -36,7 +36,7 @@ from benchmarks.peers.llama_cpp import FTYPES, Llama, LlamaCpp
 from lab.checkpoint import make_checkpoint
 from saccade.families.qwen_vl.net import canonical_name, projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.text import text_model
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
@@ -91,7 +91,7 @@ def make_text_checkpoint(preset: str, layers: int, folder: Path) -> Path:
     config["text_config"]["num_hidden_layers"] = layers
     (folder / "config.json").write_text(json.dumps(config))
     weights = Kept()
-    TextModel(weights, cast(QwenVLSpec, load_spec(folder)).text, WHOLE)
+    text_model(weights, cast(QwenVLSpec, load_spec(folder)).text, WHOLE)
     tensors = {
         name if name.startswith("lm_head.") else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()
@@ -128,7 +128,7 @@ class Saccade:
         with CheckpointWeights(
             folder, canonical_name, dtype, torch.device("cpu"), ways=ways, progress=False
         ) as weights:
-            self._model = TextModel(weights, spec.text, WHOLE)
+            self._model = text_model(weights, spec.text, WHOLE)
         self._width = spec.embedding_width
         self._pages = context // PAGE
         pages, device = 1 + rows * self._pages, torch.device("cpu")

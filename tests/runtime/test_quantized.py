@@ -109,7 +109,7 @@ def projections(net: FamilyNet) -> list[object]:
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
-        found += [layer.attention.qkv.weight, layer.attention.out.weight]
+        found += [layer.mixer.qkv.weight, layer.mixer.out.weight]
         found += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
     return found
 
@@ -278,9 +278,9 @@ def test_many_rows_in_fp8_are_near_their_twin(
     net: Any = load(quantised, "auto")[0]
     for at, layer in enumerate(net.text.layers):
         assert layer.mlp.gate_up.group == layer.mlp.down.group == net_group(name)
-        assert layer.attention.out.group == 128
+        assert layer.mixer.out.group == 128
         # Of the second layer's keys the checkpoint has 32 bits.
-        assert layer.attention.qkv.group == (0 if at == 1 else net_group(name))
+        assert layer.mixer.qkv.group == (0 if at == 1 else net_group(name))
     tokens = [int(each) for each in np.random.default_rng(0).integers(5, 60, 40)]
     found, expected = (prefill(each, tokens, 40) for each in (net, whole))
     off = (found - expected).norm() / expected.norm()

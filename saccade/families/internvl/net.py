@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.vision import InternVisionTower
-from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.text import text_model
 from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -34,7 +34,7 @@ def build(spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Sha
     tower = InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard)
     # Older files do not say that they are not tied: a head of the file's own counts.
     tied = spec.text.tied and not weights.has(HEAD)
-    return WholeNet(spec, tower, TextModel(weights, replace(spec.text, tied=tied), shard))
+    return WholeNet(spec, tower, text_model(weights, replace(spec.text, tied=tied), shard))
 
 
 def canonical_name(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from saccade.families.qwen3_5.spec import Qwen35Spec
-from saccade.families.qwen3_5.text import HybridModel
+from saccade.families.qwen3_5.text import hybrid_model
 from saccade.families.qwen_vl import net as qwen_vl
 from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.weights import Weights
@@ -29,7 +29,7 @@ def build(spec: Qwen35Spec, weights: Weights, shard: Shard, encoder_shard: Shard
     Raises CheckpointError where a tensor is missing or misshapen.
     """
     tower = build_tower(spec, weights, encoder_shard).vision if spec.sees_images else NoVision()
-    return WholeNet(spec, tower, HybridModel(weights, spec.text, spec.hybrid, shard))
+    return WholeNet(spec, tower, hybrid_model(weights, spec.text, spec.hybrid, shard))
 
 
 def build_tower(spec: Qwen35Spec, weights: Weights, encoder_shard: Shard) -> TowerAlone:

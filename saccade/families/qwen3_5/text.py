@@ -12,18 +12,17 @@ from torch.nn import functional as F
 
 from saccade.families.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.families.qwen_vl.config import ExpertsConfig, TextConfig
-from saccade.families.qwen_vl.text import MultiRope
+from saccade.families.qwen_vl.text import TextLayer, TextModel
 from saccade.kernels.fp8 import Rows
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.linear import linear
 from saccade.kernels.norm import gated_rms_norm
 from saccade.kernels.rotary import Rotation
-from saccade.nn.embedding import TokenEmbedding, TokenHead
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
-from saccade.nn.protocol import Attention, Batch, DeltaInputs
+from saccade.nn.protocol import Attention, DeltaInputs
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -193,91 +192,35 @@ class SharedSparseMLP:
         return torch.sigmoid(linear(x, self.gate)) * self.shared(x) + self.sparse(x)
 
 
-class HybridLayer:
-    """What mixes tokens, then an MLP or experts, each on normalised input and added to the
-    stream.
-    """
-
-    __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
-
-    def __init__(
-        self, weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
-    ) -> None:
-        name, eps = f"language_model.layers.{layer}", config.rms_eps
-        self.mixer_norm = RMSNorm(
-            weights, f"{name}.input_layernorm", config.hidden, eps, around_one=True
+def _hybrid_layer(
+    weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
+) -> TextLayer[GatedAttention | GatedDelta]:
+    name = f"language_model.layers.{layer}"
+    mixer: GatedAttention | GatedDelta
+    if hybrid.full[layer]:
+        mixer = GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
+    else:
+        mixer = GatedDelta(weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer)
+    mlp: GatedMLP | SharedSparseMLP
+    if config.experts is None:
+        sizes = (config.hidden, config.intermediate)
+        mlp = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+    else:
+        mlp = SharedSparseMLP(
+            weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
         )
-        self.mixer: GatedAttention | GatedDelta
-        if hybrid.full[layer]:
-            self.mixer = GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
-        else:
-            self.mixer = GatedDelta(
-                weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer
-            )
-        self.mlp_norm = RMSNorm(
-            weights, f"{name}.post_attention_layernorm", config.hidden, eps, around_one=True
-        )
-        self.mlp: GatedMLP | SharedSparseMLP
-        if config.experts is None:
-            sizes = (config.hidden, config.intermediate)
-            self.mlp = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
-        else:
-            self.mlp = SharedSparseMLP(
-                weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
-            )
-
-    def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
-        normalises.
-        """
-        normed: Rows
-        if delta is None:
-            normed = self.mixer_norm(x)
-        else:
-            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
-        mixed = self.mixer(normed, rotation, attention)
-        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
-        return x, self.mlp(normed)
+    return TextLayer(weights, layer, config, mixer, mlp, around_one=True)
 
 
-class HybridModel:
-    """Tokens and spliced image rows to states, states to logits; implements
-    `nn.protocol.LanguageModel`.
-    """
-
-    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
-
-    def __init__(
-        self, weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
-    ) -> None:
-        table = (config.vocab_size, config.hidden)
-        self.hidden = config.hidden
-        self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        self.layers = [HybridLayer(weights, i, config, hybrid, shard) for i in range(config.layers)]
-        self.norm = RMSNorm(
-            weights, "language_model.norm", config.hidden, config.rms_eps, around_one=True
-        )
-        self.head = TokenHead(
-            weights,
-            self.embedding
-            if config.tied
-            else TokenEmbedding(weights, "lm_head.weight", table, shard),
-        )
-        self.rope = MultiRope(config.rope, hybrid.rotary_dim, weights.device)
-
-    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """States [T, hidden] after the last layer."""
-        x = self.embedding(batch.tokens)  # [T, hidden]
-        if batch.splice_rows.shape[0]:
-            x.index_copy_(0, batch.splice_rows, batch.embeddings)
-        rotation = self.rope(batch.positions)
-        delta: torch.Tensor | None = None
-        for layer in self.layers:
-            x, delta = layer(x, delta, rotation, attention)
-        return x if delta is None else x + delta
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab_size] in float32."""
-        return self.head(self.norm(states)).float()
+def hybrid_model(
+    weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
+) -> TextModel[GatedAttention | GatedDelta]:
+    """Qwen3.5's."""
+    return TextModel(
+        weights,
+        config,
+        shard,
+        lambda layer: _hybrid_layer(weights, layer, config, hybrid, shard),
+        rotary_dim=hybrid.rotary_dim,
+        around_one=True,
+    )

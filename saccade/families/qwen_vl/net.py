@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
+from saccade.families.qwen_vl.text import text_model
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
@@ -31,7 +31,7 @@ def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard
     Raises CheckpointError where a tensor is missing or misshapen.
     """
     tower = _tower(spec, weights, encoder_shard)
-    return WholeNet(spec, tower, TextModel(weights, spec.text, shard))
+    return WholeNet(spec, tower, text_model(weights, spec.text, shard))
 
 
 def _tower(spec: QwenVLSpec, weights: Weights, shard: Shard) -> VisionTower:

@@ -7,6 +7,9 @@ somebody asks for go through the last norm and the head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
 import torch
 
 from saccade.families.qwen_vl.config import RopeConfig, TextConfig
@@ -41,29 +44,58 @@ class MultiRope:
         )
 
 
-class TextLayer:
-    """Attention, then a gated MLP or experts, each on normalised input and added to the stream."""
+class Mixer(Protocol):
+    """What mixes tokens: attention, or what stands for it. group: as `nn.linear.Linear`'s."""
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    @property
+    def group(self) -> int: ...
 
-    def __init__(self, weights: Weights, layer: int, config: TextConfig, shard: Shard) -> None:
-        name = f"language_model.layers.{layer}"
-        shape = AttentionShape(
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            qkv_bias=config.qkv_bias,
-            qk_norm_eps=config.rms_eps if config.qk_norm else None,
+    def __call__(self, x: Rows, rotation: Rotation, attention: Attention, /) -> torch.Tensor: ...
+
+
+class Inner(Protocol):
+    """An MLP, or experts."""
+
+    @property
+    def group(self) -> int: ...
+
+    def __call__(self, x: Rows, /) -> torch.Tensor: ...
+
+
+M = TypeVar("M", bound=Mixer)
+
+
+class TextLayer(Generic[M]):
+    """What mixes tokens, then an MLP or experts, each on normalised input and added to the stream.
+
+    around_one: norms hold what their weights are more than 1.
+    """
+
+    __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
+
+    def __init__(
+        self,
+        weights: Weights,
+        layer: int,
+        config: TextConfig,
+        mixer: M,
+        mlp: Inner,
+        *,
+        around_one: bool = False,
+    ) -> None:
+        norms = (
+            RMSNorm(
+                weights,
+                f"language_model.layers.{layer}.{name}",
+                config.hidden,
+                config.rms_eps,
+                around_one=around_one,
+            )
+            for name in ("input_layernorm", "post_attention_layernorm")
         )
-        self.attention_norm = RMSNorm(
-            weights, f"{name}.input_layernorm", config.hidden, config.rms_eps
-        )
-        self.attention = CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
-        self.mlp_norm = RMSNorm(
-            weights, f"{name}.post_attention_layernorm", config.hidden, config.rms_eps
-        )
-        self.mlp = _mlp(weights, f"{name}.mlp", layer, config, shard)
+        self.mixer_norm, self.mlp_norm = norms
+        self.mixer = mixer
+        self.mlp = mlp
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
@@ -73,12 +105,29 @@ class TextLayer:
         """
         normed: Rows
         if delta is None:
-            normed = self.attention_norm(x)
+            normed = self.mixer_norm(x)
         else:
-            x, normed = self.attention_norm.add_rows(x, delta, self.attention.group)
-        attended = self.attention(normed, rotation, attention)
-        x, normed = self.mlp_norm.add_rows(x, attended, self.mlp.group)
+            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
+        mixed = self.mixer(normed, rotation, attention)
+        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
         return x, self.mlp(normed)
+
+
+def _attention_layer(
+    weights: Weights, layer: int, config: TextConfig, shard: Shard
+) -> TextLayer[CausalAttention]:
+    name = f"language_model.layers.{layer}"
+    shape = AttentionShape(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        qkv_bias=config.qkv_bias,
+        qk_norm_eps=config.rms_eps if config.qk_norm else None,
+    )
+    mixer = CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
+    mlp = _mlp(weights, f"{name}.mlp", layer, config, shard)
+    return TextLayer(weights, layer, config, mixer, mlp)
 
 
 def _mlp(
@@ -92,26 +141,42 @@ def _mlp(
     return SparseMLP(weights, name, shape, shard)
 
 
-class TextModel:
+class TextModel(Generic[M]):
     """Tokens and spliced image rows to states, states to logits; implements
-    `nn.protocol.LanguageModel`.
+    `nn.protocol.LanguageModel`. Layers are made by `layer`, by their numbers.
     """
 
     __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
 
-    def __init__(self, weights: Weights, config: TextConfig, shard: Shard) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        config: TextConfig,
+        shard: Shard,
+        layer: Callable[[int], TextLayer[M]],
+        *,
+        rotary_dim: int,
+        around_one: bool = False,
+    ) -> None:
+        """rotary_dim: values of a head that are turned. around_one: as TextLayer's."""
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        self.layers = [TextLayer(weights, i, config, shard) for i in range(config.layers)]
-        self.norm = RMSNorm(weights, "language_model.norm", config.hidden, config.rms_eps)
+        self.layers = [layer(i) for i in range(config.layers)]
+        self.norm = RMSNorm(
+            weights,
+            "language_model.norm",
+            config.hidden,
+            config.rms_eps,
+            around_one=around_one,
+        )
         self.head = TokenHead(
             weights,
             self.embedding
             if config.tied
             else TokenEmbedding(weights, "lm_head.weight", table, shard),
         )
-        self.rope = MultiRope(config.rope, config.head_dim, weights.device)
+        self.rope = MultiRope(config.rope, rotary_dim, weights.device)
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """States [T, hidden] after the last layer.
@@ -136,3 +201,14 @@ class TextModel:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab_size] in float32."""
         return self.head(self.norm(states)).float()
+
+
+def text_model(weights: Weights, config: TextConfig, shard: Shard) -> TextModel[CausalAttention]:
+    """Qwen2's or Qwen3's, by its configuration."""
+    return TextModel(
+        weights,
+        config,
+        shard,
+        lambda layer: _attention_layer(weights, layer, config, shard),
+        rotary_dim=config.head_dim,
+    )
