@@ -21,7 +21,7 @@ from lab import tiles
 from lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from lab.tiles import tile_config, tile_processor
 from saccade.core.errors import ConfigError
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 
@@ -242,7 +242,7 @@ def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
     """What the network itself asks for, under the names that transformers gives them."""
     spec = load_spec(folder)
     weights = _Random(seed, dtype)
-    net_module(spec).build(spec, weights, WHOLE, WHOLE)
+    family_model(spec).build(weights, WHOLE, WHOLE)
     tensors = {
         name if name.startswith("lm_head.") else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.qwen_vl.config import (
-    NO_IMAGES,
-    NO_VISION,
-    ImageRules,
-    RopeConfig,
-    TextConfig,
-    VisionConfig,
+from saccade.families.config_readers import (
     experts_config,
-    image_rules,
     read_heads,
     read_rope,
     refuse_unsupported,
     text_section,
+)
+from saccade.families.qwen_vl.config import (
+    NO_IMAGES,
+    NO_VISION,
+    ImageRules,
+    VisionConfig,
+    image_rules,
     vision_config,
 )
+from saccade.nn.text_config import RopeConfig, TextConfig
 
 TEXT_ONLY = (
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),

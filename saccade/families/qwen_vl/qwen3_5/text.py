@@ -10,19 +10,19 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.families.qwen3_5.config import DeltaConfig, HybridConfig
-from saccade.families.qwen_vl.config import ExpertsConfig, TextConfig
-from saccade.families.qwen_vl.text import TextLayer, TextModel
+from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
 from saccade.kernels.fp8 import Rows
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.linear import linear
 from saccade.kernels.norm import gated_rms_norm
 from saccade.kernels.rotary import Rotation
+from saccade.nn.decoder import Decoder, DecoderLayer
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, DeltaInputs
+from saccade.nn.text_config import ExpertsConfig, TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -194,29 +194,28 @@ class SharedSparseMLP:
 
 def _hybrid_layer(
     weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
-) -> TextLayer[GatedAttention | GatedDelta]:
-    name = f"language_model.layers.{layer}"
-    mixer: GatedAttention | GatedDelta
-    if hybrid.full[layer]:
-        mixer = GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
-    else:
-        mixer = GatedDelta(weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer)
-    mlp: GatedMLP | SharedSparseMLP
-    if config.experts is None:
-        sizes = (config.hidden, config.intermediate)
-        mlp = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
-    else:
-        mlp = SharedSparseMLP(
+) -> DecoderLayer[GatedAttention | GatedDelta]:
+    def mixer(name: str) -> GatedAttention | GatedDelta:
+        if hybrid.full[layer]:
+            return GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
+        return GatedDelta(weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer)
+
+    def mlp(name: str) -> GatedMLP | SharedSparseMLP:
+        if config.experts is None:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        return SharedSparseMLP(
             weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
         )
-    return TextLayer(weights, layer, config, mixer, mlp, around_one=True)
+
+    return DecoderLayer(weights, layer, config, mixer, mlp, around_one=True)
 
 
 def hybrid_model(
     weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
-) -> TextModel[GatedAttention | GatedDelta]:
-    """Qwen3.5's."""
-    return TextModel(
+) -> Decoder[GatedAttention | GatedDelta]:
+    """The language model of Qwen3.5."""
+    return Decoder(
         weights,
         config,
         shard,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.qwen3_5.config import HybridConfig, parse_config
-from saccade.families.qwen_vl.config import text_section
+from saccade.families.config_readers import text_section
+from saccade.families.qwen_vl.qwen3_5.config import HybridConfig, parse_config
 from saccade.families.qwen_vl.spec import QwenVLSpec
 
 NO_TOKEN = -1

@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from saccade.families.qwen_vl.config import RopeConfig, TextConfig
 from saccade.kernels.fp8 import Rows
 from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
 from saccade.nn.attention import AttentionShape, CausalAttention
@@ -21,6 +20,7 @@ from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
+from saccade.nn.text_config import RopeConfig, TextConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -53,7 +53,7 @@ class Mixer(Protocol):
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention, /) -> torch.Tensor: ...
 
 
-class Inner(Protocol):
+class FeedForward(Protocol):
     """An MLP, or experts."""
 
     @property
@@ -65,10 +65,11 @@ class Inner(Protocol):
 M = TypeVar("M", bound=Mixer)
 
 
-class TextLayer(Generic[M]):
+class DecoderLayer(Generic[M]):
     """What mixes tokens, then an MLP or experts, each on normalised input and added to the stream.
 
-    around_one: norms hold what their weights are more than 1.
+    mixer, mlp: make the two, from the layer's name in the checkpoint. around_one: norms hold what
+    their weights are more than 1.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -78,24 +79,21 @@ class TextLayer(Generic[M]):
         weights: Weights,
         layer: int,
         config: TextConfig,
-        mixer: M,
-        mlp: Inner,
+        mixer: Callable[[str], M],
+        mlp: Callable[[str], FeedForward],
         *,
         around_one: bool = False,
     ) -> None:
-        norms = (
-            RMSNorm(
-                weights,
-                f"language_model.layers.{layer}.{name}",
-                config.hidden,
-                config.rms_eps,
-                around_one=around_one,
-            )
-            for name in ("input_layernorm", "post_attention_layernorm")
-        )
-        self.mixer_norm, self.mlp_norm = norms
-        self.mixer = mixer
-        self.mlp = mlp
+        def norm(part: str) -> RMSNorm:
+            sizes = (config.hidden, config.rms_eps)
+            return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=around_one)
+
+        name = f"language_model.layers.{layer}"
+        # In the order in which checkpoints of random numbers are drawn.
+        self.mixer_norm = norm("input_layernorm")
+        self.mixer = mixer(name)
+        self.mlp_norm = norm("post_attention_layernorm")
+        self.mlp = mlp(name)
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
@@ -115,8 +113,7 @@ class TextLayer(Generic[M]):
 
 def _attention_layer(
     weights: Weights, layer: int, config: TextConfig, shard: Shard
-) -> TextLayer[CausalAttention]:
-    name = f"language_model.layers.{layer}"
+) -> DecoderLayer[CausalAttention]:
     shape = AttentionShape(
         hidden=config.hidden,
         heads=config.heads,
@@ -125,23 +122,22 @@ def _attention_layer(
         qkv_bias=config.qkv_bias,
         qk_norm_eps=config.rms_eps if config.qk_norm else None,
     )
-    mixer = CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
-    mlp = _mlp(weights, f"{name}.mlp", layer, config, shard)
-    return TextLayer(weights, layer, config, mixer, mlp)
+
+    def mixer(name: str) -> CausalAttention:
+        return CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
+
+    def mlp(name: str) -> GatedMLP | SparseMLP:
+        experts = config.experts
+        if experts is None or layer not in experts.layers:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
+        return SparseMLP(weights, f"{name}.mlp", routed, shard)
+
+    return DecoderLayer(weights, layer, config, mixer, mlp)
 
 
-def _mlp(
-    weights: Weights, name: str, layer: int, config: TextConfig, shard: Shard
-) -> GatedMLP | SparseMLP:
-    experts = config.experts
-    if experts is None or layer not in experts.layers:
-        sizes = (config.hidden, config.intermediate)
-        return GatedMLP(weights, name, sizes, "silu", shard, bias=False)
-    shape = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
-    return SparseMLP(weights, name, shape, shard)
-
-
-class TextModel(Generic[M]):
+class Decoder(Generic[M]):
     """Tokens and spliced image rows to states, states to logits; implements
     `nn.protocol.LanguageModel`. Layers are made by `layer`, by their numbers.
     """
@@ -153,12 +149,12 @@ class TextModel(Generic[M]):
         weights: Weights,
         config: TextConfig,
         shard: Shard,
-        layer: Callable[[int], TextLayer[M]],
+        layer: Callable[[int], DecoderLayer[M]],
         *,
         rotary_dim: int,
         around_one: bool = False,
     ) -> None:
-        """rotary_dim: values of a head that are turned. around_one: as TextLayer's."""
+        """rotary_dim: values of a head that are turned. around_one: as DecoderLayer's."""
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
@@ -203,9 +199,11 @@ class TextModel(Generic[M]):
         return self.head(self.norm(states)).float()
 
 
-def text_model(weights: Weights, config: TextConfig, shard: Shard) -> TextModel[CausalAttention]:
+def attention_decoder(
+    weights: Weights, config: TextConfig, shard: Shard
+) -> Decoder[CausalAttention]:
     """Qwen2's or Qwen3's, by its configuration."""
-    return TextModel(
+    return Decoder(
         weights,
         config,
         shard,
