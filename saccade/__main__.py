@@ -143,7 +143,7 @@ def serve(
         A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or
         "demo": the built-in model.
     """
-    from saccade.server.run import serve as serve_model
+    from saccade.api.serve import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return serve_model(

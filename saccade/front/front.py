@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
+from saccade.core.client import ANYBODY, SHARE, Client
 from saccade.core.errors import (
     Cancelled,
     EngineUnavailable,
@@ -56,7 +57,6 @@ from saccade.core.types import (
     Tier,
     TokenLogprobs,
 )
-from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.front.standing import InFlight
 from saccade.media.turns import BOUNDLESS, Room

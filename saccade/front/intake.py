@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 from llguidance import LLTokenizer
 
+from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Caching, Request, SamplingParams, Span
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
-from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
 from saccade.media.media import ImageSource, Media, OpenedImage

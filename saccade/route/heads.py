@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 
 from starlette.types import Scope
 
-from saccade.route.upstream import Head, Headers
-from saccade.server.gate import SUFFIX_HEADER, request_id
+from saccade.edge.headers import SUFFIX_HEADER, request_id
+from saccade.edge.upstream import Head, Headers
 
 _OF_A_CONNECTION = frozenset(
     (

@@ -14,13 +14,13 @@ from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
+from saccade.edge.body import Bodies
+from saccade.edge.headers import RequestIds, Stamp
+from saccade.edge.http_server import Serving, address_of, listen
+from saccade.edge.limits import Crowd, raise_descriptors
 from saccade.route.fleet import Fleet
 from saccade.route.origins import Origins
 from saccade.route.proxy import OWN_PATHS, Proxy
-from saccade.server.body import Bodies
-from saccade.server.crowd import Crowd, raise_descriptors
-from saccade.server.gate import RequestIds, Stamp
-from saccade.server.serving import Serving, address_of, listen
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 

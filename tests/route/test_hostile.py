@@ -16,12 +16,12 @@ import pytest
 
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
+from saccade.edge.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from saccade.route import fleet, keys
 from saccade.route.events import MOST_WAITING as MOST_EVENT
 from saccade.route.events import Events
 from saccade.route.keys import MOST_PARTS, MOST_VALUES, Bearing, bearing_of_body
 from saccade.route.run import RouteServer
-from saccade.route.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from tests.abuse.values import BODIES
 
 CHAT = "/v1/chat/completions"

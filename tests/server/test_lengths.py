@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
+from saccade.api.body_schema import check_size
+from saccade.api.chat import fields as bodies
 from saccade.core.errors import InvalidRequest
 from saccade.core.messages import Submit
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS
 from saccade.front.content import ChatMessage
 from saccade.front.fields import Reader
-from saccade.server import openai as bodies
-from saccade.server.form import check_size
 from tests.server.conftest import Served
 from tests.server.echo import CONTEXT
 

@@ -19,7 +19,7 @@ import pytest
 
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
-from saccade.server.serving import listen
+from saccade.edge.http_server import listen
 from tests.abuse import raw
 from tests.server.conftest import Served, its_own, serving
 
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> N
 def test_a_client_that_stops_sending_is_told_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.server.body.BODY_PAUSE", 0.2)
+    monkeypatch.setattr("saccade.edge.body.BODY_PAUSE", 0.2)
     with start_sending(served) as connection:
         answer = HTTPResponse(connection)
         answer.begin()

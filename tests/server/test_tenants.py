@@ -18,13 +18,13 @@ import openai
 import pytest
 from PIL import Image
 
+from saccade.core.client import Client
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.core.types import Request
-from saccade.front.client import Client
-from saccade.server.tenant import Keys, client_of, read_keys
+from saccade.edge.auth import Keys, client_of, read_keys
 from tests.server.conftest import Served, serving
 from tests.server.test_lifecycle import eventually, in_flight
 
