@@ -126,7 +126,7 @@ class Saccade:
         tally = LoadTally()
         ways = Ways(projection, made=made, native=False, tally=tally)
         with CheckpointWeights(
-            folder, canonical_name, dtype, torch.device("cpu"), ways=ways, progress=False
+            folder, canonical_name, dtype, torch.device("cpu"), ways=ways
         ) as weights:
             self._model = TextModel(weights, spec.text, WHOLE)
         self._width = spec.embedding_width

@@ -65,9 +65,7 @@ def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Te
     """Which values of each tensor a rank reads."""
     spec = load_spec(folder)
     module = net_module(spec)
-    with CheckpointWeights(
-        folder, module.canonical_name, torch.float32, CPU, progress=False
-    ) as weights:
+    with CheckpointWeights(folder, module.canonical_name, torch.float32, CPU) as weights:
         counting = Counting(weights)
         module.build(spec, counting, shard, encoder_shard)
     return {name: torch.cat(places) for name, places in counting.wanted.items()}
