@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from saccade.core.options import (
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
+from saccade.tools.brought import SOURCE, check_brought, has_lab
 from saccade.tools.cli import PLAIN, bench, evaluation, probe
 
 app = App(
@@ -47,31 +49,32 @@ deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
 for tool in (bench, probe, evaluation, deploy):
     app.command(tool)
 
-LAB = Path(__file__).parent.parent
-"""Where `lab/` lies in a source checkout. An installed wheel has none."""
-if (LAB / "lab" / "cli.py").is_file():
-    if str(LAB) not in sys.path:
-        sys.path.append(str(LAB))
-    for name, what in (
-        ("media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
-        ("encoder", "How many images a second the vision tower encodes."),
-        ("kernels", "Memory speed of the rotary embedding, and what an image's positions cost."),
-        ("eviction", "Which eviction policy of embeddings saves the most encoding."),
-    ):
-        bench.command(f"lab.cli:{name}", name=name, help=what)
-    app.command(
-        "lab.cli:make_checkpoint",
-        name="make-checkpoint",
-        help="Make a model folder to measure with.",
-        default_parameter=PLAIN,
-    )
-    app.command(
-        "lab.cli:simulate",
-        name="simulate",
-        help="Estimate hits, bytes and times without a model.",
-        default_parameter=PLAIN,
-    )
 
+def absent(command: str) -> Callable[..., None]:
+    """In place of a command that is not installed: whatever it is called with, what brings it."""
+
+    def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
+        check_brought(command)
+
+    return tell
+
+
+if has_lab() and str(SOURCE) not in sys.path:
+    sys.path.append(str(SOURCE))
+for group, name, what in (
+    (bench, "media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
+    (bench, "encoder", "How many images a second the vision tower encodes."),
+    (bench, "kernels", "Memory speed of the rotary embedding, and an image's positions' cost."),
+    (bench, "eviction", "Which eviction policy of embeddings saves the most encoding."),
+    (app, "make-checkpoint", "Make a model folder to measure with."),
+    (app, "simulate", "Estimate hits, bytes and times without a model."),
+):
+    if has_lab():
+        group.command(
+            f"lab.cli:{name.replace('-', '_')}", name=name, help=what, default_parameter=PLAIN
+        )
+    else:
+        group.command(absent(f"bench {name}" if group is bench else name), name=name, help=what)
 
 ADVANCED = "--help-advanced" in sys.argv
 """Whether the help is to show every option."""
@@ -179,7 +182,7 @@ def ray(
     spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
 ) -> None:
     """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
-    serve run FILE. Ray itself is needed only there: pip install "saccade[ray]".
+    serve run FILE. Ray itself is needed only there: pip install '.[ray]'.
 
     Parameters
     ----------
