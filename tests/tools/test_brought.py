@@ -1,5 +1,4 @@
-"""Commands of an installed Saccade that lack something: each says in one sentence what brings it.
-"""
+"""Commands that lack something in an installed Saccade: each says what brings it."""
 
 from __future__ import annotations
 
