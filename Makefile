@@ -11,10 +11,10 @@ ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt scripts/install.py
+	@echo "setting up .venv with $(PYTHON): torch first, then some 100 packages (about 500 MB)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python scripts/install.py -e '.[dev]'
 	@touch $@
 
 demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)

@@ -39,7 +39,7 @@ def ours(
     folder: Path, rows: int, context: int, dtype: torch.dtype, mode: QuantizationMode = "auto"
 ) -> Step:
     spec, device = load_spec(folder), torch.device("cpu")
-    net: Any = load_net(spec, folder, dtype=dtype, device=device, quantization=mode, progress=False)
+    net: Any = load_net(spec, folder, dtype=dtype, device=device, quantization=mode)
     pages = 2 + rows * -(-(context + 1) // PAGE)
     caches = keys_and_values(allocate_caches(spec.kv_spec(), pages, PAGE, dtype, device))
     for keys, values in caches.values():

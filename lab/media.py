@@ -380,8 +380,7 @@ def load_processor(folder: Path) -> Callable[..., Any]:
         )
     except ImportError:
         raise ConfigError(
-            "the usual way needs transformers 5 with its Pillow processors: pip install "
-            "'saccade[train]'"
+            "the usual way needs transformers 5 with its Pillow processors: pip install '.[train]'"
         ) from None
     try:
         processor: Callable[..., Any] = module.Qwen2VLImageProcessorPil.from_pretrained(folder)

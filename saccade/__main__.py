@@ -1,297 +1,40 @@
-"""The command line: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`; the tools'
-`bench`, `probe`, `eval`; the lab's `make-checkpoint`, `simulate`.
-
-Options come from the dataclasses of `core/options.py`, of the tools and of the lab.
+"""`saccade`, from its first moment: Ctrl-C while the commands are being loaded ends it with a
+sentence. The commands themselves are in `commands.py`.
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import signal
 import sys
-from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
-from cyclopts.help import DefaultFormatter, HelpPanel
-from cyclopts.types import ExistingFile
-from rich.console import Console, ConsoleOptions
-from rich.markup import escape
-
-from saccade import __version__
-from saccade.core.errors import ConfigError, SaccadeError
-from saccade.core.options import (
-    ConnectionOptions,
-    EngineOptions,
-    MediaOptions,
-    ModelOptions,
-    ObservabilityOptions,
-    ParallelOptions,
-    PinOptions,
-    ResponseOptions,
-    RoleOptions,
-    ServerOptions,
-)
-from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
-from saccade.tools.cli import PLAIN, bench, evaluation, probe
-
-app = App(
-    name="saccade",
-    help="Serve vision-language models through an OpenAI-compatible API. A picture costs its work "
-    "once; after that it costs a hash.",
-    version=__version__,
-    default_parameter=Parameter(negative=""),
-    help_flags=("--help", "--help-advanced", "-h"),
-)
-deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
-for tool in (bench, probe, evaluation, deploy):
-    app.command(tool)
-
-LAB = Path(__file__).parent.parent
-"""Where `lab/` lies in a source checkout. An installed wheel has none."""
-if (LAB / "lab" / "cli.py").is_file():
-    if str(LAB) not in sys.path:
-        sys.path.append(str(LAB))
-    for name, what in (
-        ("media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
-        ("encoder", "How many images a second the vision tower encodes."),
-        ("kernels", "Memory speed of the rotary embedding, and what an image's positions cost."),
-        ("eviction", "Which eviction policy of embeddings saves the most encoding."),
-    ):
-        bench.command(f"lab.cli:{name}", name=name, help=what)
-    app.command(
-        "lab.cli:make_checkpoint",
-        name="make-checkpoint",
-        help="Make a model folder to measure with.",
-        default_parameter=PLAIN,
-    )
-    app.command(
-        "lab.cli:simulate",
-        name="simulate",
-        help="Estimate hits, bytes and times without a model.",
-        default_parameter=PLAIN,
-    )
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit status of what Ctrl-C ended, as shells have it."""
 
 
-ADVANCED = "--help-advanced" in sys.argv
-"""Whether the help is to show every option."""
-
-MAIN_OPTIONS = frozenset(
-    (
-        "--api-key",
-        "--chat-template",
-        "--context-length",
-        "--device",
-        "--dtype",
-        "--embedding-cache-device-mb",
-        "--embedding-cache-dir",
-        "--host",
-        "--max-running-requests",
-        "--mem-fraction-static",
-        "--port",
-        "--quantization",
-        "--served-model-name",
-        "--tp-size",
-    )
-)
-"""What people set. `saccade serve --help` shows these, `--help-advanced` every option."""
-
-
-class MainOptions(DefaultFormatter):
-    """Shows the options of `MAIN_OPTIONS` only, in the panels that have any."""
-
-    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        shown = [
-            entry for entry in panel.entries if not entry.names or MAIN_OPTIONS & {*entry.names}
-        ]
-        if shown:
-            super().__call__(console, options, panel.copy(entries=shown))
-
-
-def flat(group: str, *, lists: bool = False) -> Parameter:
-    """The fields of a dataclass as options of their own, under a heading in the help.
-
-    `lists`: an option may have several values in a row. Only where these are numbers, or a model
-    named after them would be one more.
-    """
-    return Parameter(name="*", group=group, consume_multiple=lists)
-
-
-@app.command(
-    help_formatter=DefaultFormatter() if ADVANCED else MainOptions(),
-    help_epilogue=None if ADVANCED else "All options: saccade serve --help-advanced",
-)
-def serve(
-    model: str = "demo",
-    /,
-    *,
-    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
-    engine: Annotated[EngineOptions, flat("Engine", lists=True)] = EngineOptions(),  # noqa: B008
-    pins: Annotated[PinOptions, flat("Engine")] = PinOptions(),  # noqa: B008
-    parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
-    media: Annotated[MediaOptions, flat("Pictures")] = MediaOptions(),  # noqa: B008
-    server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
-    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
-    kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
-    watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
-    role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Serve a model at http://HOST:PORT/v1.
-
-    Parameters
-    ----------
-    model:
-        A folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-VL-2B-Instruct, or
-        "demo": the built-in model.
-    """
-    from saccade.api.serve import serve as serve_model
-
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return serve_model(
-        model, model_options, engine, parallel, media, server, edge, kept, pins, watch, role
-    )
-
-
-@app.command(default_parameter=PLAIN)
-def route(
-    *,
-    options: Annotated[RouteOptions, flat("Router", lists=True)],
-    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
-) -> int:
-    """Send requests to the server of several that has seen their images: a light proxy.
-
-    An image, a chat and a response that goes on stay with one server; a server that dies loses what
-    it was answering, and its chats go on elsewhere.
-    """
-    from saccade.route.run import route as route_requests
-
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return route_requests(options, edge)
-
-
-@deploy.command
-def ray(
-    model: str = "demo",
-    /,
-    *serve_options: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[DeployOptions, flat("Deployment")] = DeployOptions(),  # noqa: B008
-    spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
-) -> None:
-    """Write the file by which Ray Serve runs several servers: saccade deploy ray MODEL > FILE;
-    serve run FILE. Ray itself is needed only there: pip install "saccade[ray]".
-
-    Parameters
-    ----------
-    model:
-        As for saccade serve: a folder, a hub id, or "demo". Each server's machine must have it.
-    serve_options:
-        After --: options of saccade serve, the same for each server.
-    """
-    from saccade.route.deploy import as_yaml, check_serve_options, ray_config
-
-    check_serve_options(serve_options)
-    app.parse_args(["serve", model, *serve_options])
-    told = as_yaml(ray_config(model, serve_options, options, spread))
-    if options.output is None:
-        print(told, end="")
-    else:
-        Path(options.output).write_text(told)
-
-
-@app.command
-def chat(
-    question: str | None = None,
-    /,
-    *,
-    image: tuple[ExistingFile, ...] = (),
-    model: str = "demo",
-    base_url: str | None = None,
-    api_key: str | None = None,
-    max_tokens: int = 256,
-    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
-) -> None:
-    """Ask one question about pictures, of a local engine or of a server; or many, of a server.
-
-    Parameters
-    ----------
-    question:
-        What to ask. Without it, a session begins, which needs --base-url: it keeps the history,
-        takes images by /image PATH or URL, and says after each answer what was cached.
-    image:
-        A picture file; repeat the option for several pictures.
-    model:
-        The model to load, or, with --base-url, the name the server knows it by.
-    base_url:
-        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1)
-        instead of loading a model.
-    api_key:
-        The server's key.
-    max_tokens:
-        Longest answer, in tokens.
-    """
-    if base_url is not None:
-        from saccade.tools.chat import ask_server, converse, typed
-
-        name = None if model == "demo" else model
-        if question is None:
-            converse(base_url, api_key, name, image, max_tokens, typed())
-        else:
-            ask_server(base_url, api_key, name, question, image, max_tokens)
-        return
-    if question is None:
-        raise ConfigError("a session needs a server: give --base-url, or a question")
-    from saccade.core.types import SamplingParams
-    from saccade.llm import LLM, check_image
-
-    sampling = SamplingParams(max_tokens=max_tokens)
-    for path in image:  # what cannot work is said before the model is loaded, which takes seconds
-        check_image(path)
-    with LLM(
-        model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}
-    ) as llm:
-        answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
-    Console().print(answer.text, markup=False)
-
-
-@app.command
-def demo(*, port: int = 8000, exit: bool = False) -> int:
-    """Serve the demo model, ask it about pictures drawn on the spot, show the answers and what was
-    cached.
-
-    Parameters
-    ----------
-    port:
-        Port to serve on; another is taken when it is in use.
-    exit:
-        End after the questions, with status 0 only if every answer was right, instead of serving
-        on.
-    """
-    from saccade.demo.run import run
-
-    return run(port=port, exit_after=exit)
-
-
-@app.command
-def version() -> None:
-    """Print Saccade's version, and those of what it runs on."""
-    import platform
-    from importlib.metadata import version as version_of
-
-    names = ("torch", "tokenizers", "safetensors")
-    print(
-        f"saccade {__version__}, Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version_of(name)}" for name in names)
-    )
+def leave(*_: object) -> None:
+    """End at once, whatever is being imported; the kernel ends children with their parent."""
+    os.write(2, b"\nstopped before it had started\n")
+    os._exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command line; a start-up error is one line, not a traceback."""
+    """Run the command line. A command that starts a server leaves the handler in place until the
+    server has one of its own; any other is interrupted as usual.
+    """
+    signal.signal(signal.SIGINT, leave)
+    from saccade.commands import run
+
     try:
-        sys.exit(app() or 0)
-    except SaccadeError as error:
-        Console(stderr=True).print(
-            f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(1)
+        status = run()
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        status = INTERRUPTED
+    if status == INTERRUPTED:  # the interpreter would take most of a second to put itself away
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

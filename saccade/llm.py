@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
+from rich.console import Console
 from rich.progress import Progress
 
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
@@ -33,6 +34,7 @@ from saccade.front.assemble import build_front
 from saccade.front.content import Chat, Message, message_from_object
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
+from saccade.front.loading import LoadingView
 from saccade.text.answer import AnswerEvent, Call, gather
 from saccade.text.grammar import Wish, read_wish
 from saccade.text.offer import Offer, read_tools
@@ -291,7 +293,8 @@ async def _start(
 ) -> Front:
     front = build_front(model, options, engine, parallel, media, pins=pins)
     try:
-        await front.start()
+        with LoadingView(Console(stderr=True), lines=False) as view:
+            await front.start(view.show)
     except BaseException:
         await front.stop()
         raise

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
 ROOMS_BESIDE = ("lab", "train")
 RAY = PACKAGE / "route" / "ray.py"
-"""Imports what only the extra `saccade[ray]` brings."""
+"""Imports what only the extra `ray` brings."""
 FILES = sorted(path for room in ("saccade", *ROOMS_BESIDE) for path in (ROOT / room).rglob("*.py"))
 
 

@@ -130,7 +130,6 @@ class Saccade:
             dtype,
             torch.device("cpu"),
             ways=ways,
-            progress=False,
         ) as weights:
             self._model = attention_decoder(weights, spec.text, WHOLE)
         self._width = spec.embedding_width

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import uvloop
+from rich.console import Console
 
 from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB, Role
 from saccade.core.garbage import settle
-from saccade.core.messages import Ready
+from saccade.core.messages import Loading, Ready
 from saccade.core.options import (
     ConnectionOptions,
     EngineOptions,
@@ -41,6 +42,7 @@ from saccade.engine.words import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
 from saccade.front.intake import Intake
+from saccade.front.loading import LoadingView
 
 log = logging.getLogger("saccade")
 
@@ -48,6 +50,9 @@ FAILED_SECONDS = 5.0
 """After the engine's death, clients and health checks get so long to see why, before the server
 goes too.
 """
+
+STOPPED_EARLY = 128 + signal.SIGINT
+"""The exit status where Ctrl-C has ended start-up, as shells have it."""
 
 EDGE = ConnectionOptions()
 
@@ -82,14 +87,19 @@ class Server(Serving):
         self._options = options
         self._failed_at: float | None = None
 
-    async def run_until_told(self, on_ready: Callable[[str, Ready], None]) -> None:
+    async def run_until_told(
+        self,
+        on_ready: Callable[[str, Ready], None],
+        told: Callable[[Loading], None] = lambda _: None,
+    ) -> bool:
         """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
+        Whether it started: False where a signal came before.
 
-        `on_ready` gets the address and what the engine decided. Raises StartupError when the
-        address cannot be had or the engine does not start.
+        `on_ready` gets the address and what the engine decided, `told` how far loading is. Raises
+        StartupError when the address cannot be had or the engine does not start.
         """
         bound = listen(self._options.host, self._options.port)
-        starting = asyncio.create_task(self._start(bound, on_ready))
+        starting = asyncio.create_task(self._start(bound, on_ready, told))
         try:
             await self.serve([bound])
         finally:
@@ -101,11 +111,22 @@ class Server(Serving):
                 await asyncio.to_thread(self._telemetry.close)
         if isinstance(outcome, Exception):
             raise outcome
+        return outcome is None
 
-    async def _start(self, bound: socket.socket, on_ready: Callable[[str, Ready], None]) -> None:
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C told it to stop."""
+        return signal.SIGINT in self._captured_signals
+
+    async def _start(
+        self,
+        bound: socket.socket,
+        on_ready: Callable[[str, Ready], None],
+        told: Callable[[Loading], None],
+    ) -> None:
         address, host = address_of(bound), bound.getsockname()[0]
         try:
-            ready = await self._front.start()
+            ready = await self._front.start(told)
             if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
                     "--host %s without --api-key: whoever can reach this port may use the server",
@@ -150,7 +171,6 @@ def serve(
 
     Returns the exit status. Raises StartupError.
     """
-
     raise_descriptors()
     if watch.traces_url is not None:
         check_installed()
@@ -165,12 +185,23 @@ def serve(
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
         print(f"serving at {address}/v1", flush=True)
+        if role.role != "encode" and not server.disable_page:
+            print(f"to try it in a browser: {address}/", flush=True)
 
     async def run() -> int:
         most = server.max_queued_requests
         front = build_front(model, options, engine, parallel, media, most, pins, role)
-        told = partial(announce, intake=front.intake)
-        await Server(front, names, server, edge, kept, watch, role.role).run_until_told(told)
+        serving = Server(front, names, server, edge, kept, watch, role.role)
+        with LoadingView(Console()) as view:
+
+            def on_ready(address: str, ready: Ready) -> None:
+                view.close()
+                announce(address, ready, front.intake)
+
+            started = await serving.run_until_told(on_ready, view.show)
+        if not started and front.state != "failed":
+            print("stopped before the model was loaded", flush=True)
+            return STOPPED_EARLY if serving.interrupted else 0
         return int(front.state == "failed")
 
     return uvloop.run(run())

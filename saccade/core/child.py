@@ -1,6 +1,6 @@
 """Child processes: the one way to start one, talk to it, learn of its death and end it.
 
-A child is `python -m MODULE` in a session of its own. It inherits one end of a socket pair, a pipe
+A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe
 for its last words, and the descriptors that its boot message names, so nothing has a name in any
 folder. Messages are frames: length, kind, msgpack fields. The kind is the place of the message's
 type in a list that both ends share. The kernel kills a child whose parent is gone, and a pidfd
@@ -31,6 +31,9 @@ HEARTBEAT_SECONDS = 0.5
 """An end that has nothing else to say gives a sign of life this often."""
 LAST_WORDS_BYTES = 4096
 """A pipe takes so much in one piece, and without waiting for a reader."""
+
+STARTER = "saccade.core.starter"
+"""Ties the child to its parent, then becomes the module."""
 
 _HEADER = struct.Struct("<IB")
 _PR_SET_PDEATHSIG = 1
@@ -253,7 +256,7 @@ class Child:
         try:
             # A session of its own: Ctrl-C in a terminal is for the front.
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                [sys.executable, "-m", STARTER, module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), words_fd, *inherit),
                 start_new_session=True,
@@ -365,18 +368,22 @@ class ParentLink:
             os.write(self._words, why.encode()[:LAST_WORDS_BYTES])
 
 
-def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
-    """The first call of a child's main: tie this process to its parent, and read the boot message.
+def tie(parent: int) -> None:
+    """End this process when `parent`, which started it, ends.
 
     Ctrl-C, and an order to stop that goes to all processes, are left to the front, which ends its
     children in order.
     """
-    connection, words, parent = map(int, sys.argv[1:4])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
+    """The first call of a child's main: read the boot message."""
+    connection, words = map(int, sys.argv[1:3])
     # Not for the children of this process.
     os.set_inheritable(connection, False)
     os.set_inheritable(words, False)

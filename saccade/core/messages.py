@@ -167,6 +167,17 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """How far start-up is, from rank 0 by way of the engine: `stage`, in words for people, and the
+    bytes of it that are done. `total` 0: nobody counts.
+    """
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """A sign of life, sent at least every `child.HEARTBEAT_SECONDS`.
 
@@ -275,9 +286,9 @@ ToEngine = (
     | Scrape
     | Stop
 )
-ToFront = Ready | Failed | Output | Figures | Alive
+ToFront = Ready | Failed | Output | Figures | Alive | Loading
 ToWorker = Load | Begin | Plan | Masks | Finish
-FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed
+FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed | Loading
 
 FRONT_END: Codec[ToEngine, ToFront] = Codec(ToEngine, ToFront)
 ENGINE_END: Codec[ToFront, ToEngine] = Codec(ToFront, ToEngine)

@@ -44,7 +44,7 @@ class ModelOptions:
     device can (those of 4 bits on cpu: unless that is float32); others in the number format of
     --dtype. int8, int4 (on cpu): made so at load, and
     rows as they come in 8 bits. int8: half the memory of 16 bits and about 0.6 of the time of a
-    decode step, for a little accuracy. int4 (needs saccade[cpu]): 0.3 and 0.4, for more of it; the
+    decode step, for a little accuracy. int4 (needs the extra cpu): 0.3 and 0.4, for more of it; the
     head stays in 8 bits. none: in the number format of --dtype, whatever the checkpoint has.
     """
     kv_cache_dtype: KVDtype = "auto"

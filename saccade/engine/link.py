@@ -7,6 +7,7 @@ once, and its silence within seconds. Knows nothing of what is said but signs of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from saccade.core.arena import Arena
@@ -18,6 +19,7 @@ from saccade.core.messages import (
     Alive,
     EngineBoot,
     Failed,
+    Loading,
     Ready,
     Stop,
     ToEngine,
@@ -63,8 +65,8 @@ class EngineProcess:
         self._overdue = ""
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self) -> Ready:
-        """Start the process and wait until the model is loaded.
+    async def start(self, told: Callable[[Loading], None]) -> Ready:
+        """Start the process and wait until the model is loaded; `told` hears how far that is.
 
         Raises StartupError with the engine's reason.
         """
@@ -74,7 +76,8 @@ class EngineProcess:
         self._channel = await AsyncChannel.open(self._child.socket, FRONT_END)
         self._channel.send(self._vocabulary)
         try:
-            message = await self.receive()
+            while isinstance(message := await self.receive(), Loading):
+                told(message)
         except EngineUnavailable as error:
             raise StartupError(error.message) from None
         if isinstance(message, Failed):
@@ -134,7 +137,9 @@ class EngineProcess:
         if self._ticking is not None:
             self._ticking.cancel()
         self._channel.send(Stop(grace))
-        await self._child.end(0.0 if self.stall else grace + END_SECONDS)
+        # One that is still loading hears nothing, and has nothing to put in order.
+        hears = self._ticking is not None and not self.stall
+        await self._child.end(grace + END_SECONDS if hears else 0.0)
         self._channel.close()
 
     @property

@@ -31,6 +31,7 @@ from saccade.core.messages import (
     EngineBoot,
     Failed,
     Load,
+    Loading,
     Ready,
     ToEngine,
     ToFront,
@@ -71,7 +72,7 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
-    workers = Workers(boot.parallel.ranks, arrived, metrics)
+    workers = Workers(boot.parallel.ranks, arrived, metrics, front.send)
     try:
         await serve(boot, front, workers, arrived, metrics)
     except StartupError as error:
@@ -105,6 +106,7 @@ async def serve(
     words = await front.receive()
     assert isinstance(words, TokenizerText)
     guides = Guides(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
+    front.send(Loading("starting PyTorch"))
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
     load = plan_load(boot, spec, devices)
     size = load.parallel.size

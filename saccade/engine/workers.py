@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from saccade.core.messages import (
     FromWorker,
     Load,
     Loaded,
+    Loading,
     ToWorker,
     WorkerBoot,
 )
@@ -131,8 +133,16 @@ class Workers:
     `arrived` is set whenever there is something to take, or trouble to see.
     """
 
-    def __init__(self, size: int, arrived: asyncio.Event, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        size: int,
+        arrived: asyncio.Event,
+        metrics: Metrics,
+        told: Callable[[Loading], None] = lambda _: None,
+    ) -> None:
+        """`told` hears how far loading is."""
         self.size = size
+        self._told = told
         self._arrived = arrived
         self._metrics = metrics
         self._ranks: list[_Rank] = []
@@ -263,6 +273,9 @@ class Workers:
             self._arrived.clear()
             for rank in self._ranks:
                 for answer in rank.read(self._metrics):
+                    if isinstance(answer, Loading):
+                        self._told(answer)
+                        continue
                     assert isinstance(answer, kind)
                     answers[rank.number] = answer
             if self.in_trouble:

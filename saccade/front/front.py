@@ -12,7 +12,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -35,6 +35,7 @@ from saccade.core.messages import (
     Failed,
     Figures,
     Flush,
+    Loading,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -84,8 +85,8 @@ class EngineClient(Protocol):
         """Why the engine makes no progress though it lives; empty while it does."""
         ...
 
-    async def start(self) -> Ready:
-        """Raises StartupError."""
+    async def start(self, told: Callable[[Loading], None]) -> Ready:
+        """`told` hears how far loading is. Raises StartupError."""
         ...
 
     def send(self, message: ToEngine) -> None:
@@ -251,14 +252,15 @@ class Front:
 
     # ---- life
 
-    async def start(self) -> Ready:
-        """Start the image workers and the engine; returns when it can answer.
+    async def start(self, told: Callable[[Loading], None] = lambda _: None) -> Ready:
+        """Start the image workers and the engine; returns when it can answer. `told` hears how far
+        loading is.
 
         Raises StartupError.
         """
         self.intake.media.start()
         try:
-            self._ready = await self._engine.start()
+            self._ready = await self._engine.start(told)
         except StartupError as error:
             self._fail(str(error))
             raise

@@ -8,7 +8,7 @@ replicas, and picks one of them by `DigestAffinityRouter`, which ranks by `rank.
 place of that replica while the request lasts; the request itself goes from the ingress to the
 server by HTTP, so that streams, aborts, files, errors and retries are those of `saccade route`.
 
-The only module that imports Ray (the extra `saccade[ray]`); nothing imports this one but Ray.
+The only module that imports Ray (the extra `ray`); nothing imports this one but Ray.
 """
 
 from __future__ import annotations

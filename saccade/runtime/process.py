@@ -42,6 +42,7 @@ from saccade.core.messages import (
     FromWorker,
     Load,
     Loaded,
+    Loading,
     ToWorker,
     WorkerBoot,
 )
@@ -50,6 +51,7 @@ from saccade.core.plan import Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.runtime.gauge import Told, untold
 from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.quantized import LoadTally
@@ -100,11 +102,12 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     tally = LoadTally()
     make: Callable[..., Worker | TowerWorker]
     scales: tuple[tuple[float, float], ...] = ()
+    told = partial(_tell, engine) if boot.rank == 0 else untold
     if load.role == "encode":
-        tower, shard = load_tower_slice(load, boot.rank, boot.group_fd)
+        tower, shard = load_tower_slice(load, boot.rank, boot.group_fd, told)
         make = partial(TowerWorker, tower)
     else:
-        net, shard = load_slice(load, boot.rank, boot.group_fd, tally)
+        net, shard = load_slice(load, boot.rank, boot.group_fd, tally, told)
         make = partial(Worker, net)
         if load.kv_dtype != "auto" and load.format != "dummy":
             scales = read_kv_scales(Path(load.folder), net.spec.kv_spec().kv_layers)
@@ -114,6 +117,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     put_first(torch.device(begin.config.device))
     arena = Arena.attach(boot.arena_fd, boot.arena_bytes)
     metrics = Metrics()
+    if boot.rank == 0:
+        engine.send(Loading("caches and kernels"))
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     settle()
     engine.send(Begun(worker.images.saved, worker.images.store, worker.images.tower))
@@ -179,9 +184,15 @@ def _beat(engine: Engine) -> None:
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[FamilyNet, Shard]:
+def _tell(engine: Engine, done: int, total: int) -> None:
+    engine.send(Loading("weights", done, total))
+
+
+def load_slice(
+    load: Load, rank: int, group_fd: int, tally: LoadTally, told: Told
+) -> tuple[FamilyNet, Shard]:
     """This rank's slice of the model, and its link to the other ranks; `tally` is told what is in
-    8 bits. Raises StartupError.
+    8 bits, `told` how many bytes are read. Raises StartupError.
     """
     shard = join_ranks(load, rank, group_fd)
     folder = Path(load.folder)
@@ -195,12 +206,12 @@ def load_slice(load: Load, rank: int, group_fd: int, tally: LoadTally) -> tuple[
         load_format=load.format,
         quantization=load.quantization,
         tally=tally,
-        progress=rank == 0,
+        told=told,
     )
     return net, shard
 
 
-def load_tower_slice(load: Load, rank: int, group_fd: int) -> tuple[TowerNet, Shard]:
+def load_tower_slice(load: Load, rank: int, group_fd: int, told: Told) -> tuple[TowerNet, Shard]:
     """The same of the vision tower alone."""
     shard = join_ranks(load, rank, group_fd)
     folder = Path(load.folder)
@@ -212,7 +223,7 @@ def load_tower_slice(load: Load, rank: int, group_fd: int) -> tuple[TowerNet, Sh
         shard=shard,
         encoder=load.parallel.encoder,
         load_format=load.format,
-        progress=rank == 0,
+        told=told,
     )
     return net, shard
 

@@ -194,7 +194,7 @@ def check_made(made: Made, device: torch.device) -> None:
     if made == "int4" and not runs_vnni():
         raise ConfigError(
             "--quantization int4: it needs a processor with avx512_vnni, and llvmlite: pip install "
-            "'saccade[cpu]', or use --quantization int8"
+            "'.[cpu]', or use --quantization int8"
         )
 
 

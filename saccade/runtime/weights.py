@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 import torch
 from safetensors import SafetensorError
-from tqdm import tqdm
 
 from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.errors import CheckpointError
@@ -34,6 +32,7 @@ from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.dummy import DummyWeights, in_memory
+from saccade.runtime.gauge import Gauge, Told, untold
 from saccade.runtime.packed import join_int4, restore_packed
 from saccade.runtime.packed_weights import PackedWeights
 from saccade.runtime.quantized import (
@@ -70,13 +69,14 @@ def load_net(
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
     tally: LoadTally | None = None,
-    progress: bool = True,
+    told: Told = untold,
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`; with "dummy", with random weights
     and without reading any.
 
     `shard` is the slice of this rank; `encoder` says whether it goes for the vision tower too, or
-    each rank holds all of that. `tally` is told what is in 8 bits.
+    each rank holds all of that. `tally` is told what is in 8 bits; `told` hears how many bytes are
+    read, of how many.
 
     Raises ConfigError for a `quantization` that cannot run here, and CheckpointError naming file
     and tensor for one that is missing, misshapen or damaged, in a number format that cannot be read
@@ -109,7 +109,7 @@ def load_net(
         device,
         quantization=read_quantization(read_json(folder / "config.json")),
         ways=ways,
-        progress=progress,
+        told=told,
     ) as weights:
         weights.check_formats(lambda name: model.harmless(name))
         net = model.build(weights, shard, encoder_shard)
@@ -126,7 +126,7 @@ def load_tower(
     shard: Shard = WHOLE,
     encoder: EncoderMode = "weights",
     load_format: LoadFormat = "auto",
-    progress: bool = True,
+    told: Told = untold,
 ) -> TowerNet:
     """The vision tower alone, as in `load_net`; nothing of the language model is read. Raises
     CheckpointError.
@@ -138,7 +138,7 @@ def load_tower(
         net = model.build_tower(DummyWeights(dtype, device), encoder_shard)
         return net
     name = model.canonical_name
-    with CheckpointWeights(folder, name, dtype, device, progress=progress) as weights:
+    with CheckpointWeights(folder, name, dtype, device, told=told) as weights:
         net = model.build_tower(weights, encoder_shard)
     return net
 
@@ -156,7 +156,7 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
 
 class CheckpointWeights:
     """The tensors of the *.safetensors files of a folder, under the family's canonical names. A
-    context manager: it owns a progress bar.
+    context manager: at its end all is told to be read.
 
     A file is mapped for one tensor at a time: what is mapped counts as this process's memory.
     """
@@ -170,7 +170,7 @@ class CheckpointWeights:
         *,
         quantization: Quantization | None = None,
         ways: Ways = NO_WAYS,
-        progress: bool,
+        told: Told = untold,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -186,19 +186,13 @@ class CheckpointWeights:
         self._packed = PackedWeights(folder, self._places, quantization, self._read)
         self._wanted: set[str] = set()
         total = sum(path.stat().st_size for path in files)
-        self._bar = tqdm(
-            total=total,
-            desc="weights",
-            unit="B",
-            unit_scale=True,
-            disable=not (progress and sys.stderr.isatty()),
-        )
+        self._gauge = Gauge(told, total)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.close()
+        self._gauge.close()
 
     def load(self, *parts: Part) -> torch.Tensor:
         rows = [part.wanted[0] for part in parts]
@@ -220,7 +214,7 @@ class CheckpointWeights:
                 restore(piece, self._scales(part, scheme), target)
                 self._ways.tally.count_restored(piece.nbytes, target)
             self._check_finite(part, target)
-            self._bar.update(piece.nbytes)
+            self._gauge.update(piece.nbytes)
         return whole
 
     def load_matrix(self, *parts: Part) -> Matrix:
@@ -241,14 +235,14 @@ class CheckpointWeights:
         matrix = pack_int8(Int8Matrix(torch.cat(pieces), torch.cat(scales).flatten()))
         shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
         self._ways.tally.count_int8(matrix, shape, self.dtype.itemsize, made=0)
-        self._bar.update(sum(piece.nbytes for piece in pieces))
+        self._gauge.update(sum(piece.nbytes for piece in pieces))
         return matrix
 
     def _restore_packed(self, part: Part, target: torch.Tensor) -> None:
         numbers = self._packed.read(part, self.device)
         restore_packed(numbers, target)
         self._ways.tally.count_restored(numbers.stored, target)
-        self._bar.update(numbers.stored)
+        self._gauge.update(numbers.stored)
 
     def _load_int4(self, parts: Sequence[Part]) -> Int4Matrix | None:
         """These parts as one matrix of 4 bits; None where they are to be another, or cannot be."""
@@ -262,7 +256,7 @@ class CheckpointWeights:
             return None
         shape = (sum(part.wanted[0] for part in parts), parts[0].wanted[1])
         self._ways.tally.count_int4(matrix, shape, self.dtype.itemsize, made=0)
-        self._bar.update(matrix.words.nbytes)
+        self._gauge.update(matrix.words.nbytes)
         return matrix
 
     def _fp8_group(
@@ -283,7 +277,7 @@ class CheckpointWeights:
     def _load_fp8(self, parts: Sequence[Part], schemes: Sequence[Scheme], group: int) -> Fp8Matrix:
         matrix = prepare(join_fp8(*self._read_fp8(parts, schemes), group), self.dtype)
         self._ways.tally.count_fp8(matrix, self.dtype.itemsize)
-        self._bar.update(matrix.values.nbytes)
+        self._gauge.update(matrix.values.nbytes)
         return matrix
 
     def _read_fp8(
@@ -305,7 +299,7 @@ class CheckpointWeights:
         pieces, scales = self._read_fp8(parts, [scheme for scheme in schemes if scheme])
         experts = join_experts(pieces, scales, group, turned=turned)
         self._ways.tally.count_fp8(experts, self.dtype.itemsize)
-        self._bar.update(experts.values.nbytes)
+        self._gauge.update(experts.values.nbytes)
         return experts
 
     def has(self, name: str) -> bool:

@@ -7,6 +7,7 @@ a server of ours says where each image was found, others how many tokens were ca
 from __future__ import annotations
 
 import base64
+import io
 import json
 import mimetypes
 import sys
@@ -15,11 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image, UnidentifiedImageError
 
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.tools.server import cause, first_model, refusal, root, said, unreachable
 
 TIMEOUT = 600.0
+REFUSED = frozenset((400, 413, 415, 422))
+"""What a server answers to a question that it will never take."""
+FOUND = {
+    "none": "new",
+    "kv": "seen: whole prompt",
+    "embedding": "seen: embedding",
+    "pixels": "seen: pixels",
+    "encoder": "seen: by an encoder",
+}
+"""Where an image was found, for people."""
 HELP = (
     "/image PATH or URL goes with the next question, /clear forgets the conversation, /save PATH "
     "writes it as JSON, /quit ends; anything else is a question"
@@ -38,7 +50,7 @@ def ask_server(
 
     Raises a SaccadeError when a picture cannot be read, or the server is not there or refuses.
     """
-    parts = [image_part(str(path)) for path in images]
+    parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
         session.parts = parts
         session.ask(question)
@@ -53,11 +65,11 @@ def converse(
     lines: Iterable[str],
 ) -> None:
     """A session: each line is a question or a command (`HELP`). What goes wrong with one is said,
-    and the session goes on as if it had not been asked.
+    and the session goes on as if it had not been asked; Ctrl-C ends an answer, not the session.
 
     Raises a SaccadeError when a picture of `images` cannot be read, or the server is not there.
     """
-    parts = [image_part(str(path)) for path in images]
+    parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
         session.parts = parts
         for line in lines:
@@ -66,22 +78,32 @@ def converse(
                     return
             except SaccadeError as error:
                 print(f"error: {error}", flush=True)
+            except KeyboardInterrupt:
+                print("\nstopped: the answer is not kept", flush=True)
 
 
 def typed() -> Iterator[str]:
-    """What the user types, until the end; with a prompt where that is a person."""
+    """What the user types, until the end; with a prompt where that is a person. Ctrl-C forgets a
+    line that has something in it; on an empty one it is the end.
+    """
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    import readline  # noqa: F401 - from here on, `input` has a line to edit and a history
+    import readline  # from here on, `input` has a line to edit and a history
 
     print(HELP)
     while True:
         try:
-            yield input("> ")
-        except (EOFError, KeyboardInterrupt):
+            line = input("> ")
+        except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            print()
+            if not readline.get_line_buffer():
+                return
+            continue
+        yield line
 
 
 class _Session:
@@ -117,8 +139,11 @@ class _Session:
             case "/quit" | "/exit":
                 return False
             case "/image" if rest:
-                self.parts.append(image_part(rest.strip()))
+                part, told = read_image(rest.strip(), "/image")
+                self.parts.append(part)
+                print(f"{told} goes with the next question", flush=True)
             case "/clear":
+                print(f"forgotten: {_count(self._messages, self.parts)}", flush=True)
                 self.parts, self._messages = [], []
             case "/save" if rest:
                 self._save(Path(rest.strip()).expanduser())
@@ -150,7 +175,8 @@ class _Session:
             with self._client.stream("POST", url, json=body) as response:
                 if response.is_error:
                     text = response.read().decode(errors="replace")
-                    raise SaccadeError(refusal(response.status_code, text))
+                    why = refusal(response.status_code, text)
+                    raise SaccadeError(why + self._forget_images(response.status_code))
                 answer, told = print_stream(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise unreachable(self._address, error) from None
@@ -159,6 +185,15 @@ class _Session:
         self._messages = [*messages, {"role": "assistant", "content": answer}]
         self.parts = []
         return told
+
+    def _forget_images(self, status: int) -> str:
+        """What becomes of the images of a question that was refused: those that the server may have
+        refused it for do not go with the next one.
+        """
+        if not self.parts or status not in REFUSED:
+            return ""
+        number, self.parts = len(self.parts), []
+        return f" ({'its image does' if number == 1 else 'its images do'} not go with the next one)"
 
     def _is_ours(self) -> bool:
         """Whether the server knows the field that asks for the trace; others may refuse it."""
@@ -175,6 +210,7 @@ class _Session:
             path.write_text(json.dumps({"messages": self._messages}, indent=1, ensure_ascii=False))
         except OSError as error:
             raise SaccadeError(f"/save {path}: {error.strerror}") from None
+        print(f"{_count(self._messages)} in {path}", flush=True)
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
@@ -208,23 +244,49 @@ def _fate(event: dict[str, Any]) -> Iterator[str]:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         yield f"  {cached} of {total} prompt tokens cached"
     for number, image in enumerate((event.get("saccade") or {}).get("images", ()), 1):
-        place = f"{image['found']}: {image['tier']}" if image.get("tier") else image["found"]
+        place = FOUND.get(image["found"], image["found"])
+        place += f" ({image['tier']})" if image.get("tier") else ""
         missed = "".join(f"; not in {level}: {why}" for level, why in image["missed"].items())
         spent = sum(image["ms"].values())
         yield f"  image {number} ({image['digest'][:12]}) {place}, {spent:.1f} ms{missed}"
 
 
-def image_part(name: str) -> dict[str, Any]:
-    """An image by its URL, or by its path, which is read now. Raises ConfigError."""
-    linked = name.startswith(("http://", "https://", "data:"))
-    url = name if linked else data_url(Path(name).expanduser())
-    return {"type": "image_url", "image_url": {"url": url}}
+def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
+    """An image by its URL, or by its path, which is read now: a message's part, and what it is for
+    people. `asked`: by which option or command. Raises ConfigError.
+    """
+    if name.startswith(("http://", "https://", "data:")):
+        url, told = name, name if len(name) < 100 else f"{name[:100]} ..."
+    else:
+        path = Path(name).expanduser()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{asked} {path}: {error.strerror}") from None
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        url, told = (
+            f"data:{kind};base64,{base64.b64encode(data).decode()}",
+            _look(data, path, asked),
+        )
+    return {"type": "image_url", "image_url": {"url": url}}, told
 
 
-def data_url(path: Path) -> str:
-    """The file as a data URL. Raises ConfigError."""
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+def _look(data: bytes, path: Path, asked: str) -> str:
+    """What a file shows. Raises ConfigError where it is no image; what only a server may know (HEIC
+    and its kind) is left to that.
+    """
+    if data[4:8] == b"ftyp":
+        return str(path)
     try:
-        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    except OSError as error:
-        raise ConfigError(f"--image {path}: {error.strerror}") from None
+        with Image.open(io.BytesIO(data)) as image:
+            return f"{path} ({image.format}, {image.width} x {image.height})"
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+        why = "it is empty" if not data else "it is no image, or a damaged one"
+        raise ConfigError(f"{asked} {path}: {why}; name a PNG, JPEG or WebP file") from None
+
+
+def _count(messages: Sequence[object], parts: Sequence[object] = ()) -> str:
+    """2 messages and 1 image."""
+    told = [f"{len(messages)} message{'s' * (len(messages) != 1)}"]
+    told += [f"{len(parts)} image{'s' * (len(parts) != 1)}"] if parts else []
+    return " and ".join(told)

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from saccade.tools.brought import check_brought
 from saccade.tools.options import (
     AbOptions,
     DatasetOptions,
@@ -60,6 +61,7 @@ def serve(
 
     Ends with status 1 if every request failed.
     """
+    check_brought("bench serve")
     from saccade.tools.bench.serve import Bench
     from saccade.tools.bench.serve import serve as run
 
@@ -80,6 +82,7 @@ def report(*results: Path, options: Annotated[ReportOptions, Flat] = ReportOptio
         Files written by `bench serve --output-file` or `bench ab`. Runs with the same label are
         repeats; other labels are compared.
     """
+    check_brought("bench report")
     from saccade.tools.report.report import report as run
 
     print(run(results, options))
@@ -101,6 +104,7 @@ def ab(
     saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port}
     --disable-radix-cache"
     """
+    check_brought("bench ab")
     from saccade.tools.ab import ab as run
     from saccade.tools.bench.serve import Bench
 
@@ -114,6 +118,7 @@ def run_probe(
     options: Annotated[ProbeOptions, Flat] = ProbeOptions(),
 ) -> None:
     """Send requests of 1, 2, 3 ... new pictures, for each resolution, up to the first failure."""
+    check_brought("probe")
     from saccade.tools.probe import probe as run
 
     run(target, options)
@@ -137,6 +142,7 @@ def run_eval(
         consistency: the same questions cold, warm, batched, beside long prompts: are the answers
         the same?
     """
+    check_brought("eval")
     from saccade.tools.eval.run import evaluate
 
     evaluate(name, target, options)

@@ -23,7 +23,7 @@ def figure(width: float = 7.2, height: float = 4.0, columns: int = 1) -> tuple[A
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'saccade[bench]'") from None
+        raise ConfigError("plots need matplotlib: pip install '.[bench]'") from None
     made = figures.Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
     made.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     axes = made.subplots(1, columns, squeeze=False)[0]

@@ -14,7 +14,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from lab.qwen import qwen
-from saccade.__main__ import app
+from saccade.commands import app
 from saccade.core.config import (
     GIB,
     MIB,

@@ -33,9 +33,7 @@ FAMILIES = ("qwen2_vl", "qwen3_vl")  # with biases, with normalised keys
 def net(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> FamilyNet:
     set_threads()
     folder = checkpoint(request.param)
-    return load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False
-    )
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def requests(over: Harness, **sampling: Any) -> list[Request]:
@@ -112,9 +110,7 @@ def test_two_ranks_answer_as_one(checkpoint: Callable[..., Path], family: str) -
 
 
 def crew_net(folder: Path) -> FamilyNet:
-    return load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"), progress=False
-    )
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_scales_of_a_checkpoint_are_read_or_named(

@@ -91,7 +91,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def load(family: FamilyName, folder: Path) -> Model:
     make_checkpoint(folder, family)
     spec = load_spec(folder)
-    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"), progress=False)
+    net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
     bare = Model(net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {})
     return Model(
         net,

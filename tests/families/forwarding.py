@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path) -> FamilyNet:
-    return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, progress=False)
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU)
 
 
 def images_of(net: FamilyNet, pixels: Sequence[np.ndarray]) -> list[Image]:

@@ -216,7 +216,7 @@ def test_ranks_share_the_larger_tower(tmp_path: Path, size: int) -> None:
 
     def run(shard: Shard) -> torch.Tensor:
         spec = load_spec(folder)
-        net = load_net(spec, folder, dtype=torch.float32, device=CPU, shard=shard, progress=False)
+        net = load_net(spec, folder, dtype=torch.float32, device=CPU, shard=shard)
         return encode(net, [canvas])[0]
 
     whole = run(Shard(0, 1))

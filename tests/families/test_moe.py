@@ -196,7 +196,7 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
     name = "language_model.layers.0.mlp"
 
     def build(folder: Path, shard: Shard) -> SparseMLP:
-        with CheckpointWeights(folder, canonical_name, torch.float32, CPU, progress=False) as found:
+        with CheckpointWeights(folder, canonical_name, torch.float32, CPU) as found:
             return SparseMLP(found, name, SHAPE, shard)
 
     whole = build(source, Shard(0, 1))(x)
@@ -218,7 +218,6 @@ def logits(folder: Path, mode: QuantizationMode, size: int = 1) -> tuple[torch.T
             shard=shard.spread(1, size),
             quantization=mode,
             tally=tally if shard.rank == 0 else None,
-            progress=False,
         )
         return Session(net, [5, 6, 7, 8, 9], [], page_size=16).prefill()
 

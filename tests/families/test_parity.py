@@ -152,7 +152,6 @@ def test_a_folded_patch_embedding_is_as_exact(
                 judge.folder,
                 dtype=dtype,
                 device=CPU,
-                progress=False,
             )
             found = torch.cat(encode(net, [torch.from_numpy(each) for each in pixels])).double()
             errors[dtype, way] = float((found - wanted).abs().mean())
@@ -172,9 +171,7 @@ def test_bfloat16_agrees_on_the_first_token(
     family: FamilyName, reference: Callable[..., Reference]
 ) -> None:
     theirs = reference(family)
-    net = load_net(
-        load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU, progress=False
-    )
+    net = load_net(load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU)
     images = pixels(theirs, 1)
     session = Session(net, prompt(theirs, 1), images, page_size=16)
     session.kv = {i: (k.bfloat16(), v.bfloat16()) for i, (k, v) in session.kv.items()}
@@ -194,9 +191,7 @@ def test_slices_padded_to_whole_units_change_no_answer(
     plain = load(folder)
     monkeypatch.setattr(linear, "PADDED", ("cpu",))
     shard = Shard(0, ranks)
-    padded: Any = load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard, progress=False
-    )
+    padded: Any = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard)
     layers = (*padded.text.layers, *padded.vision.layers)
     mlps: list[Any] = [each.mlp for each in layers if isinstance(each.mlp, MLP | GatedMLP)]
     assert {mlp.down.weight.shape[1] % linear.UNIT for mlp in mlps} == {0}

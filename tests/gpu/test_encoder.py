@@ -38,9 +38,7 @@ def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     folder = make_checkpoint(request.param, tmp_path_factory.mktemp("model"))
-    return load_net(
-        load_spec(folder), folder, dtype=torch.bfloat16, device=torch.device("cuda"), progress=False
-    )
+    return load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=torch.device("cuda"))
 
 
 def encoder(
@@ -192,7 +190,6 @@ def test_checkpoints_need_no_weights_to_be_measured(tmp_path: Path, cuda: torch.
         dtype=torch.bfloat16,
         device=cuda,
         load_format="dummy",
-        progress=False,
     )
     assert run(net, encoder(net, cuda), on(cuda, pixels(net, [(2, 2)])))[0].isfinite().all()
 

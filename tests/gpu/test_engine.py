@@ -30,9 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load(folder: Path, device: str) -> FamilyNet:
-    return load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=torch.device(device), progress=False
-    )
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device(device))
 
 
 def requests(harness: Harness) -> list[Request]:
@@ -74,7 +72,7 @@ def test_answers_are_those_of_the_cpu(
 def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
     folder: Path, cuda: torch.device
 ) -> None:
-    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cuda, progress=False)
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cuda)
     harness = Harness(
         net,
         device="cuda",

@@ -43,7 +43,7 @@ PAGE = 4
 
 def load(folder: Path, device: str) -> FamilyNet:
     place = torch.device(device)
-    return load_net(load_spec(folder), folder, dtype=torch.float32, device=place, progress=False)
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=place)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_rows_of_eight_bits_are_near_their_twin(
             monkeypatch.setattr(placement, "multiplies_blocks", lambda _: True)
         place = torch.device(THERE if eight else "cpu")
         kind = getattr(torch, dtype) if eight else torch.float32
-        net: Any = load_net(load_spec(at), at, dtype=kind, device=place, progress=False)
+        net: Any = load_net(load_spec(at), at, dtype=kind, device=place)
         assert (net.text.layers[0].mlp.group > 0) == eight
         few = {"chunk_tokens": 32, "max_running": 2, "graphs": StepGraphSizes((2,), (0,), (32,))}
         over = with_kernels(net, dtype=dtype, **few) if eight else harness(net)
@@ -280,7 +280,7 @@ def test_graphs_draw_what_plain_steps_do_in_sixteen_bits(
     """
     folder = checkpoint(family)
     place = torch.device("cuda")
-    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=place, progress=False)
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=place)
     found = []
     for graphs in (StepGraphSizes(), GRAPHS):
         over = with_kernels(net, dtype="bfloat16", graphs=graphs)

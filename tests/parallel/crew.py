@@ -87,7 +87,6 @@ class ThreadCrew:
                 shard=shard,
                 encoder=encoder,
                 quantization=quantization,
-                progress=False,
             )
             for shard in self.shards
         ]

@@ -43,7 +43,6 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
             folder,
             dtype=torch.float32,
             device=torch.device("cpu"),
-            progress=False,
         )
         bare = Model(
             net, Tokenizer.from_file(str(folder / "tokenizer.json")), reference(folder), {}

@@ -65,9 +65,7 @@ def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Te
     """Which values of each tensor a rank reads."""
     spec = load_spec(folder)
     model = family_model(spec)
-    with CheckpointWeights(
-        folder, model.canonical_name, torch.float32, CPU, progress=False
-    ) as weights:
+    with CheckpointWeights(folder, model.canonical_name, torch.float32, CPU) as weights:
         counting = Counting(weights)
         model.build(counting, shard, encoder_shard)
     return {name: torch.cat(places) for name, places in counting.wanted.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from saccade.__main__ import app
+from saccade.commands import app
 from saccade.core.errors import ConfigError
 from saccade.core.route_options import DeployOptions, SpreadOptions
 from saccade.route.deploy import as_yaml, ray_config

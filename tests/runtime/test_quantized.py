@@ -74,7 +74,6 @@ def load(
         device=CPU,
         quantization=mode,
         tally=tally,
-        progress=False,
     )
     return net, tally.line(dtype)
 

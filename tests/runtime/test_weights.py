@@ -115,7 +115,7 @@ def test_weights_too_large_for_the_number_format_are_named(folder: Path) -> None
     edit(folder, lambda tensors: tensors[UP].fill_(1e5))
     load(folder)
     with pytest.raises(CheckpointError, match=rf"{UP} .*not finite in float16 .*another --dtype"):
-        load_net(load_spec(folder), folder, dtype=torch.float16, device=CPU, progress=False)
+        load_net(load_spec(folder), folder, dtype=torch.float16, device=CPU)
 
 
 def test_counters_of_old_checkpoints_stop_nothing(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_names_of_every_age_mean_the_same() -> None:
 
 
 def test_weights_are_converted_and_owned(folder: Path) -> None:
-    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU)
     assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
     (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
@@ -226,9 +226,7 @@ def test_dummy_weights_need_the_configuration_only(
     shutil.copy(checkpoint(family) / "config.json", tmp_path)
     spec = load_spec(tmp_path)
     nets = [
-        load_net(
-            spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy", progress=False
-        )
+        load_net(spec, tmp_path, dtype=torch.float32, device=CPU, load_format="dummy")
         for _ in range(2)
     ]
     image = picture(4 * qwen(spec).image_rules.factor, 4 * qwen(spec).image_rules.factor)

@@ -231,7 +231,7 @@ def test_every_kind_of_layer_decodes_in_bfloat16(
     """There, a CPU has kernels of its own, for one row and for several."""
     set_threads()
     folder = checkpoint(family)
-    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU, progress=False)
+    net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU)
     over = Harness(net, dtype="bfloat16", max_running=3)
     outcomes = over.run([over.request(str(at), [5 + at, 6, 7], max_tokens=4) for at in range(3)])
     assert [len(each.tokens) for each in outcomes.values()] == [4] * 3

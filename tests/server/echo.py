@@ -19,6 +19,7 @@ from saccade.core.errors import EngineUnavailable
 from saccade.core.messages import (
     Abort,
     Figures,
+    Loading,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -70,7 +71,7 @@ class EchoEngine:
         self._slots = PixelSlots(ARENA_BYTES)
         self._pixels: dict[ImageKey, asyncio.Future[str | None]] = {}
 
-    async def start(self) -> Ready:
+    async def start(self, told: Callable[[Loading], None]) -> Ready:
         return Ready(
             kv_tokens=4 * self._context, context_length=self._context, decided=(("engine", "echo"),)
         )

@@ -242,7 +242,7 @@ def test_without_the_extra_the_option_is_refused(monkeypatch: pytest.MonkeyPatch
         "saccade.api.trace.telemetry.find_spec",
         lambda name: None if name == gone else find_spec(name),
     )
-    with pytest.raises(ConfigError, match=re.escape("pip install 'saccade[otel]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install '.[otel]'")):
         Telemetry("http://127.0.0.1:4318/v1/traces", Metrics())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from saccade.__main__ import MAIN_OPTIONS
+from saccade.commands import MAIN_OPTIONS
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     EngineOptions,

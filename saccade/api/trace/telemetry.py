@@ -38,7 +38,7 @@ def check_installed() -> None:
         missing = True
     if missing:
         raise ConfigError(
-            "--otlp-traces-endpoint needs OpenTelemetry's libraries: pip install 'saccade[otel]'"
+            "--otlp-traces-endpoint needs OpenTelemetry's libraries: pip install '.[otel]'"
         )
 
 

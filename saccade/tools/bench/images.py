@@ -179,8 +179,7 @@ def photographs() -> tuple[Image.Image, ...]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "--image-content photo draws on scikit-image's photographs: pip install "
-            "'saccade[bench]'"
+            "--image-content photo draws on scikit-image's photographs: pip install '.[bench]'"
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
     found = []

@@ -1,0 +1,24 @@
+"""The first moments of a child process: `python -m saccade.core.starter MODULE SOCKET WORDS
+PARENT`, as `child.py` starts it.
+
+A child is tied to its parent before it imports anything that takes seconds: a parent that dies
+meanwhile takes it along. Knows nothing of the module but that its main calls `child.enter`.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from saccade.core.child import tie
+
+
+def main() -> None:
+    """Become the module."""
+    module = sys.argv.pop(1)
+    tie(int(sys.argv[3]))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

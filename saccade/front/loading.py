@@ -1,0 +1,66 @@
+"""How far start-up is, for people: one moving line in a terminal, elsewhere a line for each stage
+and one every few seconds. Knows nothing of what is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from saccade.core.messages import Loading
+
+LINE_SECONDS = 2.0
+"""Where lines stay, one stage has one so often at most."""
+
+
+class LoadingView:
+    """A context manager; at its end the moving line is gone. `lines`: where there is no terminal,
+    say it in lines; else say nothing there.
+    """
+
+    def __init__(self, console: Console, *, lines: bool = True) -> None:
+        self._console = console
+        self._lines = lines
+        self._said = ""
+        self._next = 0.0
+        self._bar = Progress(
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("loading", total=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._bar.stop()
+
+    def show(self, loading: Loading) -> None:
+        """News of start-up. The moving line begins with the first."""
+        told = describe(loading)
+        if self._console.is_terminal:
+            self._bar.start()
+            total = loading.total or None
+            self._bar.update(self._task, description=told, total=total, completed=loading.done)
+        elif self._lines:
+            now = time.monotonic()
+            if loading.stage != self._said or now >= self._next:
+                self._said, self._next = loading.stage, now + LINE_SECONDS
+                print(f"  {told}", file=self._console.file, flush=True)
+
+
+def describe(loading: Loading) -> str:
+    """The stage, and how much of it is done where that is known."""
+    if not loading.total:
+        return loading.stage
+    unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")
+    return f"{loading.stage}: {loading.done / unit:.1f} of {loading.total / unit:.1f} {name}"

@@ -1,0 +1,219 @@
+"""`scripts/install.py`: which torch real pip takes, from stand-in indexes on loopback."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import socket
+import subprocess
+import threading
+import venv
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "install.py"
+
+
+def load() -> ModuleType:
+    spec = spec_from_file_location("install", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+install = load()
+
+
+def wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> None:
+    """A package with nothing in it but who it is."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    requires = "".join(f"Requires-Dist: {each}\n" for each in needs)
+    texts = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in texts.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        record += f"{path},sha256={digest.decode()},{len(text)}\n"
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(place / f"{stem}-py3-none-any.whl", "w") as file:
+        for path, text in texts.items():
+            file.writestr(path, text)
+        file.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+
+
+class Index(ThreadingHTTPServer):
+    """A folder as a package index (a listing of a folder is one); `asked`: paths."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def log_request(self, *_: object) -> None:
+                server.asked.append(self.path)
+
+            def log_error(self, *_: object) -> None:
+                return None
+
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    """Has the build for CUDA alone, as the public index has."""
+    folder = tmp_path_factory.mktemp("public")
+    wheel(folder, "torch", "2.13.0", ("nvidia-cublas", "cuda-toolkit", "filelock"))
+    for name in ("nvidia-cublas", "cuda-toolkit", "filelock", "thing"):
+        wheel(folder, name, "1.0", ("torch>=2.11",) if name == "thing" else ())
+    with Index(folder) as index:
+        yield index
+        index.shutdown()
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the build for CPUs."""
+    folder = tmp_path_factory.mktemp("builds")
+    wheel(folder, "torch", "2.13.0+cpu", ("filelock",))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cpu(builds: Path) -> Iterator[Index]:
+    """The same as PyTorch's index of CPU builds."""
+    with Index(builds) as index:
+        yield index
+        index.shutdown()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of an index that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+class Fresh:
+    """A new environment, whose pip knows the index at `public` and nothing else."""
+
+    def __init__(self, folder: Path, public: str, **settings: str) -> None:
+        venv.create(folder / "venv", with_pip=False)
+        self._python = folder / "venv" / "bin" / "python"
+        spec = find_spec("pip")
+        if spec is None or spec.origin is None:
+            pytest.skip("no pip to install with")
+        self._pins = folder / "constraints.txt"
+        self._pins.write_text("torch==2.13.0\n")
+        (folder / "path").mkdir()
+        (folder / "path" / "pip").symlink_to(Path(spec.origin).parent)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        own = {"PYTHONPATH": str(folder / "path"), "PIP_CONFIG_FILE": os.devnull}
+        quick = {"PIP_INDEX_URL": public, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
+        self._env = {**kept, **own, **quick, "no_proxy": "127.0.0.1", **settings}
+
+    def install(self, *words: str) -> str:
+        """What the script said; it must succeed."""
+        command = [str(self._python), str(SCRIPT), *words, "-c", str(self._pins), "thing"]
+        done = subprocess.run(command, env=self._env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def has(self) -> set[str]:
+        """The packages that are there."""
+        command = [str(self._python), "-m", "pip", "freeze", "--all"]
+        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=True)
+        return {line for line in done.stdout.split() if not line.startswith("pip==")}
+
+
+CPU_SET = {"torch==2.13.0+cpu", "filelock==1.0", "thing==1.0"}
+CUDA_SET = {"torch==2.13.0", "filelock==1.0", "thing==1.0"} | {
+    *("nvidia-cublas==1.0", "cuda-toolkit==1.0")
+}
+
+
+def test_without_a_driver_torch_comes_from_the_index_of_cpu_builds(
+    public: Index, cpu: Index, tmp_path: Path
+) -> None:
+    fresh = Fresh(tmp_path, public.url)
+    said = fresh.install("--torch", "cpu", "--cpu-index", cpu.url)
+    assert fresh.has() == CPU_SET
+    told = said.index("torch 2.13.0+cpu and what it needs: ")
+    assert told < said.index("Installing collected packages"), "the size is said before it starts"
+    assert "CUDA" not in said
+
+
+def test_with_a_driver_the_index_of_cpu_builds_is_not_asked(
+    public: Index, cpu: Index, tmp_path: Path
+) -> None:
+    cpu.asked.clear()
+    fresh = Fresh(tmp_path, public.url)
+    fresh.install("--torch", "any", "--cpu-index", cpu.url)
+    assert fresh.has() == CUDA_SET
+    assert cpu.asked == []
+
+
+def test_where_the_cpu_index_does_not_answer_a_build_that_pip_knows_of_is_taken(
+    public: Index, builds: Path, silent: str, tmp_path: Path
+) -> None:
+    fresh = Fresh(tmp_path, public.url, PIP_FIND_LINKS=str(builds / "torch"))
+    said = fresh.install("--torch", "cpu", "--cpu-index", silent)
+    assert f"{silent} does not answer" in said
+    assert fresh.has() == CPU_SET
+
+
+def test_where_there_is_no_cpu_build_it_says_what_comes_instead_and_what_to_do(
+    public: Index, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    fresh = Fresh(tmp_path, public.url)
+    said = fresh.install("--torch", "cpu", "--cpu-index", nobody)
+    assert fresh.has() == CUDA_SET
+    assert "torch 2.13.0 and what it needs: 0 MB" in said
+    told = "2 packages of that are CUDA's, of no use here"
+    assert told in said and said.index(told) < said.index("Installing collected packages")
+
+
+def test_what_is_there_is_not_fetched_again(public: Index, cpu: Index, tmp_path: Path) -> None:
+    fresh = Fresh(tmp_path, public.url)
+    fresh.install("--torch", "any")
+    said = fresh.install("--torch", "cpu", "--cpu-index", cpu.url)
+    assert fresh.has() == CUDA_SET
+    assert "what it needs" not in said
+
+
+def test_a_driver_is_known_by_its_files_or_its_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tools = (tmp_path / "version",), tmp_path / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    assert not install.has_driver(files)
+    files[0].write_text("NVRM version")
+    assert install.has_driver(files)
+    files[0].unlink()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    assert install.has_driver(files)
+
+
+def test_an_index_that_never_answers_is_given_up(cpu: Index, silent: str) -> None:
+    assert install.answers(f"{cpu.url}/torch/")
+    assert not install.answers(f"{cpu.url}/nothing/")
+    assert not install.answers(silent, patience=0.2)
+    assert not install.answers("no url at all")
