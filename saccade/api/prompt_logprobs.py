@@ -202,7 +202,7 @@ class ScoredPrompt:
 
     def logprobs(self) -> Iterator[bytes]:
         found = (logprobs[0] for _, logprobs, _ in self._read())
-        return _pieces(chain((None,), found), _PIECE)
+        return _pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
         """The `top` likeliest by their text, as OpenAI's text completions have them."""
@@ -210,7 +210,7 @@ class ScoredPrompt:
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
         )
-        return _pieces(chain((None,), found), _PIECE // (1 + top))
+        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
         """The token and the `top` likeliest by their ids, as vLLM has them."""
@@ -223,10 +223,13 @@ class ScoredPrompt:
             return found
 
         found = (entry(*each) for each in self._read())
-        return _pieces(chain((None,), found), _PIECE // (1 + top))
+        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
+
+    def _missing(self) -> Iterator[None]:
+        """Of the last tokens, which nobody computed where the answer can only be empty."""
+        yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
 
     def _read(self) -> Iterator[tuple[list[int], list[float], int]]:
-        assert sum(each.count for each in self.scores) == len(self._tokens) - 1
         for each in self.scores:
             for start in range(0, each.count, _PIECE // 16):
                 yield from each.read(start, start + _PIECE // 16)
