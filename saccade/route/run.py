@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 import uvloop
+from starlette.types import ASGIApp
 
 from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
@@ -20,6 +21,7 @@ from saccade.route.proxy import OWN_PATHS, Proxy
 from saccade.server.body import Bodies
 from saccade.server.crowd import Crowd, raise_descriptors
 from saccade.server.gate import RequestIds, Stamp
+from saccade.server.guard import Guard, is_loopback
 from saccade.server.serving import Serving, address_of, listen
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
@@ -36,8 +38,11 @@ class RouteServer(Serving):
         crowd = Crowd(edge, self.metrics)
         bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
         proxy = Proxy(self._fleet, options, self.metrics, bodies)
+        app: ASGIApp = Origins(proxy, options.cors_origins)
+        if is_loopback(options.host):
+            app = Guard(app, options.allowed_hosts, options.cors_origins)
         super().__init__(
-            RequestIds(Origins(proxy, options.cors_origins)),
+            RequestIds(app),
             crowd,
             edge,
             options.max_body_mb * MIB,

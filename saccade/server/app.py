@@ -48,6 +48,7 @@ from saccade.server.door import Door, Endpoint, json_response, send_json
 from saccade.server.encode import encode_routes
 from saccade.server.files import file_routes
 from saccade.server.gate import INSTANCE_HEADER, RequestIds, request_id
+from saccade.server.guard import Guard, is_loopback
 from saccade.server.journey import Journey, Journeys, note_failure
 from saccade.server.leavers import while_connected
 from saccade.server.messages import message_routes
@@ -142,6 +143,9 @@ def _middleware(
 ) -> list[Middleware]:
     """What every request passes, from the outside in."""
     middleware = [Middleware(RequestIds)]
+    if not options.asks_for_key and is_loopback(options.host):
+        own, origins = options.allowed_hosts, options.cors_origins
+        middleware.append(Middleware(Guard, names=own, origins=origins))
     if options.cors_origins:
         middleware.append(
             Middleware(

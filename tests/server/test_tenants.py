@@ -166,7 +166,7 @@ def announce(served: Served, key: str, nbytes: int) -> socket.socket:
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {nbytes}\r\n\r\n"
     )
     connection.sendall(head.encode() + b" " * (nbytes - 1))
