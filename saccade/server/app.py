@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -61,7 +60,7 @@ from saccade.server.openai import (
 )
 from saccade.server.openapi import describe
 from saccade.server.page import PAGE_PATHS, page_routes
-from saccade.server.prompts import PromptTeller, View, texts_of
+from saccade.server.prompts import PromptTeller, View, scroll_count, texts_of
 from saccade.server.refusals import ErrorBody, body_for, refusal
 from saccade.server.responses import response_routes
 from saccade.server.responses_store import ResponseStore
@@ -244,15 +243,9 @@ class _Api:
                 ImageCost.of(opened, place)
                 for opened, place in zip(prompt.opened, prompt.places, strict=True)
             ]
-            strings = self.front.intake.tokenizer.strings(prompt.tokens)
-            count = TokenCount(
-                len(prompt.tokens),
-                context_length,
-                prompt.tokens,
-                images,
-                strings if counting.return_token_strs else UNSET,
-            )
-            await send_json(send, count)
+            count = TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            name = self.front.intake.tokenizer.string if counting.return_token_strs else None
+            await self.door.send_scroll(send, scroll_count(count, name))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, _):
