@@ -74,6 +74,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
 
 
+_OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
 KEPT = ResponseOptions()
 WATCH = ObservabilityOptions()
 
@@ -154,7 +155,7 @@ def _middleware(
                 allow_headers=["*"],
             )
         )
-    if keys := Keys.of(options):
+    if keys := Keys(options):
         open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
         open_paths |= set() if options.disable_page else PAGE_PATHS
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
@@ -328,8 +329,9 @@ class _KeyCheck:
         client = self._keys.client(scope)
         if client is None and scope["path"] not in self._open_paths:
             error = Unauthorized(
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', or as "
-                "'x-api-key: KEY'"
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', "
+                "'x-api-key: KEY' or 'api-key: KEY'"
+                + (_OPEN_METRICS if scope["path"] == "/metrics" else "")
             )
             await _error_response(scope["path"], error)(scope, receive, send)
             return
