@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -47,7 +46,7 @@ from saccade.api.encode import encode_routes
 from saccade.api.files import file_routes
 from saccade.api.handlers import Door, Endpoint, json_response, send_json
 from saccade.api.messages.handlers import message_routes
-from saccade.api.prompt_logprobs import PromptTeller, View, texts_of
+from saccade.api.prompt_logprobs import PromptTeller, View, scroll_count, texts_of
 from saccade.api.responses.handlers import response_routes
 from saccade.api.responses.store import ResponseStore
 from saccade.api.stream import Choices, Told, UsageWanted
@@ -64,6 +63,7 @@ from saccade.edge import metrics_text as metrics
 from saccade.edge.auth import CLIENT, Keys, client_of
 from saccade.edge.body import Bodies
 from saccade.edge.disconnect import while_connected
+from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
 from saccade.front.content import Chat
@@ -75,6 +75,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What answers without the API key, and on connections beyond the limit."""
 
 
+_OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
 KEPT = ResponseOptions()
 WATCH = ObservabilityOptions()
 
@@ -143,6 +144,9 @@ def _middleware(
 ) -> list[Middleware]:
     """What every request passes, from the outside in."""
     middleware = [Middleware(RequestIds)]
+    if not options.asks_for_key and is_loopback(options.host):
+        own, origins = options.allowed_hosts, options.cors_origins
+        middleware.append(Middleware(Guard, names=own, origins=origins))
     if options.cors_origins:
         middleware.append(
             Middleware(
@@ -152,7 +156,7 @@ def _middleware(
                 allow_headers=["*"],
             )
         )
-    if keys := Keys.of(options):
+    if keys := Keys(options):
         open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
         open_paths |= set() if options.disable_page else PAGE_PATHS
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
@@ -241,15 +245,9 @@ class _Api:
                 ImageCost.of(opened, place)
                 for opened, place in zip(prompt.opened, prompt.places, strict=True)
             ]
-            strings = self.front.intake.tokenizer.strings(prompt.tokens)
-            count = TokenCount(
-                len(prompt.tokens),
-                context_length,
-                prompt.tokens,
-                images,
-                strings if counting.return_token_strs else UNSET,
-            )
-            await send_json(send, count)
+            count = TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            name = self.front.intake.tokenizer.string if counting.return_token_strs else None
+            await self.door.send_scroll(send, scroll_count(count, name))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admit(scope, receive) as (body, _):
@@ -332,8 +330,9 @@ class _KeyCheck:
         client = self._keys.client(scope)
         if client is None and scope["path"] not in self._open_paths:
             error = Unauthorized(
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', or as "
-                "'x-api-key: KEY'"
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', "
+                "'x-api-key: KEY' or 'api-key: KEY'"
+                + (_OPEN_METRICS if scope["path"] == "/metrics" else "")
             )
             await _error_response(scope["path"], error)(scope, receive, send)
             return

@@ -111,11 +111,12 @@ class Door:
                 teller.keep(event)
         content = teller.whole()
         if isinstance(content, Scroll):
-            await self._send_scroll(send, content)
+            await self.send_scroll(send, content)
         else:
             await send_json(send, content)
 
-    async def _send_scroll(self, send: Send, content: Scroll) -> None:
+    async def send_scroll(self, send: Send, content: Scroll) -> None:
+        """A long body, piece by piece; each is written in a thread."""
         pieces = content.pieces()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

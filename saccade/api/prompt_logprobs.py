@@ -8,13 +8,13 @@ by piece, for as JSON they take ten times the room and hold up everybody. Knows 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from msgspec import Raw, structs
+from msgspec import UNSET, Raw, structs
 
 from saccade.api.chat.write import (
     ChatChoice,
@@ -22,6 +22,7 @@ from saccade.api.chat.write import (
     CompletionLogprobs,
     PromptLogprob,
     TextChoice,
+    TokenCount,
     by_text,
 )
 from saccade.api.stream import Choices
@@ -101,6 +102,17 @@ class Scroll:
                 yield part
 
 
+def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Scroll:
+    """`count`, its tokens written piece by piece, and beside them how `name` writes each."""
+    runs = [_pieces(iter(count.tokens), _PIECE)]
+    if name is not None:
+        runs.append(_pieces(map(name, count.tokens), _PIECE))
+    tokens, strings = (_mark(index) for index in range(2))
+    return Scroll(
+        structs.replace(count, tokens=tokens, token_strs=UNSET if name is None else strings), runs
+    )
+
+
 class PromptTeller:
     """A `Teller`: tells what `inner` tells of the answers, and of each answer's prompt what `view`
     says.
@@ -171,7 +183,7 @@ class PromptTeller:
     def _later(self, run: Iterator[bytes]) -> list[Any]:
         """Stands for a run of entries in a list."""
         self._runs.append(run)
-        return [Raw(b"%b%d%b" % (_MARK, len(self._runs) - 1, _MARK))]
+        return _mark(len(self._runs) - 1)
 
 
 class ScoredPrompt:
@@ -233,6 +245,11 @@ class ScoredPrompt:
         for each in self.scores:
             for start in range(0, each.count, _PIECE // 16):
                 yield from each.read(start, start + _PIECE // 16)
+
+
+def _mark(run: int) -> list[Any]:
+    """Stands for a run in a list."""
+    return [Raw(b"%b%d%b" % (_MARK, run, _MARK))]
 
 
 def _pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:

@@ -335,9 +335,9 @@ class ServerOptions:
     keeps it out of process lists.
     """
     api_keys_file: str | None = None
-    """Ask clients for one of the keys in this file: a line name:key for each. Where there are
-    several keys, each sees its own files, finds its own images cached, and holds at most half of
-    --max-queued-requests and --max-inflight-mb.
+    """Ask clients for one of the keys in this file: a line name:key for each; it is read again
+    within a second of its change. Where there are several keys, each sees its own files, finds its
+    own images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
     """
     share_cache: bool = False
     """Several keys share what is cached of images and prompts; each still has its own files."""
@@ -347,6 +347,11 @@ class ServerOptions:
     """
     cors_origins: tuple[str, ...] = ()
     """Browser origin that may call the API; repeat the option for several."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host name that the server also answers to; repeat the option for several. On a loopback
+    address and without a key it answers to localhost and loopback addresses only, so that no web
+    page can use it.
+    """
     max_body_mb: int = 256
     """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
@@ -366,7 +371,7 @@ class ServerOptions:
         at_most(65535, self, "port")
         if self.api_key == "":
             raise ConfigError(EMPTY_KEY)
-        named(self, "served_model_name", "cors_origins")
+        named(self, "served_model_name", "cors_origins", "allowed_hosts")
 
     @property
     def key(self) -> str | None:

@@ -1,6 +1,7 @@
 """Whose request it is: the keys that open the server, and the client that a request comes from.
 
-Owns the reading of keys and of `--api-keys-file`. The only place where an HTTP request becomes a
+Owns the reading of keys and of `--api-keys-file`, which is read again when it has changed. The only
+place where an HTTP request becomes a
 `Client`.
 """
 
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
 from starlette.types import Scope
@@ -19,9 +21,13 @@ from saccade.core.errors import ConfigError
 from saccade.core.options import ServerOptions
 from saccade.edge.headers import given_key
 
+log = logging.getLogger("saccade")
+
 CLIENT = "saccade.client"
 """Where in a scope the client stands, once its key has been found."""
 
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the file of keys has changed."""
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
 
@@ -30,24 +36,14 @@ class Keys:
     clients are alike.
     """
 
-    def __init__(self, names: Mapping[str, str], shares_cache: bool = False) -> None:
-        """`names`: key -> name."""
-        several = len(names) > 1
-        self._clients = [
-            (key.encode(), Client(name if several else "", "", shares_cache, several))
-            for key, name in names.items()
-        ]
-
-    @classmethod
-    def of(cls, options: ServerOptions) -> Keys:
+    def __init__(self, options: ServerOptions) -> None:
         """Raises ConfigError where the file of keys cannot be used."""
-        names = {} if options.key is None else {options.key: ""}
-        if options.api_keys_file is not None:
-            for key, name in read_keys(Path(options.api_keys_file)).items():
-                if key in names:
-                    raise ConfigError(f"--api-keys-file: {name}: its key is --api-key's too")
-                names[key] = name
-        return cls(names, options.share_cache)
+        self._options = options
+        file = options.api_keys_file
+        self._file = None if file is None else Path(file)
+        self._version = self._stat()
+        self._clients = self._read()
+        self._looked = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -56,6 +52,7 @@ class Keys:
         """Who carries which key; None without a right one. Every key is compared, in a time that
         tells nothing of where they differ.
         """
+        self._look()
         given, found = given_key(scope), None
         for wanted, client in self._clients:
             if hmac.compare_digest(given, wanted):
@@ -63,6 +60,47 @@ class Keys:
         if found is None:
             return None
         return Client(found.name, _address(scope), found.shares_cache, found.limited)
+
+    def _look(self) -> None:
+        """Read the file again if it has changed, at most once in `LOOK_SECONDS`. One that cannot be
+        used leaves the keys as they were.
+        """
+        now = time.monotonic()
+        if self._file is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked, before = now, self._version
+        self._version = self._stat()
+        if self._version == before:
+            return
+        try:
+            self._clients = self._read()
+        except ConfigError as error:
+            log.error("%s: the keys stay as they were", error)
+        else:
+            log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
+
+    def _stat(self) -> tuple[int, ...]:
+        """What changes when the file does; nothing while it is not there."""
+        try:
+            found = None if self._file is None else self._file.stat()
+        except OSError:
+            found = None
+        return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def _read(self) -> list[tuple[bytes, Client]]:
+        """Raises ConfigError."""
+        options = self._options
+        names = {} if options.key is None else {options.key: ""}
+        if self._file is not None:
+            for key, name in read_keys(self._file).items():
+                if key in names:
+                    raise ConfigError(f"--api-keys-file: {name}: its key is --api-key's too")
+                names[key] = name
+        several = len(names) > 1
+        return [
+            (key.encode(), Client(name if several else "", "", options.share_cache, several))
+            for key, name in names.items()
+        ]
 
 
 def client_of(scope: Scope) -> Client:
@@ -78,8 +116,13 @@ def read_keys(path: Path) -> dict[str, str]:
     Raises ConfigError that names the line, never the key.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"--api-keys-file {path}: not UTF-8 (a file that begins with the byte order mark of "
+            "UTF-16 is none): save it as UTF-8"
+        ) from None
+    except OSError as error:
         raise ConfigError(f"--api-keys-file {path}: {error}") from None
     keys: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, lines), 1):

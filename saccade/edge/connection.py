@@ -337,8 +337,8 @@ class Connection(HttpToolsProtocol):
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
-        if sum(name == b"host" for name, _ in self.headers) > 1:
-            return InvalidRequest("the request has several Host headers", code="invalid_http")
+        if why := self._malformed():
+            return InvalidRequest(why, code="invalid_http")
         if not self._welcome and self._path() not in self._open_paths:
             return Overloaded(
                 f"too many connections: at most {self._crowd.limit} are kept, "
@@ -346,6 +346,21 @@ class Connection(HttpToolsProtocol):
                 "(--max-connections, --max-connections-per-address); try again"
             )
         return None
+
+    def _malformed(self) -> str:
+        """Why a head is no HTTP that everybody reads alike; "" where it is."""
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            return f"the request speaks HTTP/{version}: send HTTP/1.1"
+        if hosts > 1:
+            return "the request has several Host headers"
+        if not hosts and version == "1.1":
+            return "the request has no Host header, which HTTP/1.1 demands"
+        if codings and [value.lower() for value in codings] != [b"chunked"]:
+            return "Transfer-Encoding is not chunked, once: send a body so, or with Content-Length"
+        return ""
 
     def _path(self) -> bytes:
         """What the request asks for, as far as that has come."""

@@ -87,9 +87,9 @@ class RequestIds:
 
 
 def given_key(scope: Scope) -> bytes:
-    """The key that a request carries, in one of the two usual headers; empty if none."""
+    """The key that a request carries, in one of the usual headers; empty if none."""
     headers = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return bytes(token.strip())
-    return bytes(headers.get(b"x-api-key", b""))
+    return bytes(headers.get(b"x-api-key") or headers.get(b"api-key", b""))

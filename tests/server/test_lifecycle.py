@@ -121,7 +121,7 @@ def start_sending(served: Served) -> socket.socket:
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         b"application/json\r\nContent-Length: 999\r\n\r\n{"
     )
     eventually(lambda: held(served) == 1)
