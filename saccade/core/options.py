@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.claims import Claim
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -26,6 +27,7 @@ from saccade.core.config import (
     Role,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.store import SHARED, UPLOADS
 
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
@@ -199,7 +201,7 @@ class PinOptions:
     def __post_init__(self) -> None:
         at_least(1, self, "embedding_cache_shared_mb")
         if self.embedding_cache_shared is not None:
-            check_folder("--embedding-cache-shared", self.embedding_cache_shared)
+            check_folder("--embedding-cache-shared", self.embedding_cache_shared, SHARED)
         elif self.embedding_cache_shared_mb is not None:
             raise ConfigError(
                 "--embedding-cache-shared-mb: say where, with --embedding-cache-shared"
@@ -297,7 +299,7 @@ class MediaOptions:
         if allowed is not None and not (allowed and Path(allowed).is_dir()):
             raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
         if self.files_dir is not None:
-            check_folder("--files-dir", self.files_dir)
+            check_folder("--files-dir", self.files_dir, UPLOADS)
 
     @property
     def decode_memory(self) -> int:
@@ -556,14 +558,19 @@ into.
 """
 
 
-def check_folder(option: str, name: str) -> None:
-    """Raises ConfigError unless `name` is a folder, or can become one."""
+def check_folder(option: str, name: str, claim: Claim) -> None:
+    """Raises ConfigError unless `name` is a folder of ours, or can become one."""
     folder = Path(name).expanduser()
     standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not name or not standing.is_dir():
         raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
     if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
+    if standing == folder:
+        try:
+            claim.check(folder)
+        except OSError as error:
+            raise ConfigError(f"{option} {name!r}: {error.strerror}") from None
 
 
 def engine_environment() -> dict[str, str]:
