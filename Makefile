@@ -26,12 +26,14 @@ test: .venv/.installed  ## the default tests
 test-all: .venv/.installed  ## the default tests and the slow ones
 	$(BIN)/python -m pytest $(ABREAST) -m 'not gpu' $(ARGS)
 
-check: .venv/.installed  ## format, lint, types, house plan, machine code of GPU kernels
+check: .venv/.installed  ## format, lint, types, house plan, machine code and launches of GPU kernels
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
 	$(BIN)/python -m lab.aot
+	$(BIN)/python -m lab.aot_launch
+	$(BIN)/python -m tests.launching
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python -m benchmarks.generate $(ARGS)
