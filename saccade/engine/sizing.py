@@ -323,14 +323,15 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
     return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
 
 
-def tower_budget(spec: FamilySpec) -> int:
-    """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
-    a part of a large image, so that no step is much longer than others. 0 without a tower.
+def tower_budget(spec: FamilySpec, steps: int = LARGE_IMAGE_STEPS) -> int:
+    """Patch-blocks of the vision tower in a step where it shares cores or multiprocessors with the
+    language model: one part in `steps` of a large image, so that no step is much longer than
+    others. 0 without a tower.
     """
     if not spec.sees_images:
         return 0
     patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
-    return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
+    return max(1, patches * spec.encoder_blocks // steps)
 
 
 def pick_tower_attention(
