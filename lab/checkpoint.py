@@ -224,6 +224,9 @@ class _Random:
     def has(self, _name: str, /) -> bool:
         return True
 
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
     def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 

@@ -305,6 +305,15 @@ class CheckpointWeights:
     def has(self, name: str) -> bool:
         return name in self._places
 
+    def fits(self, part: Part) -> bool:
+        if part.name not in self._places:
+            return False
+        path, name = self._places[part.name]
+        try:
+            return tuple(open_tensors(path).get_slice(name).get_shape()) == part.shape
+        except SafetensorError as error:
+            raise damaged(path, name, error) from error
+
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
         return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 

@@ -51,6 +51,9 @@ class Counting:
     def has(self, name: str) -> bool:
         return self.weights.has(name)
 
+    def fits(self, part: Part) -> bool:
+        return self.weights.fits(part)
+
     def matrix(self, weight: torch.Tensor, name: str) -> torch.Tensor:
         return weight
 
