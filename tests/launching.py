@@ -64,7 +64,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_checkpoint(preset, Path(scratch) / "model")
         cpu = torch.device("cpu")
-        net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, progress=False)
+        net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu)
         unit = net.spec.patch_unit
         towers = tuple(-(-size // unit) * unit for size in (64, 1024))
         try:

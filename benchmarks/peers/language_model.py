@@ -79,6 +79,9 @@ class Kept:
     def has(self, name: str) -> bool:
         return name in self.tensors
 
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
     def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 
