@@ -17,7 +17,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import Dtype, EngineConfig
 from saccade.core.errors import InvalidRequest
 from saccade.core.options import EngineOptions, ModelOptions
-from saccade.core.plan import Plan
+from saccade.core.plan import PLANS_IN_FLIGHT, Plan
 from saccade.core.types import Image, ImageKey, Request, SamplingParams
 from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
@@ -27,8 +27,6 @@ from saccade.runtime.streams import put_first
 from saccade.runtime.worker import Worker
 
 ARENA_BYTES = 64 << 20
-PLANS = 2
-"""In flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ class EngineHere:
             if due and len(progress.steps) >= every * (1 + len(later) - len(due)):
                 self._add(due.popleft())
             self._bring()
-            while len(begun) < PLANS and not (plan := self.scheduler.plan()).empty:
+            while len(begun) < PLANS_IN_FLIGHT and not (plan := self.scheduler.plan()).empty:
                 begun.append((plan, self.worker.begin(plan)))
                 encoding += len(plan.encode)
                 self._bring()

@@ -6,6 +6,7 @@ Knows nothing of HTTP headers: `edge/auth.py` reads those.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from dataclasses import dataclass
 
@@ -47,6 +48,20 @@ class Client:
         if self.name:
             return f"key {self.name}"
         return f"salt {self.salt(given)}" if given else self.address
+
+
+def client_address(host: str) -> str:
+    """The address that a client counts under: of IPv6 the network of 64 bits, for a client has all
+    its addresses; an IPv4 address in IPv6 clothes is the IPv4 address.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
 
 
 ANYBODY = Client()

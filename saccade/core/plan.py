@@ -26,6 +26,9 @@ from saccade.core.types import (
     TokenLogprobs,
 )
 
+PLANS_IN_FLIGHT = 2
+"""Plans that may be begun before the first one's result is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:

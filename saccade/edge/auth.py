@@ -8,7 +8,6 @@ place where an HTTP request becomes a
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import re
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from saccade.core.client import Client
+from saccade.core.client import Client, client_address
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServerOptions
 from saccade.edge.headers import given_key
@@ -144,12 +143,5 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def _address(scope: Scope) -> str:
-    """Where the connection comes from; of IPv6 the network, in which a client has all addresses."""
-    host = (scope.get("client") or ("",))[0]
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return str(host)
-    if address.version == 6:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
+    """The address that the connection comes from."""
+    return client_address((scope.get("client") or ("",))[0])

@@ -7,13 +7,13 @@ second. Knows nothing of what they say. One event loop; no locks.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import resource
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from saccade.core.client import client_address
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
@@ -33,8 +33,6 @@ PIECES_PER_TURN = 3
 """Pieces of heads and chunked bodies, or requests sent ahead, that are begun in a turn of the event
 loop: each costs up to a third of a millisecond.
 """
-SHARE = 64
-"""Bits of an IPv6 address that stand for one client: who has one has all that begin so."""
 
 
 class Member(Protocol):
@@ -89,7 +87,7 @@ class Crowd:
         """Whether there is room for a connection from `host`; if not, it is a guest, which may ask
         for what is open to all, and makes room for the next guest.
         """
-        address = client_of(host)
+        address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
             self._make_room(address)
         elif len(self._members) - len(self._guests) >= self.limit:
@@ -199,15 +197,3 @@ class Crowd:
 
     def _count(self) -> None:
         self._metrics.set("saccade_connections", len(self._members))
-
-
-def client_of(host: str) -> str:
-    """The address that a client counts under."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        mapped = address.ipv4_mapped
-        return str(mapped or int(address) >> (128 - SHARE))
-    return host

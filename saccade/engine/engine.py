@@ -30,14 +30,14 @@ from saccade.core.messages import (
     TokenizerText,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks, Plan, StepResult
+from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
 from saccade.engine.workers import WorkersLost
 from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.masks import Guide
-from saccade.sched.scheduler import PLANS_IN_FLIGHT, Scheduler
+from saccade.sched.scheduler import Scheduler
 
 
 class FrontLink(Protocol):

@@ -36,6 +36,7 @@ from saccade.core.claims import beside, made_beside, warn_of_others
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
 from saccade.core.store import UPLOADS
+from saccade.media.inline import FILE_ID
 
 log = logging.getLogger("saccade")
 
@@ -52,7 +53,6 @@ LOCK_PAUSE = 0.01
 PIECE = 1 << 18
 """Bytes of a file read at a time."""
 
-_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NOTE = re.compile(r"[0-9a-f]{8}\.json")
 _DRAFT = re.compile(r"[0-9a-f]{16}")
@@ -279,7 +279,7 @@ class FileStore:
 
     def _note(self, id: str) -> Path:
         """Where the note of an upload lies. Raises NotFound for what is no id of ours."""
-        parts = _ID.fullmatch(id)
+        parts = FILE_ID.fullmatch(id)
         if parts is None:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
         return self._folder / parts[1] / f"{parts[2]}.json"

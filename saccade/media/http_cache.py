@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import hishel
+from cachetools import LRUCache
 
 OPTIONS = hishel.CacheOptions(
     shared=True
@@ -41,9 +42,9 @@ class HTTPCache:
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._used = 0
-        self._kept: dict[tuple[str, str], Kept] = {}
+        self._kept: LRUCache[tuple[str, str], Kept] = LRUCache(
+            size, getsizeof=lambda kept: len(kept.body)
+        )
 
     async def get(
         self,
@@ -76,11 +77,10 @@ class HTTPCache:
                     self._keep(place, kept)
                     state = state.next()
                 case hishel.InvalidateEntries():
-                    self._drop(place)
+                    self._kept.pop(place, None)
                     state = state.next()
                 case hishel.FromCache():
                     assert kept is not None
-                    self._keep(place, kept)
                     return HttpAnswer(
                         state.entry.response.status_code, state.entry.response.headers, kept.body
                     )
@@ -95,12 +95,6 @@ class HTTPCache:
                     return answer
 
     def _keep(self, place: tuple[str, str], kept: Kept) -> None:
-        self._drop(place)
-        self._kept[place] = kept
-        self._used += len(kept.body)
-        while self._used > self._size:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, place: tuple[str, str]) -> None:
-        gone = self._kept.pop(place, None)
-        self._used -= len(gone.body) if gone else 0
+        self._kept.pop(place, None)
+        if len(kept.body) <= self._kept.maxsize:
+            self._kept[place] = kept

@@ -1,5 +1,5 @@
-"""Images within a request: base64 as clients write it, in lines, without its padding, or in the
-alphabet for URLs.
+"""Images within a request: ids of uploaded files, and base64 as clients write it, in lines, without
+its padding, or in the alphabet for URLs.
 
 One reading for all who need an image's bytes, for their digest is its name. Knows nothing of
 limits.
@@ -7,9 +7,13 @@ limits.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import pybase64
+
+FILE_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
+"""An uploaded file's id: its content's digest, and which upload of it."""
 
 
 def decode_base64(text: str, start: int = 0) -> bytes:

@@ -16,6 +16,7 @@ import msgspec
 
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
+from saccade.edge.headers import INSTANCE_HEADER
 from saccade.edge.rank import rank
 from saccade.edge.upstream import Upstream, WorkerGone, parse_worker
 from saccade.route.keys import Bearing
@@ -31,7 +32,7 @@ MOST_HEALTH = 1 << 16
 """Bytes of what a worker says of its health."""
 LONGEST_REASON = 400
 """Characters of it that others are shown."""
-INSTANCE_HEADER = b"x-saccade-instance"
+INSTANCE = INSTANCE_HEADER.encode()
 
 State = Literal["unknown", "ready", "starting", "silent", "down"]
 
@@ -72,7 +73,7 @@ class Backend:
                 told += piece
                 if len(told) > MOST_HEALTH:
                     raise WorkerGone("what it says of its health does not end", begun=True)
-        self.instance = dict(head.headers).get(INSTANCE_HEADER, b"").decode("latin-1")
+        self.instance = dict(head.headers).get(INSTANCE, b"").decode("latin-1")
         if head.status == 200:
             return "ready", ""
         try:

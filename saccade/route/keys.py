@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from saccade.media.inline import decode_base64
+from saccade.media.inline import FILE_ID, decode_base64
 
 DEEPEST = 8
 """Lists within lists that are looked into; no API nests images deeper."""
@@ -34,7 +34,6 @@ that shows its first image after so many goes by how it begins.
 _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
 """A response's id begins with the instance that keeps it (`api/responses/store.py`)."""
-_FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
@@ -214,5 +213,5 @@ def _source_key(given: str, bare: bool) -> bytes:
 
 
 def _file_key(given: str) -> bytes | None:
-    found = _FILE.fullmatch(given)
+    found = FILE_ID.fullmatch(given)
     return None if found is None else bytes.fromhex(found[1])

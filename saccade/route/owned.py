@@ -18,6 +18,7 @@ from concurrent.futures import Future
 import httpx
 
 from saccade.core.errors import StartupError
+from saccade.edge.headers import INSTANCE_HEADER
 
 ANNOUNCED = "serving at "
 """What a server says once it is ready, before its address (`api/serve.py`)."""
@@ -27,7 +28,6 @@ LAST_LINES = 20
 ASK_SECONDS = 5.0
 KILL_SECONDS = 10.0
 """After its grace, a server gets so long to end before it is killed."""
-INSTANCE_HEADER = "x-saccade-instance"
 PAGES, RUNNING = "saccade_kv_pages", "saccade_requests_running"
 WAITING = "saccade_requests_waiting"
 FREE = 'owner="free"'

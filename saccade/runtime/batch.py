@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import Open, Plan, Row, Splice
+from saccade.core.plan import PLANS_IN_FLIGHT, Open, Plan, Row, Splice
 from saccade.nn.protocol import Batch
 from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
@@ -25,8 +25,6 @@ from saccade.runtime.sampler import Draws, uniform
 from saccade.runtime.scores import Wanted
 
 Integers = npt.NDArray[np.int64]
-IN_FLIGHT = 2
-"""Plans that may be begun before the first one's result is read."""
 UPDATES = 4096
 """New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
 ROW_TOKENS = 8
@@ -185,7 +183,7 @@ class Staging:
         apart = device.type != "cpu"
         self._hosts = [
             torch.empty(words, dtype=torch.int64, pin_memory=apart)
-            for _ in range(IN_FLIGHT if apart else 1)
+            for _ in range(PLANS_IN_FLIGHT if apart else 1)
         ]
         self._arrays = [host.numpy() for host in self._hosts]
         self._device = (

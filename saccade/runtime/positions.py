@@ -7,12 +7,12 @@ kept, the bytes they take decide.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -39,11 +39,9 @@ class PositionCache:
         self._spec = spec
         self._vision = vision
         self._metrics = metrics
-        self._budget = budget
-        self._entries: OrderedDict[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = (
-            OrderedDict()
+        self._entries: LRUCache[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = LRUCache(
+            budget, getsizeof=lambda value: min(value.nbytes, budget)
         )
-        self._bytes = 0
 
     @property
     def axes(self) -> int:
@@ -75,8 +73,6 @@ class PositionCache:
 
     def _find(self, kind: Kind, grid: Grid) -> GridFacts | npt.NDArray[np.int64] | None:
         known = self._entries.get((kind, grid))
-        if known is not None:
-            self._entries.move_to_end((kind, grid))
         self._metrics.inc(
             "saccade_position_cache_lookups_total",
             kind=kind,
@@ -86,8 +82,5 @@ class PositionCache:
 
     def _keep(self, kind: Kind, grid: Grid, value: GridFacts | npt.NDArray[np.int64]) -> None:
         self._entries[kind, grid] = value
-        self._bytes += value.nbytes
-        while self._bytes > self._budget and len(self._entries) > 1:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.nbytes
-        self._metrics.set("saccade_position_cache_bytes", self._bytes)
+        held = sum(each.nbytes for each in self._entries.values())
+        self._metrics.set("saccade_position_cache_bytes", held)

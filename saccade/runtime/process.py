@@ -47,7 +47,7 @@ from saccade.core.messages import (
     WorkerBoot,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks, Plan
+from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.parallel import PeerLost, Shard, join, leave
@@ -61,8 +61,6 @@ from saccade.runtime.tower import TowerWorker
 from saccade.runtime.weights import load_net, load_tower
 from saccade.runtime.worker import Worker
 
-STEPS_BEGUN = 2
-"""Plans that may be begun and not yet answered."""
 READY_POLL_SECONDS = 20e-6
 """While the device computes, looks at it and at the next plan are this far apart."""
 DISK_POLL_SECONDS = 1e-3
@@ -169,7 +167,7 @@ def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
     plan, oldest = begun[0]
     pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
     while not oldest.ready():
-        if len(begun) == STEPS_BEGUN:
+        if len(begun) == PLANS_IN_FLIGHT:
             return False
         if engine.waiting():
             return True

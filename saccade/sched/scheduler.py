@@ -24,7 +24,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
-from saccade.core.plan import Masks, Plan, Row, StepResult
+from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder
@@ -39,7 +39,6 @@ from saccade.sched.slots import Notices
 from saccade.sched.states import StateKeeper
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
-PLANS_IN_FLIGHT = 2
 NOT_FINITE = (
     "the model came to values that are no numbers (NaN or infinity) in this request: a weight or "
     "an image's embedding is damaged, or --dtype is too narrow for the model"

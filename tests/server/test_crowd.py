@@ -7,10 +7,11 @@ import resource
 
 import pytest
 
+from saccade.core.client import client_address
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.edge.limits import PIECES_PER_TURN, Crowd, client_of
+from saccade.edge.limits import PIECES_PER_TURN, Crowd
 
 
 class Member:
@@ -156,7 +157,7 @@ def test_what_comes_at_once_is_begun_a_few_pieces_a_turn() -> None:
     ],
 )
 def test_an_ipv6_network_is_one_client(one: str, other: str, same: bool) -> None:
-    assert (client_of(one) == client_of(other)) is same
+    assert (client_address(one) == client_address(other)) is same
 
 
 @pytest.mark.parametrize(("descriptors", "limit"), [(256, 160), (1024, 640), (100_000, 4096)])
