@@ -11,7 +11,6 @@ import pytest
 from saccade.core.errors import ConfigError
 from saccade.tools import counted as module
 from saccade.tools.counted import counted
-from saccade.tools.eval import records
 from saccade.tools.eval.ocrbench import items
 from tests.terminal import Terminal
 
@@ -55,6 +54,6 @@ def test_an_eval_without_the_hub_says_where_its_file_may_lie(
             raise OSError("ConnectError")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(records.importlib, "import_module", lambda name: Hub)
+    monkeypatch.setattr("saccade.tools.eval.records.importlib.import_module", lambda name: Hub)
     with pytest.raises(ConfigError, match=r"ConnectError.*--dataset-path FOLDER"):
         items(None)
