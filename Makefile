@@ -6,10 +6,10 @@ ARGS ?=
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all check bench gpu-check clean
+.PHONY: help demo test test-all check bench gpu-check gpu-check-1 gpu-check-2 gpu-check-3 clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
 
 .venv/.installed: pyproject.toml constraints.txt scripts/install.py
 	@echo "setting up .venv with $(PYTHON): torch first, then some 100 packages (about 500 MB)"
@@ -26,18 +26,24 @@ test: .venv/.installed  ## the default tests
 test-all: .venv/.installed  ## the default tests and the slow ones
 	$(BIN)/python -m pytest $(ABREAST) -m 'not gpu' $(ARGS)
 
-check: .venv/.installed  ## format, lint, types, house plan, machine code of GPU kernels
+check: .venv/.installed  ## format, lint, types, house plan, machine code and launches of GPU kernels
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
 	$(BIN)/python -m lab.aot
+	$(BIN)/python -m lab.aot_launch
+	$(BIN)/python -m tests.launching
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python -m benchmarks.generate $(ARGS)
 
+GPU_CHECK = PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu_check
 gpu-check:  ## GPU tests and benchmarks on a CUDA machine, with what PYTHON has installed (ARGS="--out DIR")
-	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu_check $(ARGS)
+	$(GPU_CHECK) $(ARGS)
+
+gpu-check-1 gpu-check-2 gpu-check-3: gpu-check-%:  ## a third of it each, in less than ten minutes
+	$(GPU_CHECK) --command $* $(ARGS)
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,12 +25,11 @@ import torch
 
 from benchmarks.quantised_decode import PAGE, Tiled, batch_of
 from lab.checkpoint import make_checkpoint
-from saccade.families.qwen_vl.net import projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
-from saccade.families.registry import load_spec
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels import device
 from saccade.nn import linear as layers
+from saccade.nn.decoder import attention_decoder
 from saccade.parallel import WHOLE
 from saccade.runtime.attention import attention_for
 from saccade.runtime.quantized import LoadTally, Ways
@@ -54,8 +53,8 @@ def measure(shapes: str, cases: list[tuple[int, int]], args: argparse.Namespace)
     with tempfile.TemporaryDirectory() as name:
         spec = cast(QwenVLSpec, load_spec(make_checkpoint(shapes, Path(name) / "model")))
     config = replace(spec.text, layers=args.layers)
-    ways = Ways(projection, made=None, native=False, tally=LoadTally())
-    model = TextModel(Tiled(ways), config, WHOLE)
+    ways = Ways(family_model(spec).projection, made=None, native=False, tally=LoadTally())
+    model = attention_decoder(Tiled(ways), config, WHOLE)
     figures: dict[str, Any] = {}
     for rows, context in cases:
         slots = PAGE * (2 + rows * -(-(context + 1) // PAGE))

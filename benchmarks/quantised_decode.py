@@ -26,11 +26,10 @@ from typing import Any, cast
 import torch
 
 from lab.checkpoint import make_checkpoint
-from saccade.families.qwen_vl.net import projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
-from saccade.families.registry import load_spec
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.linear import Matrix
+from saccade.nn.decoder import Decoder, attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -94,7 +93,7 @@ def batch_of(rows: int, context: int, width: int) -> Batch:
     )
 
 
-def step(model: TextModel, cache: KVCache, batch: Batch) -> tuple[float, float]:
+def step(model: Decoder[Any], cache: KVCache, batch: Batch) -> tuple[float, float]:
     """Milliseconds of the process's CPU time, and of the clock."""
     attention = attention_for(cache, PAGE)
     attention.plan(batch)
@@ -126,8 +125,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for made in KINDS:
         kind: str = made or "bfloat16"
         tally = LoadTally()
-        ways = Ways(projection, made=made, native=False, tally=tally)
-        models[kind] = TextModel(Tiled(ways), config, WHOLE)
+        ways = Ways(family_model(spec).projection, made=made, native=False, tally=tally)
+        models[kind] = attention_decoder(Tiled(ways), config, WHOLE)
         lines[kind] = tally.line(torch.bfloat16)
     slots = PAGE * (2 + max(args.rows) * -(-(args.context + 1) // PAGE))
     empty = torch.zeros(slots, *spec.kv_spec().layers[0][0].shape, dtype=torch.bfloat16)

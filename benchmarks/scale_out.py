@@ -26,7 +26,7 @@ from lab.router import bearing
 from lab.sharing import Shared, SimulatedStore
 from lab.trace import Synthetic, TracedCall
 from saccade.core.types import ImageKey
-from saccade.route.rank import most, rank
+from saccade.edge.rank import most, rank
 
 PROFILE = PROFILES["h200"]
 GRAIN = 128

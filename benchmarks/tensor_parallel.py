@@ -219,9 +219,7 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
         for mode in get_args(EncoderMode)
     }
     crews |= {"2 ranks, gloo, weights": Timed(folder, 2, 1, arena, "gloo")}
-    net = load_net(
-        load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu")
-    )
+    net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
     harnesses = {
         name: Harness(net, crew, arena, kv_pages=1024, prefix_cache=False)
         for name, crew in crews.items()

@@ -10,6 +10,7 @@ listed twice. Which launches are looked at stands in `aot_cases.py`.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -165,6 +166,27 @@ def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
             setattr(module, name, kernel)
 
 
+def launched_kernels(source: str) -> set[str]:
+    """Names of the kernels that a module has and launches, by its text: functions under
+    `triton.jit` that are given a grid. The others are parts of these.
+    """
+    tree = ast.parse(source)
+    compiled = {
+        each.name
+        for each in tree.body
+        if isinstance(each, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(how) for how in each.decorator_list)
+    }
+    launched = {
+        call.func.value.id
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Subscript)
+        and isinstance(call.func.value, ast.Name)
+    }
+    return launched & compiled
+
+
 def launches_of(case: KernelCase, arch: int = PROMISED) -> list[KernelLaunch]:
     """As the host would launch on a GPU of that architecture."""
     with recorded(case.module) as recorders, patch.object(device, "generation", lambda _: arch):
@@ -270,7 +292,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arch < case.least_arch:
                 tqdm.write(f"{case.name:60s} needs sm_{case.least_arch}")
                 continue
-            for at, launch in enumerate(launches_of(case, arch)):
+            launches = launches_of(case, arch)
+            missing = set(case.promises) - {launch.name for launch in launches}
+            bad += [f"sm_{arch} {case.name}: {each} is not launched" for each in sorted(missing)]
+            for at, launch in enumerate(launches):
                 name = f"{case.name}: {launch.name}" + (f" {at}" if at else "")
                 promise = case.promises[launch.name]
                 code = found[name] = compile_launch(launch, arch)

@@ -32,8 +32,13 @@ HALF = torch.bfloat16
 PAGE = 16
 TOKENS = 64
 VOCAB = 151936
-TEXT_SHAPES = ((32, 8, 128), (28, 4, 128), (16, 2, 128), (16, 8, 64))
-"""Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B; a head of 64."""
+TEXT_SHAPES = (
+    *((32, 8, 128), (28, 4, 128), (16, 2, 128), (32, 4, 128)),
+    *((16, 8, 64), (14, 2, 64), (16, 4, 256)),
+)
+"""Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B; a head of
+64, InternVL3-1B, Qwen3.5-9B.
+"""
 FP8_SHAPES = ((6144, 2560),)
 """Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
 SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))

@@ -21,7 +21,7 @@ from lab import tiles
 from lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from lab.tiles import tile_config, tile_processor
 from saccade.core.errors import ConfigError
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 
@@ -224,6 +224,9 @@ class _Random:
     def has(self, _name: str, /) -> bool:
         return True
 
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
     def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
         return weight
 
@@ -242,7 +245,7 @@ def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
     """What the network itself asks for, under the names that transformers gives them."""
     spec = load_spec(folder)
     weights = _Random(seed, dtype)
-    net_module(spec).build(spec, weights, WHOLE, WHOLE)
+    family_model(spec).build(weights, WHOLE, WHOLE)
     tensors = {
         name if name.startswith("lm_head.") else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()

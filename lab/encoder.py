@@ -41,7 +41,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Grid
 from saccade.engine.sizing import VIT_GRAPH_SIZES
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.parallel import WHOLE
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.encoder import PackedEncoder
@@ -151,7 +151,7 @@ def _measure_all(
     task = progress.add_task(f"{model} in {dtype}", total=None)
     spec = load_spec(folder, (f"patch_embed={options.patch_embed}",))
     weights = DummyWeights(DTYPES[dtype], device)
-    net = net_module(spec).build(spec, weights, WHOLE, WHOLE)
+    net = family_model(spec).build(weights, WHOLE, WHOLE)
     like = torch.empty(0, dtype=DTYPES[dtype], device=device)
     attention: EncoderAttention = (
         "flash" if device.type == "cuda" and dtype != "float32" else "sdpa"

@@ -39,7 +39,7 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey, Span
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axes
 from saccade.parallel import WHOLE
 from saccade.runtime.dummy import DummyWeights
@@ -262,7 +262,7 @@ def measure_positions(
     """
     spec = load_spec(folder)
     weights = DummyWeights(torch.float32, device)
-    vision = net_module(spec).build(spec, weights, WHOLE, WHOLE).vision
+    vision = family_model(spec).build(weights, WHOLE, WHOLE).vision
     theirs = None
     if not options.without_transformers and find_spec("transformers"):
         from lab.peer import TransformersPositions

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lab.checkpoint import write_tensors
 from saccade.core.errors import ConfigError
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.fp8 import FP8, LARGEST, to_fp8
 from saccade.runtime.tensors import weight_files
 
@@ -26,7 +26,7 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
     """Write the checkpoint in `source` to `folder`, which is empty, with the language model's
     matrices in FP8. Raises CheckpointError, ConfigError.
     """
-    module = net_module(load_spec(source))
+    model = family_model(load_spec(source))
     config = json.loads((source / "config.json").read_text())
     if "quantization_config" in config:
         raise ConfigError(f"--model {source}: it is quantised already")
@@ -40,7 +40,7 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
         with safe_open(path, framework="pt") as file:
             for name in list(file.keys()):
                 tensors[name] = file.get_tensor(name)
-                if ".layers." in name and module.projection(module.canonical_name(name)):
+                if ".layers." in name and model.projection(model.canonical_name(name)):
                     tensors[name], scales = quantise_blocks(tensors[name])
                     tensors[f"{name}_scale_inv"] = scales
         write_tensors(tensors, folder / path.name)

@@ -13,7 +13,7 @@ from itertools import count
 
 from lab.options import Routing
 from lab.trace import TracedCall
-from saccade.route.rank import rank
+from saccade.edge.rank import rank
 
 
 class SimulatedRouter:

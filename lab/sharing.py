@@ -16,7 +16,7 @@ from lab.outcome import StepCounts
 from lab.trace import Shown
 from saccade.cache.embeddings import EmbeddingCache, Worth
 from saccade.core.types import ImageKey
-from saccade.route.rank import rank
+from saccade.edge.rank import rank
 
 
 class SimulatedStore:

@@ -148,7 +148,7 @@ def serve(
         "demo": the built-in model.
     """
     print(f"loading {model} ... (Ctrl-C ends it)", flush=True)  # before imports that take seconds
-    from saccade.server.run import serve as serve_model
+    from saccade.api.serve import serve as serve_model
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return serve_model(

@@ -247,7 +247,7 @@ def test_house_rules_of_style(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["core", "media", "text", "front", "cache", "sched", "engine", "server", "route"]
+    "room", ["core", "media", "text", "front", "cache", "sched", "engine", "edge", "api", "route"]
 )
 def test_the_front_half_imports_without_torch(room: str) -> None:
     modules = [

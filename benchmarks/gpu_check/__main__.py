@@ -1,14 +1,18 @@
-"""Everything that needs a GPU, in one command, on a CUDA machine without network and without an
-installation:
+"""Everything that needs a GPU, on a CUDA machine without network and without an installation, in
+three commands of less than ten minutes each:
 
-    make gpu-check PYTHON=python3 ARGS="--out benchmarks/results/h200"
-    (or: PYTHONPATH=. python3 -m benchmarks.gpu_check --out benchmarks/results/h200)
+    make gpu-check-1 PYTHON=python3 ARGS="--out benchmarks/results/h200"    (and -2, and -3)
+    (or: PYTHONPATH=. python3 -m benchmarks.gpu_check --command 1 --out benchmarks/results/h200)
+
+`make gpu-check` is all three, one after another. What such a machine lacks of packages,
+`python -m benchmarks.gpu_check.wheels` downloads where there is a network.
 
 Runs the stages of `stages.py`, each in a process of its own, the most valuable first; all together
-end within --budget seconds, and what found no time is reported as skipped. Writes DIR/summary.json
-and DIR/report.md after each stage, beside the stages' own files: each figure with its floor, what
-others have published, the target, and what to try where it is far off. Status: 0 all went well, 1
-a stage failed, 2 it cannot run here.
+end within --budget seconds, and what found no time is reported as skipped. DIR has report.md (each
+figure with its floor, what others have published, the target, and what to try where it is far off),
+summary.json, and results.tar.gz with these and the stages' own files; all three are replaced after
+each stage and every 15 seconds, each as a whole, so that a kill at any moment leaves them readable.
+Status: 0 all went well, 1 a stage failed, 2 it cannot run here.
 
 `--device cpu --quick` exercises all of it on tiny models, kernels in Triton's interpreter; the
 figures mean nothing then.
@@ -19,14 +23,22 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gpu_check.archive import Archive
 from benchmarks.gpu_check.machine import explain, hardware, missing, versions
 from benchmarks.gpu_check.report import failed, write_report
-from benchmarks.gpu_check.run import StageRunner
-from benchmarks.gpu_check.stages import STAGES
+from benchmarks.gpu_check.run import StageRunner, said
+from benchmarks.gpu_check.stages import (
+    COMMAND_SECONDS,
+    COMMANDS,
+    STAGES,
+    Stage,
+    most_seconds,
+)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -38,14 +50,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("gpu-check"), help="folder for results (%(default)s)"
     )
     parser.add_argument(
-        "--budget", type=float, default=525.0, help="seconds for everything (%(default)s)"
+        "--budget",
+        type=float,
+        help="seconds for everything (570 for a command, or as long as its stages may take)",
+    )
+    parser.add_argument(
+        "--command",
+        type=int,
+        choices=range(1, len(COMMANDS) + 1),
+        help="the stages of one of the three commands (all of them)",
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this script out"
     )
     parser.add_argument("--quick", action="store_true", help="tiny models, few repeats")
     names = tuple(stage.name for stage in STAGES)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="stages to run")
+    parser.add_argument("--only", nargs="+", choices=names, help="stages to run")
     return parser.parse_args(arguments)
 
 
@@ -62,17 +82,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "on tiny models)"
         )
         return 2
-    stages = [stage for stage in STAGES if stage.name in args.only]
+    chosen = COMMANDS[args.command - 1] if args.command else STAGES
+    stages = tuple(stage for stage in chosen if not args.only or stage.name in args.only)
+    budget = args.budget or (COMMAND_SECONDS if args.command else most_seconds(stages))
+    with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
+        runner = StageRunner(Path(name), device=args.device, quick=args.quick, budget=budget)
+        return carry_out(runner, stages, args, sys.argv[1:] if arguments is None else arguments)
+
+
+def carry_out(
+    runner: StageRunner, stages: Sequence[Stage], args: argparse.Namespace, given: Sequence[str]
+) -> int:
+    """All stages, each told of when it is in the archive; the status."""
     out: Path = args.out.resolve()
-    runner = StageRunner(out, device=args.device, quick=args.quick, budget=args.budget)
     absent = {stage.name: lacks for stage in stages if (lacks := runner.lacks(stage))}
     if absent:
         print(explain(absent), flush=True)
     if len(absent) == len(stages):
         print("cannot run: every stage lacks packages")
         return 2
-    out.mkdir(parents=True, exist_ok=True)
-    given = sys.argv[1:] if arguments is None else arguments
     argv = ["OUT" if each == str(args.out) else each for each in given]
     facts = {
         "command": shlex.join(["python", "-m", "benchmarks.gpu_check", *argv]),
@@ -82,9 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": versions(),
         "not installed": absent,
     }
-    for stage in stages:
-        runner.run(stage)
-        write_report(out, facts | {"seconds": round(runner.used, 1)}, runner.outcomes)
+    with Archive(runner.out, out) as archive:
+        for stage in stages:
+            outcome = runner.run(stage)
+            write_report(runner.out, facts | {"seconds": round(runner.used, 1)}, runner.outcomes)
+            archive.write()
+            print(said(outcome), flush=True)
     bad = [each for each in runner.outcomes if failed(each)]
     well = sum(each.status == "ok" for each in runner.outcomes)
     skipped = len(runner.outcomes) - well - len(bad)

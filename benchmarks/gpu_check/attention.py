@@ -1,7 +1,7 @@
 """Stage `attention`: the tower's attention, paged decode and paged prefill, by every way there is.
 
-Times are the device's, in milliseconds; floors are bytes at the speed of a copy, or operations at
-600 TFLOP/s. Every way's result is compared with the first one's.
+Times are the device's, in milliseconds; floors are bytes or operations at the
+machine's own speeds (stage `speeds`). Every way's result is compared with the first one's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_check.clock import copies_for, copy_speed, device_ms
+from benchmarks.gpu_check.clock import copies_for, device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
-from benchmarks.gpu_check.targets import PRODUCT_FLOPS
 from saccade.kernels.attention_gpu import Tile
 from saccade.kernels.fp8 import FP8, to_fp8
 from saccade.kernels.paged import PagedCache, PagedRows
@@ -50,6 +49,7 @@ class Bench:
     file: FigureFile
     quick: bool
     bytes_per_s: float
+    flops: float
     heads: int = HEADS
     kv_heads: int = KV_HEADS
     tower_heads: int = TOWER_HEADS
@@ -116,7 +116,7 @@ def bench_tower(bench: Bench) -> None:
             ways[name_of(tile)] = [ours]
         flops = 4.0 * tokens * tokens * bench.tower_heads * TOWER_DIM
         metric = f"tower attention, {tokens} rows"
-        compare(bench, metric, ways, 1e3 * flops / PRODUCT_FLOPS, flops)
+        compare(bench, metric, ways, 1e3 * flops / bench.flops, flops)
 
 
 def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
@@ -207,7 +207,7 @@ def bench_prefill(bench: Bench) -> None:
         seen = new * (keys - new) + new * (new + 1) / 2
         flops = 4.0 * count * seen * bench.heads * DIM
         metric = f"paged prefill, {count} x {new} over {keys}"
-        compare(bench, metric, ways, 1e3 * flops / PRODUCT_FLOPS, flops)
+        compare(bench, metric, ways, 1e3 * flops / bench.flops, flops)
 
 
 def main() -> int:
@@ -218,7 +218,7 @@ def main() -> int:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
     heads = (4, 2, 2) if args.quick else (HEADS, KV_HEADS, TOWER_HEADS)
     file = FigureFile(args.figures)
-    bench = Bench(device, dtype, file, args.quick, copy_speed(device), *heads)
+    bench = Bench(device, dtype, file, args.quick, args.copy, args.products, *heads)
     for part in (bench_tower, bench_decode, bench_prefill):
         bench.file.attempt(part.__name__, partial(part, bench))
     return bool(bench.file.failures)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.gpu_check.targets import COPY_BYTES_PER_S
-
 Work = Callable[[], object]
 MEASURE_MS = 150.0
 """One measurement is about so long."""
@@ -76,14 +74,3 @@ def _clocked(work: Work, runs: int, settle: Work = lambda: None) -> float:
         settle()
         times.append(1e3 * (time.perf_counter() - began))
     return min(times)
-
-
-def copy_speed(device: torch.device) -> float:
-    """Bytes per second that a copy reads and writes together; on a CPU, an H200's, so that shares
-    have the right form.
-    """
-    if device.type == "cpu":
-        return COPY_BYTES_PER_S
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / device_ms([lambda: target.copy_(source)], device) * 1e3

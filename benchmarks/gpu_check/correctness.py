@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,9 +20,13 @@ from typing import Any
 
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.machine import ROOT
-from benchmarks.gpu_check.run import describe_status, end
+from benchmarks.gpu_check.run import describe_status
+from benchmarks.gpu_check.tied import tied
 
-KERNELS = ("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary", "delta")
+KERNELS = (
+    *("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary", "delta"),
+    *("scaled", "int4", "experts"),
+)
 """Files of tests/kernels that run on a device where there is one."""
 ENGINE = ("engine", "encoder", "kernels")
 """Files of tests/gpu."""
@@ -48,7 +53,7 @@ def begin(path: str, folder: Path, abreast: int) -> Shard:
     results = folder / f"correctness-{name}.xml"
     results.unlink(missing_ok=True)
     options = ("-q", "-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:randomly")
-    command = [sys.executable, "-m", "pytest", *options, f"--junitxml={results}"]
+    command = tied("pytest", *options, f"--junitxml={results}")
     command += ["-m", "not slow or gpu", f"tests/{path}"]
     if abreast > 1 and find_spec("xdist"):
         command += ["-n", str(abreast)]
@@ -59,27 +64,36 @@ def begin(path: str, folder: Path, abreast: int) -> Shard:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        )  # in the session of this stage: whoever ends the stage ends its shards
     return Shard(name, process, results)
 
 
-def settle(shard: Shard, until: float, file: FigureFile) -> None:
-    """Wait for it, and say what it found."""
-    late = False
-    try:
-        shard.process.wait(max(0.1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        late = True
-        shard.process.send_signal(signal.SIGINT)  # pytest writes what it has
+def await_all(shards: Sequence[Shard], until: float) -> set[str]:
+    """Names of those that were not done by then. All of these are told to end before any is waited
+    for: together they have `WRITE_SECONDS` to write what they have.
+    """
+    for shard in shards:
         with suppress(subprocess.TimeoutExpired):
-            shard.process.wait(WRITE_SECONDS)
-    code = shard.process.poll()
-    end(shard.process)
+            shard.process.wait(max(0.1, until - time.monotonic()))
+    late = [shard for shard in shards if shard.process.poll() is None]
+    for shard in late:
+        shard.process.send_signal(signal.SIGINT)
+    over = time.monotonic() + WRITE_SECONDS
+    for shard in late:
+        with suppress(subprocess.TimeoutExpired):
+            shard.process.wait(max(0.1, over - time.monotonic()))
+        if shard.process.poll() is None:
+            shard.process.kill()
+    return {shard.name for shard in late}
+
+
+def tell(shard: Shard, file: FigureFile, *, late: bool) -> None:
+    """What a shard that has ended found."""
+    code = shard.process.wait()
     metric = f"tests failed, {shard.name}"
     log = f"correctness-{shard.name}.log"
     if not shard.results.is_file():
-        why = "not done in time" if late or code is None else describe_status(code)
+        why = "not done in time" if late else describe_status(code)
         file.failures += 1
         file.add(Figure(metric, None, "tests", error=f"{why} ({log})"))
         return
@@ -120,8 +134,9 @@ def main() -> int:
     paths += [f"kernels/test_{name}.py" for name in KERNELS]
     abreast = 1 if args.quick else ABREAST
     shards = [begin(path, folder, abreast) for path in (QUICK if args.quick else paths)]
+    late = await_all(shards, until)
     for shard in shards:
-        settle(shard, until, file)
+        tell(shard, file, late=shard.name in late)
     return bool(file.failures)
 
 

@@ -14,9 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_check.clock import copy_speed, device_ms
+from benchmarks.gpu_check.clock import device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
-from benchmarks.gpu_check.targets import PRODUCT_FLOPS
 from saccade.kernels.experts import Stack, expert
 from saccade.kernels.experts_gpu import by_expert, launch_experts
 from saccade.kernels.fp8 import LARGEST, Fp8Experts, to_fp8
@@ -72,7 +71,6 @@ def main() -> int:
     args = stage_arguments(__doc__)
     device, file = torch.device(args.device), FigureFile(args.figures)
     torch.manual_seed(0)
-    speed = copy_speed(device)
     like = torch.empty(0, dtype=torch.bfloat16 if device.type == "cuda" else torch.float16)
     like = like.to(device)
     hidden, width, count, top = QUICK if args.quick else SHAPE
@@ -98,7 +96,7 @@ def main() -> int:
         touched, values = len(chosen.unique()), 3 * hidden * width
         for kind, layers in kinds.items():
             nbytes = touched * values * (1 if kind != "16 bits" else like.itemsize)
-            least = 1e3 * max(nbytes / speed, 2.0 * rows * top * values / PRODUCT_FLOPS)
+            least = 1e3 * max(nbytes / args.copy, 2.0 * rows * top * values / args.products)
             wanted = written_out(x, chosen, shares, layers[0])
             ways = {
                 "triton": [

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_check.targets import H200
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -88,13 +90,15 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     """What every stage's process is told.
 
     figures: the file for its figures; other files of a stage lie beside it. seconds: it should be
-    done by then.
+    done by then. copy, products: what the machine was measured to do.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--figures", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--copy", type=float, default=H200.copy, help="bytes/s")
+    parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
     return parser.parse_args(arguments)

@@ -15,7 +15,7 @@ import torch
 
 from lab.checkpoint import make_checkpoint
 from saccade.core.family import FamilySpec
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.fp8 import LARGEST, LEAST_GROUP, Fp8Matrix, prepare, to_fp8
 from saccade.kernels.linear import Matrix
 from saccade.nn.protocol import FamilyNet
@@ -92,9 +92,9 @@ def make_model(
         config["text_config"]["num_hidden_layers"] = layers
         path.write_text(json.dumps(config))
     spec = load_spec(folder)
-    module = net_module(spec)
-    weights = RandomWeights(dtype, device, module.projection if fp8 else None)
-    net = module.build(spec, weights, WHOLE, WHOLE)
+    model = family_model(spec)
+    weights = RandomWeights(dtype, device, model.projection if fp8 else None)
+    net = model.build(weights, WHOLE, WHOLE)
     text = config["text_config"]
     table = text["vocab_size"] * text["hidden_size"] * dtype.itemsize
     tied = config["tie_word_embeddings"]

@@ -14,9 +14,8 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_check.clock import copies_for, copy_speed, device_ms
+from benchmarks.gpu_check.clock import copies_for, device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
-from benchmarks.gpu_check.targets import PRODUCT_FLOPS
 from saccade.kernels.fp8 import (
     BLOCK,
     LARGEST,
@@ -76,7 +75,6 @@ def main() -> int:
     args = stage_arguments(__doc__)
     device, file = torch.device(args.device), FigureFile(args.figures)
     torch.manual_seed(0)
-    speed = copy_speed(device)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
 
     def measure(
@@ -95,9 +93,9 @@ def main() -> int:
             for name, (works, nbytes) in ways_of(x, outputs, device).items():
                 metric = f"product, {inputs} to {outputs}, {rows} rows, {name}"
                 flop = 2.0 * rows * inputs * outputs
-                peak = PRODUCT_FLOPS * (2 if name.startswith("scaled_mm") else 1)
+                peak = args.products * (2 if name.startswith("scaled_mm") else 1)
                 total = nbytes + rows * (inputs + outputs) * dtype.itemsize
-                least = 1e3 * max(total / speed, flop / peak)
+                least = 1e3 * max(total / args.copy, flop / peak)
                 reference = works[0]() if name == "16 bits" else reference
                 work = partial(measure, metric, works, least, total, flop)
                 optional = not name.startswith("triton")

@@ -14,10 +14,9 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_check.clock import copies_for, copy_speed, device_ms
+from benchmarks.gpu_check.clock import copies_for, device_ms
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.products import ROWS, SHAPES
-from benchmarks.gpu_check.targets import PRODUCT_FLOPS
 from saccade.kernels.int4 import MIDDLE, dense, pack_int4
 from saccade.kernels.int4_gpu import launch_int4
 
@@ -62,7 +61,6 @@ def main() -> int:
     args = stage_arguments(__doc__)
     device, file = torch.device(args.device), FigureFile(args.figures)
     torch.manual_seed(0)
-    speed = copy_speed(device)
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
 
     def measure(
@@ -83,7 +81,7 @@ def main() -> int:
                 metric = f"4-bit product, {inputs} to {outputs}, {rows} rows, {name}"
                 flop = 2.0 * rows * inputs * outputs
                 total = nbytes + rows * (inputs + outputs) * dtype.itemsize
-                least = 1e3 * max(total / speed, flop / PRODUCT_FLOPS)
+                least = 1e3 * max(total / args.copy, flop / args.products)
                 work = partial(measure, metric, works, least, total, flop)
                 file.attempt(metric, work, unit="ms", optional=not name.startswith("triton"))
     return bool(file.failures)

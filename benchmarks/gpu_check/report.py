@@ -14,7 +14,17 @@ from typing import Any
 
 from benchmarks.gpu_check.figures import Figure
 from benchmarks.gpu_check.run import Outcome
-from benchmarks.gpu_check.targets import FAR, GPU, Target, advice_of, target_of
+from benchmarks.gpu_check.targets import (
+    COPY,
+    FAR,
+    GPUS,
+    PRODUCTS,
+    Speeds,
+    Target,
+    advice_of,
+    speeds_of,
+    target_of,
+)
 
 TAIL_LINES = 15
 
@@ -27,6 +37,7 @@ class Verdict:
 
     figure: Figure
     target: Target | None
+    anchor: float | None
     of_floor: float | None
     of_anchor: float | None
     of_target: float | None
@@ -37,15 +48,27 @@ class Verdict:
         return "" if share is None else advice_of(self.figure.metric, share)
 
 
-def judge(figure: Figure, *, here: bool) -> Verdict:
-    """here: whether the GPU is the one that targets are for."""
-    target = target_of(figure.metric) if here else None
+def judge(figure: Figure, speeds: Speeds | None) -> Verdict:
+    """speeds: of the GPU; None where there are no targets for it."""
+    target = target_of(figure.metric, speeds, more=figure.more) if speeds else None
     floor = figure.floor
     if floor is None and target is not None:
         floor = target.floor
-    anchor, wanted = (target.anchor, target.target) if target else (None, None)
+    anchor = target.anchors.get(speeds.name) if target and speeds else None
+    wanted = target.target if target else None
     shares = (_share(figure, bound) for bound in (floor, anchor, wanted))
-    return Verdict(figure, target, *shares)
+    return Verdict(figure, target, anchor, *shares)
+
+
+def measured_speeds(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Speeds | None:
+    """Of the GPU, as stage `speeds` has found them."""
+    found = {each.metric: each.value for outcome in outcomes for each in outcome.figures}
+    copy, products = found.get(COPY), found.get(PRODUCTS)
+    return speeds_of(
+        str(facts["hardware"].get("gpu", "")),
+        copy and copy * 1e9,
+        products and products * 1e12,
+    )
 
 
 def _share(figure: Figure, bound: float | None) -> float | None:
@@ -56,10 +79,10 @@ def _share(figure: Figure, bound: float | None) -> float | None:
 
 def summarise(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """All that a check has found, as JSON."""
-    here, real = _is_target(facts), _is_real(facts)
+    speeds, real = measured_speeds(facts, outcomes), _is_real(facts)
     stages = []
     for outcome in outcomes:
-        verdicts = [judge(figure, here=here) for figure in outcome.figures]
+        verdicts = [judge(figure, speeds) for figure in outcome.figures]
         figures = [
             asdict(each.figure)
             | {
@@ -82,11 +105,6 @@ def failed(outcome: Outcome) -> bool:
     return outcome.status in ("failed", "timed out")
 
 
-def _is_target(facts: dict[str, Any]) -> bool:
-    """Whether the GPU is the one that targets are for."""
-    return GPU in str(facts["hardware"].get("gpu", ""))
-
-
 def _is_real(facts: dict[str, Any]) -> bool:
     """Whether the figures mean anything."""
     return bool(facts["hardware"].get("gpu")) and not facts["quick"]
@@ -101,7 +119,7 @@ def write_report(out: Path, facts: dict[str, Any], outcomes: Sequence[Outcome]) 
 
 def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[str]:
     gpu = str(facts["hardware"].get("gpu", ""))
-    here, real = _is_target(facts), _is_real(facts)
+    speeds, real = measured_speeds(facts, outcomes), _is_real(facts)
     versions = facts["versions"]
     yield f"# gpu-check on {gpu or facts['hardware'].get('cpu', 'a CPU')}"
     yield ""
@@ -109,21 +127,27 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
     yield f"{', '.join(f'{name} {each}' for name, each in versions.items() if each)}."
     if not real:
         yield "**Tiny models or no GPU: the figures mean nothing; the run shows that this works.**"
-    elif not here:
-        yield f"Targets and anchors are an {GPU}'s, and left out here."
+    elif speeds is None:
+        names = " and ".join(each.name for each in GPUS)
+        yield f"Targets and anchors are for {names}, and left out here."
+    else:
+        yield (
+            f"Floors and targets are those of {speeds.copy / 1e12:.2f} TB/s and "
+            f"{speeds.products / 1e12:.0f} TFLOP/s."
+        )
     yield ""
     yield "| stage | | seconds | |"
     yield "|---|---|---|---|"
     for each in outcomes:
         yield f"| {each.name} | {each.status} | {each.seconds:.0f} | {_cell(each.why)} |"
-    if real and (advised := list(_advice(outcomes, here))):
+    if real and (advised := list(_advice(outcomes, speeds))):
         yield ""
         yield "## What to try next"
         yield ""
         yield from advised
     for outcome in outcomes:
         if outcome.figures:
-            yield from _table(outcome, here)
+            yield from _table(outcome, speeds)
         if failed(outcome) and outcome.tail:
             yield ""
             yield f"### The end of {outcome.name}.log"
@@ -133,25 +157,25 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
             yield "```"
 
 
-def _advice(outcomes: Sequence[Outcome], here: bool) -> Iterator[str]:
+def _advice(outcomes: Sequence[Outcome], speeds: Speeds | None) -> Iterator[str]:
     by_advice: dict[str, list[str]] = {}
     for outcome in outcomes:
         for figure in outcome.figures:
-            if advice := judge(figure, here=here).advice:
+            if advice := judge(figure, speeds).advice:
                 by_advice.setdefault(advice, []).append(figure.metric)
     for advice, metrics in by_advice.items():
         more = f" and {len(metrics) - 3} more" if len(metrics) > 3 else ""
         yield f"- **{'; '.join(metrics[:3])}{more}**: {advice}"
 
 
-def _table(outcome: Outcome, here: bool) -> Iterator[str]:
+def _table(outcome: Outcome, speeds: Speeds | None) -> Iterator[str]:
     yield ""
     yield f"## {outcome.name}"
     yield ""
     yield "| | measured | floor | of floor | published | of published | target | met | note |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for figure in outcome.figures:
-        verdict = judge(figure, here=here)
+        verdict = judge(figure, speeds)
         target = verdict.target
         floor = figure.floor or (target.floor if target else None)
         met = verdict.of_target
@@ -160,7 +184,7 @@ def _table(outcome: Outcome, here: bool) -> Iterator[str]:
             "**failed**" if figure.value is None else f"{_number(figure.value)} {figure.unit}",
             _number(floor),
             _percent(verdict.of_floor),
-            _number(target.anchor if target else None),
+            _number(verdict.anchor),
             _percent(verdict.of_anchor),
             _number(target.target if target else None),
             "" if met is None else "yes" if met >= 1.0 else "**no**",

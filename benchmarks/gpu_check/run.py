@@ -20,14 +20,15 @@ from typing import Any, Literal
 
 from benchmarks.gpu_check.figures import Figure, read_figures
 from benchmarks.gpu_check.machine import ROOT, missing
-from benchmarks.gpu_check.stages import Stage
+from benchmarks.gpu_check.stages import END_SECONDS, Stage
+from benchmarks.gpu_check.targets import COPY, PRODUCTS
+from benchmarks.gpu_check.tied import tied
+from saccade.core.options import ALLOCATION
 
 LONGEST_TAIL = 2000
 """Characters of a stage's output that are kept in the summary."""
 SPARE_SECONDS = 5.0
 """A stage is told to be done so long before it is ended."""
-END_SECONDS = 10.0
-"""A process that was told to end has so long before its session is killed."""
 REPORT_SECONDS = 3.0
 """Of the budget, kept for the report."""
 PACKAGE = "benchmarks.gpu_check"
@@ -62,6 +63,7 @@ class StageRunner:
             "COLUMNS": "160",
             "TRITON_INTERPRET": "1" if device == "cpu" else "0",
         }
+        self._environment.setdefault("PYTORCH_ALLOC_CONF", ALLOCATION)  # as a server has
 
     @property
     def left(self) -> float:
@@ -91,20 +93,25 @@ class StageRunner:
                 f"{max(0.0, self.left):.0f} s of the budget are left, and it needs "
                 f"{stage.least + REPORT_SECONDS:.0f}"
             )
-        said = f"skipped, {outcome.why}" if outcome.why else stage.about
-        print(f"== {stage.name}: {said}", flush=True)
+        about = f"skipped, {outcome.why}" if outcome.why else stage.about
+        print(f"== {stage.name}: {about}", flush=True)
         if not outcome.why:
             figures.unlink(missing_ok=True)
             self._carry_out(command, seconds, outcome)
             outcome.figures = read_figures(figures)
-            print(f"   {outcome.status} after {outcome.seconds:.0f} s {outcome.why}", flush=True)
         return outcome
 
     def _command(self, stage: Stage, figures: Path, seconds: float) -> list[str]:
         options = [*stage.options, *(("--quick",) if self._quick else ())]
         module = f"{PACKAGE}.{stage.module}"
         where = ["--figures", str(figures), "--device", self._device]
-        return [sys.executable, "-m", module, *where, "--seconds", f"{seconds:.0f}", *options]
+        return tied(module, *where, "--seconds", f"{seconds:.0f}", *self._speeds(), *options)
+
+    def _speeds(self) -> list[str]:
+        """What stages that follow `speeds` go by."""
+        found = {each.metric: each.value for done in self.outcomes for each in done.figures}
+        given = (("--copy", found.get(COPY), 1e9), ("--products", found.get(PRODUCTS), 1e12))
+        return [word for name, value, unit in given if value for word in (name, f"{value * unit}")]
 
     def _carry_out(self, command: Sequence[str], seconds: float, outcome: Outcome) -> None:
         began = time.monotonic()
@@ -134,6 +141,11 @@ class StageRunner:
         for folder, name in ((self.out, "OUT"), (ROOT, "."), (sys.prefix, "PYTHON")):
             text = text.replace(str(folder), name)
         return text
+
+
+def said(outcome: Outcome) -> str:
+    """Of a stage that has ended, for people."""
+    return f"   {outcome.name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.why}"
 
 
 def describe_status(code: int) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.machine import ROOT
 from benchmarks.gpu_check.run import end
+from benchmarks.gpu_check.tied import tied
 from lab.checkpoint import make_checkpoint
 
 REPLAYS = ("saccade_graph_replays_total", "saccade_mixed_graph_replays_total")
@@ -34,6 +35,8 @@ SMALL_SERVER = (
     *("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192"),
     *("--context-length", "4096"),
 )
+HOST_TIER = ("--embedding-cache-host-mb", "4096")
+"""Enough for all that clients show here, and pinned in a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,9 @@ class ServingStage:
         """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
         dummy = ("--load-format", "dummy", "--dtype", "bfloat16")
         where = ("--port", str(port), "--device", self._device)
-        more = SMALL_SERVER if self._quick else ()
-        command = saccade("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
+        more = SMALL_SERVER if self._quick else HOST_TIER
+        words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
+        command = tied("saccade", *words)
         with (self._folder / "serving-server.log").open("w") as log:
             # In the session of this stage: whoever ends the stage ends the server too.
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 import torch
 
-from benchmarks.gpu_check.clock import copy_speed
 from benchmarks.gpu_check.engine_here import EngineHere
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.model import RandomModel, make_model
@@ -30,15 +29,32 @@ STEPS = 48
 CHUNK = 8192
 
 
-def decode(engine: EngineHere, metric: str, rows: int, floor: float, *, quick: bool) -> Figure:
+DRAWN = {"temperature 1": (1.0, 1.0), "temperature 1, top-p 0.95": (1.0, 0.95)}
+"""Temperature and top-p, beside the greedy choice."""
+
+
+def decode(
+    engine: EngineHere,
+    metric: str,
+    rows: int,
+    floor: float,
+    drawn: tuple[float, float] = (0.0, 1.0),
+    *,
+    quick: bool,
+) -> Figure:
     """Tokens per second while `rows` sequences decode and nothing else happens."""
     context, steps = (20, 4) if quick else (CONTEXT, STEPS)
     chunks = -(-rows * context // engine.config.chunk_tokens)
     # The first ones have drawn a token in each step of the others' prompts.
-    requests = [engine.request(context, steps + chunks + 4) for _ in range(rows)]
+    temperature, top_p = drawn
+    requests = [
+        engine.request(context, steps + chunks + 4, temperature=temperature, top_p=top_p)
+        for _ in range(rows)
+    ]
     progress = engine.run(requests)
     begun = max(progress.first.values())
-    full = [at for at, tokens in progress.steps if at >= begun and tokens == rows][: steps + 1]
+    ticks = (tick for tick in progress.steps if tick.at >= begun and tick.drawn == rows)
+    full = [tick.at for tick in ticks][: steps + 1]
     if len(full) < 3:
         raise RuntimeError(f"only {len(full)} steps had all {rows} rows")
     gaps = sorted(1e3 * (after - before) for before, after in pairwise(full))
@@ -73,12 +89,16 @@ def measure(args: object, file: FigureFile) -> None:
     engine = EngineHere(model, device, dtype, options=options)
     note = f"of these {loaded - began:.1f} to make the weights, the rest kernels and graphs"
     file.add(Figure(f"start, {name}", time.perf_counter() - began, "s", note=note))
-    speed = copy_speed(torch.device(device))
+    speed: float = args.copy  # type: ignore[attr-defined]
     for rows in (1, 2) if quick else (1, 8, 64, 256):
         metric = f"decode, {name}, batch {rows}"
         floor = rows / (step_bytes(model, engine, dtype, rows) / speed)
         work = partial(decode, engine, metric, rows, floor, quick=quick)
         file.attempt(metric, work, unit="tok/s")
+        for way, drawn in () if rows == 8 or fp8 else DRAWN.items():
+            named = f"{metric}, {way}"
+            work = partial(decode, engine, named, rows, floor, drawn, quick=quick)
+            file.attempt(named, work, unit="tok/s")
     metric = f"prefill, {name}, chunks of {64 if quick else CHUNK}"
     file.attempt(metric, partial(prefill, engine, metric, quick=quick), unit="tok/s")
     if device == "cuda":

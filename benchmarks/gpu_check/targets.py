@@ -1,35 +1,65 @@
-"""What a figure is held against on an H200, and what to try where it is far off: data only.
+"""What a figure is held against, and what to try where it is far off: data, and how data for one
+GPU becomes another's.
 
-A metric's name is matched by `fnmatch`. Floors that depend on the machine come with the figure;
-those here are what bytes and operations allow on an H200 (4.3 TB/s of copy, 600 TFLOP/s of bf16).
+A metric's name is matched by `fnmatch`. Floors and targets are written down for an H200; a machine
+that was measured to copy or to multiply at another speed has them in proportion. What others have
+published is their GPU's, and shown on that alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Literal
 
-GPU = "H200"
-"""Targets hold for a GPU whose name has this in it."""
-COPY_BYTES_PER_S = 4.3e12
-"""Of an H200, read and written together; a stage measures its own where it can."""
-PRODUCT_FLOPS = 6e14
-"""Of products in bf16 on an H200, as large ones reach them."""
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a GPU does. copy: bytes per second, read and written together. products: operations per
+    second of large ones in bf16. name: as it stands in a GPU's.
+    """
+
+    name: str
+    copy: float
+    products: float
+
+
+H100 = Speeds("H100", 3.0e12, 7.98e14)
+H200 = Speeds("H200", 4.3e12, 7.90e14)
+GPUS = (H100, H200)
+"""Those that there are targets for, as they were measured: what is assumed of them, and of a
+machine without a GPU (the last), until a machine says what it does itself.
+"""
+COPY, PRODUCTS = "copy", "products of bf16"
+"""The metrics that say it, in GB/s and TFLOP/s."""
 FAR = 0.7
 """A figure that has less of its floor (or, where there is none, of its target) is far from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`floor`: what the hardware allows. `anchor`: what others have published, and `source` where.
-    `target`: what we want. All in the metric's unit; None: nobody knows.
+    """`floor`: what an H200 allows. `target`: what we want there. Both in the metric's unit; None:
+    nobody knows. `bound`: the speed that they go by. `anchors`: what others have published, by GPU.
     """
 
     metric: str
     target: float | None
     floor: float | None = None
-    anchor: float | None = None
-    source: str = ""
+    bound: Literal["copy", "products"] | None = None
+    anchors: Mapping[str, float] = field(default_factory=dict)
+
+    def on(self, speeds: Speeds, *, more: bool) -> Target:
+        """The same for a GPU of these speeds. more: more of the metric is better."""
+        if self.bound is None:
+            return self
+        by_copy = self.bound == "copy"
+        ratio = speeds.copy / H200.copy if by_copy else speeds.products / H200.products
+        factor = ratio if more else 1 / ratio
+        target, floor = (
+            None if each is None else each * factor for each in (self.target, self.floor)
+        )
+        return replace(self, target=target, floor=floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +71,27 @@ class Rule:
     below: float = FAR
 
 
-PUBLISHED_7B = "published for a 7B"
-ESTIMATE = "estimate for vLLM"
-SGLANG = "SGLang, published"
-
 TARGETS = (
-    Target("decode, qwen3-vl-8b, batch 1", 220, 281, 210, ESTIMATE),
-    Target("decode, qwen3-vl-8b, batch 64", 9000, 11_200, 8000, ESTIMATE),
-    Target("decode, qwen3-vl-8b, batch 256", 13_000, None, 12_450, PUBLISHED_7B),
-    Target("prefill, qwen3-vl-8b, chunks of 8192", 42_000, 55_000, 42_000, ESTIMATE),
-    Target("tower, qwen3-vl-8b, 720p, best", 11, None, 17, SGLANG),
-    Target("tower, qwen3-vl-8b, 1080p, best", 34, None, 39, SGLANG),
-    Target("tower, qwen3-vl-8b, 1440p, best", 85, None, 88, SGLANG),
-    Target("chat at 1440p, TTFT of round 8", 350, 310, 2172, SGLANG),
+    # Of anchors without a published source: estimates for vLLM on that GPU.
+    Target("decode, qwen3-vl-8b, batch 1", 220, 281, "copy", {"H200": 210, "H100": 147}),
+    Target("decode, qwen3-vl-8b, batch 64", 9000, 11_200, "copy", {"H200": 8000, "H100": 6000}),
+    Target(
+        "decode, qwen3-vl-8b, batch 256", 13_000, None, "copy", {"H200": 12_450}
+    ),  # published for a 7B
+    Target(
+        "prefill, qwen3-vl-8b, chunks of 8192",
+        42_000,
+        55_000,
+        "products",
+        {"H200": 42_000, "H100": 40_000},
+    ),
+    # published for SGLang
+    Target("tower, qwen3-vl-8b, 720p, best", 11, None, "products", {"H200": 17}),
+    Target("tower, qwen3-vl-8b, 1080p, best", 34, None, "products", {"H200": 39}),
+    Target("tower, qwen3-vl-8b, 1440p, best", 85, None, "products", {"H200": 88}),
+    Target("chat at 1440p, TTFT of round 8", 350, 310, "products", {"H200": 2172}),
     Target("ITL P99 beside images, in decode steps", 2),
+    Target("pauses of *, best, in decode steps", 2),
 )
 
 RULES = (
@@ -77,7 +114,7 @@ RULES = (
     Rule(
         "prefill, *",
         "Compare `paged prefill` TFLOP/s (tiles) and products at 8192 rows: whichever is further "
-        "from 600 TFLOP/s is the next step. 16-bit products alone allow ~39,000 tok/s at 600.",
+        "from its floor is the next step. 16-bit products allow ~39,000 tok/s at 600 TFLOP/s.",
     ),
     Rule(
         "tower, *",
@@ -95,6 +132,18 @@ RULES = (
         "Answers wait for the tower or for its launches: give decode's stream a higher priority, "
         "lower --max-encode-patches, look for synchronising copies of a new grid.",
         below=1.0,
+    ),
+    Rule(
+        "pauses of *",
+        "No part of an image's encoding is short enough: lower TOWER_STEPS_CUDA in "
+        "engine/sizing.py; where even the smallest is too long, try a green context for the tower.",
+        below=1.0,
+    ),
+    Rule(
+        "cliff, *",
+        "Some programs have much more work than others, or there are too few: count programs and "
+        "keys of each against what the device has (kernels/paged_gpu.py).",
+        below=0.3,
     ),
     Rule(
         "paged decode, *",
@@ -151,8 +200,15 @@ RULES = (
 )
 
 
-def target_of(metric: str) -> Target | None:
-    return next((each for each in TARGETS if each.metric == metric), None)
+def target_of(metric: str, speeds: Speeds, *, more: bool) -> Target | None:
+    found = next((each for each in TARGETS if fnmatchcase(metric, each.metric)), None)
+    return found and found.on(speeds, more=more)
+
+
+def speeds_of(gpu: str, copy: float | None = None, products: float | None = None) -> Speeds | None:
+    """Of a GPU of this name: measured, or else assumed. None: there are no targets for it."""
+    known = next((each for each in GPUS if each.name in gpu), None)
+    return known and replace(known, copy=copy or known.copy, products=products or known.products)
 
 
 def advice_of(metric: str, share: float) -> str:

@@ -10,16 +10,17 @@ import statistics
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from benchmarks.gpu_check.figures import Figure, FigureFile, stage_arguments
 from benchmarks.gpu_check.model import RandomModel, make_model
-from benchmarks.gpu_check.targets import PRODUCT_FLOPS
 from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.metrics import Metrics
+from saccade.core.options import EngineOptions
+from saccade.engine.sizing import resolve_encoder
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import CudaCapture
 from saccade.runtime.positions import PositionCache
@@ -27,14 +28,20 @@ from saccade.runtime.positions import PositionCache
 SIZES = {"720p": (720, 1280), "1080p": (1080, 1920), "1440p": (1440, 2560)}
 """Heights and widths."""
 REPEATS = 12
-CUDA_WAYS: tuple[tuple[EncoderAttention, bool], ...] = (
-    ("triton", True),
-    ("flash", True),
-    ("cudnn", True),
-    ("triton", False),
-    ("flash", False),
+Graphs = Literal["graph", "a server's graphs", ""]
+CUDA_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (
+    ("triton", "a server's graphs"),
+    ("triton", "graph"),
+    ("flash", "graph"),
+    ("cudnn", "graph"),
+    ("cudnn", "a server's graphs"),
+    ("triton", ""),
+    ("flash", ""),
 )
-"""Attention, and whether in a graph. cuDNN plans for each new shape, so it has graphs alone."""
+"""Attention, and in which graphs: of the image's own size, of a server's sizes, or none. cuDNN
+plans for each new shape, so it has graphs alone.
+"""
+CPU_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (("sdpa", ""),)
 OPTIONAL = ("cudnn",)
 
 
@@ -47,6 +54,7 @@ class TowerStage:
         self._device = torch.device(args.device)
         self._cuda = args.device == "cuda"
         dtype = torch.bfloat16 if self._cuda else torch.float32
+        self._flops: float = args.products
         self._name = "tiny-qwen3-vl" if args.quick else args.preset
         self._model: RandomModel = make_model(self._name, self._device, dtype, layers=1)
         self._like = torch.empty(0, dtype=dtype, device=self._device)
@@ -55,9 +63,9 @@ class TowerStage:
         self._found: dict[str, torch.Tensor] = {}
 
     def run(self) -> None:
-        ways = CUDA_WAYS if self._cuda else (("sdpa", False),)
+        ways = CUDA_WAYS if self._cuda else CPU_WAYS
         for attention, graphs in ways:
-            name = f"{attention}{', graph' if graphs else ''}"
+            name = f"{attention}{', ' if graphs else ''}{graphs}"
             work = partial(self._way, name, attention, graphs)
             optional = attention in OPTIONAL
             self._file.attempt(f"tower, {self._name}, {name}", work, unit="ms", optional=optional)
@@ -66,14 +74,19 @@ class TowerStage:
             metric = f"tower, {self._name}, {size}, best"
             self._file.add(Figure(metric, times[way], "ms", floor=self._floor(size), note=way))
 
-    def _way(self, name: str, attention: EncoderAttention, graphs: bool) -> None:
+    def _way(self, name: str, attention: EncoderAttention, graphs: Graphs) -> None:
         """All sizes."""
         net, positions = (
             self._model.net,
             PositionCache(self._model.spec, self._model.net.vision, Metrics()),
         )
-        patches = tuple(sorted({self._patches(size) for size in self._sizes}))
-        config = EncoderConfig(attention, patches if graphs else ())
+        sizes: tuple[int, ...] = ()
+        if graphs == "graph":
+            sizes = tuple(sorted({self._patches(size) for size in self._sizes}))
+        elif graphs:
+            options = EngineOptions(mm_attention_backend=attention)
+            sizes = resolve_encoder(options, self._model.spec, cuda=True, half=True).graph_sizes
+        config = EncoderConfig(attention, sizes)
         capture = CudaCapture() if graphs else None
         encoder = PackedEncoder(net, positions, config, self._like, capture)
         for size in self._sizes:
@@ -118,13 +131,13 @@ class TowerStage:
         return height * width // qwen(self._model.spec).image_rules.patch ** 2
 
     def _floor(self, size: str) -> float:
-        """Milliseconds of its products, attention's included, at 600 TFLOP/s."""
+        """Milliseconds of its products, attention's included, at this machine's speed."""
         patches, vision = self._patches(size), self._model.net.vision
         hidden = vision.hidden
         inner = 4304 if self._name == "qwen3-vl-8b" else 4 * hidden
         products = 2.0 * patches * hidden * (4 * hidden + 2 * inner)
         attention = 4.0 * patches * patches * hidden
-        return 1e3 * vision.depth * (products + attention) / PRODUCT_FLOPS
+        return 1e3 * vision.depth * (products + attention) / self._flops
 
 
 def main() -> int:

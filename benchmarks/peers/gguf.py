@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from saccade.families.qwen_vl.config import TextConfig
 from saccade.families.qwen_vl.net import canonical_name
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import load_spec
+from saccade.nn.text_config import TextConfig
 
 Dtype = Literal["bfloat16", "float32"]
 

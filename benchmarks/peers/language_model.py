@@ -34,10 +34,9 @@ from safetensors.torch import save_file
 from benchmarks.peers.gguf import write_gguf
 from benchmarks.peers.llama_cpp import FTYPES, Llama, LlamaCpp
 from lab.checkpoint import make_checkpoint
-from saccade.families.qwen_vl.net import canonical_name, projection
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
-from saccade.families.registry import load_spec
+from saccade.families.registry import family_model, load_spec
+from saccade.nn.decoder import attention_decoder
 from saccade.nn.protocol import Batch
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
@@ -91,7 +90,7 @@ def make_text_checkpoint(preset: str, layers: int, folder: Path) -> Path:
     config["text_config"]["num_hidden_layers"] = layers
     (folder / "config.json").write_text(json.dumps(config))
     weights = Kept()
-    TextModel(weights, cast(QwenVLSpec, load_spec(folder)).text, WHOLE)
+    attention_decoder(weights, cast(QwenVLSpec, load_spec(folder)).text, WHOLE)
     tensors = {
         name if name.startswith("lm_head.") else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()
@@ -124,11 +123,15 @@ class Saccade:
     ) -> None:
         spec = cast(QwenVLSpec, load_spec(folder))
         tally = LoadTally()
-        ways = Ways(projection, made=made, native=False, tally=tally)
+        ways = Ways(family_model(spec).projection, made=made, native=False, tally=tally)
         with CheckpointWeights(
-            folder, canonical_name, dtype, torch.device("cpu"), ways=ways
+            folder,
+            family_model(spec).canonical_name,
+            dtype,
+            torch.device("cpu"),
+            ways=ways,
         ) as weights:
-            self._model = TextModel(weights, spec.text, WHOLE)
+            self._model = attention_decoder(weights, spec.text, WHOLE)
         self._width = spec.embedding_width
         self._pages = context // PAGE
         pages, device = 1 + rows * self._pages, torch.device("cpu")

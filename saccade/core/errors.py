@@ -6,6 +6,7 @@ SaccadeError
 │   ├── InvalidRequest    400  malformed or unsupported
 │   │   └── ImageError    400  a picture that cannot be fetched, read or afforded
 │   ├── Unauthorized      401
+│   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
 │   ├── TooSlow           408  the request did not come in time
 │   ├── Cancelled         409  ended early by whoever made it
@@ -64,6 +65,14 @@ class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """403: a web page asks that may not, or by a name that is not the server's."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFound(RequestError):

@@ -54,9 +54,33 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def fill_mask(matcher: LLMatcher, row: np.ndarray) -> None:
+def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None:
     """Write into `row` ([W] uint32, contiguous) which tokens may come next: token t is bit t % 32
     of word t // 32. Other threads run meanwhile.
+
+    Where text is forced that spells a special token's name ("<|im_start|>"), the library allows
+    that token alone, and then refuses it: its letters are allowed instead.
     """
     assert row.dtype == np.uint32 and row.flags["C_CONTIGUOUS"] and row.ndim == 1
     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    only = _single(row)
+    if only is None or (only in lexicon.eos_tokens and matcher.is_accepting()):
+        return
+    if matcher.validate_tokens([only]) or not (forced := matcher.compute_ff_bytes()):
+        return
+    row[only // WORD_BITS] = 0
+    whole = len(lexicon.decode_bytes([only]))
+    for part in (forced[: whole - 1], forced[:1]):
+        for token in lexicon.tokenize_bytes(part)[:1]:
+            if matcher.validate_tokens([token]):
+                row[token // WORD_BITS] = np.uint32(1 << token % WORD_BITS)
+                return
+
+
+def _single(row: np.ndarray) -> int | None:
+    """The token that a mask allows, if it is one alone."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    word = int(row[words[0]])
+    return None if word & (word - 1) else int(words[0]) * WORD_BITS + word.bit_length() - 1

@@ -2,7 +2,7 @@
 
 One `Metrics` lives in the front, one in the engine, one in the worker that answers. When somebody
 looks at `/metrics`, the front asks the engine for what has changed (`Metrics.changed`). Rendering
-for Prometheus is the server's (`server/metrics.py`).
+for Prometheus is the server's (`edge/metrics_text.py`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.claims import Claim
 from saccade.core.config import (
     MIB,
     AllReduce,
@@ -26,6 +27,7 @@ from saccade.core.config import (
     Role,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.store import SHARED, UPLOADS
 
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
@@ -199,7 +201,7 @@ class PinOptions:
     def __post_init__(self) -> None:
         at_least(1, self, "embedding_cache_shared_mb")
         if self.embedding_cache_shared is not None:
-            check_folder("--embedding-cache-shared", self.embedding_cache_shared)
+            check_folder("--embedding-cache-shared", self.embedding_cache_shared, SHARED)
         elif self.embedding_cache_shared_mb is not None:
             raise ConfigError(
                 "--embedding-cache-shared-mb: say where, with --embedding-cache-shared"
@@ -297,7 +299,7 @@ class MediaOptions:
         if allowed is not None and not (allowed and Path(allowed).is_dir()):
             raise ConfigError(f"--allowed-local-media-path {allowed!r} is not a folder")
         if self.files_dir is not None:
-            check_folder("--files-dir", self.files_dir)
+            check_folder("--files-dir", self.files_dir, UPLOADS)
 
     @property
     def decode_memory(self) -> int:
@@ -335,9 +337,9 @@ class ServerOptions:
     keeps it out of process lists.
     """
     api_keys_file: str | None = None
-    """Ask clients for one of the keys in this file: a line name:key for each. Where there are
-    several keys, each sees its own files, finds its own images cached, and holds at most half of
-    --max-queued-requests and --max-inflight-mb.
+    """Ask clients for one of the keys in this file: a line name:key for each; it is read again
+    within a second of its change. Where there are several keys, each sees its own files, finds its
+    own images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
     """
     share_cache: bool = False
     """Several keys share what is cached of images and prompts; each still has its own files."""
@@ -347,6 +349,11 @@ class ServerOptions:
     """
     cors_origins: tuple[str, ...] = ()
     """Browser origin that may call the API; repeat the option for several."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host name that the server also answers to; repeat the option for several. On a loopback
+    address and without a key it answers to localhost and loopback addresses only, so that no web
+    page can use it.
+    """
     max_body_mb: int = 256
     """Largest request body, in MiB."""
     max_inflight_mb: int | None = None
@@ -366,7 +373,7 @@ class ServerOptions:
         at_most(65535, self, "port")
         if self.api_key == "":
             raise ConfigError(EMPTY_KEY)
-        named(self, "served_model_name", "cors_origins")
+        named(self, "served_model_name", "cors_origins", "allowed_hosts")
 
     @property
     def key(self) -> str | None:
@@ -551,14 +558,19 @@ into.
 """
 
 
-def check_folder(option: str, name: str) -> None:
-    """Raises ConfigError unless `name` is a folder, or can become one."""
+def check_folder(option: str, name: str, claim: Claim) -> None:
+    """Raises ConfigError unless `name` is a folder of ours, or can become one."""
     folder = Path(name).expanduser()
     standing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not name or not standing.is_dir():
         raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
     if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
+    if standing == folder:
+        try:
+            claim.check(folder)
+        except OSError as error:
+            raise ConfigError(f"{option} {name!r}: {error.strerror}") from None
 
 
 def engine_environment() -> dict[str, str]:

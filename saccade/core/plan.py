@@ -257,6 +257,8 @@ class StepResult:
     pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
     machine share). Their pixels have been read; only these may be shown by later plans. `disk`:
     reads and writes that have ended since the last step. `unfinished`: there is more to adapt.
+    `broken`: rows of the plan, by place, that came to values that are no numbers: what they drew,
+    and the KV they wrote, mean nothing.
     """
 
     step: int
@@ -266,3 +268,4 @@ class StepResult:
     disk: tuple[DiskEvent, ...] = ()
     unfinished: bool = False
     scores: tuple[PromptScores, ...] = ()
+    broken: tuple[int, ...] = ()

@@ -94,6 +94,8 @@ MAX_STOP_TOKENS = 1024
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
+LEAST_TEMPERATURE = 1e-6
+"""What is less is greedy: float32 logits divided by it need not be finite."""
 LEAST_REPETITION_PENALTY = 1e-6
 """What is less could be 0 where logits are computed, and 0 times a banned token's is no number."""
 
@@ -123,11 +125,11 @@ class SamplingParams:
     """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over
     HTTP or from Python, passes here.
 
-    temperature 0 is greedy. top_k 0 or -1 means no limit. `logprobs` is the number of alternatives
-    to report beside the chosen token, None for no log-probabilities at all. `stop` strings are
-    watched by the front (the engine knows no text); the other fields by the engine. `seed` alone
-    decides the random draws: the n-th token of a request depends on (seed, n) and its logits, on
-    nothing else in the batch.
+    temperature 0, as all below 1e-6, is greedy. top_k 0 or -1 means no limit. `logprobs` is the
+    number of alternatives to report beside the chosen token, None for no log-probabilities at all.
+    `stop` strings are watched by the front (the engine knows no text); the other fields by the
+    engine. `seed` alone decides the random draws: the n-th token of a request depends on (seed, n)
+    and its logits, on nothing else in the batch.
     """
 
     max_tokens: int = 256
@@ -162,6 +164,8 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name}: expected {what} {allowed}, got {_shown(value)}", name
                 )
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         if self.repetition_penalty < LEAST_REPETITION_PENALTY:
             raise InvalidRequest(
                 "repetition_penalty: expected a number above 0 (1 is no penalty; the least is "
@@ -388,7 +392,8 @@ class Delta:
     `cached_tokens` (prompt tokens that came from the prefix cache), `images` and `caching` (None
     for requests that ask nothing of the caches) stand in the first delta with a token or a finish.
     `error` is set if and only if `finish == "error"`; `code` with it where the request itself is at
-    fault. `scores` go on where the last ones ended, and come before any token. `admitted`:
+    fault, and "internal_error" where its end concerns nobody else. `scores` go on where the last
+    ones ended, and come before any token. `admitted`:
     `time.monotonic()` when the request first got a slot, beside `images`; 0.0 if it never did.
     `embedding`: offset and bytes of the embedding in the arena, of a request that asked for
     nothing else; it stays there until the request is aborted.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from saccade.core.child import HEARTBEAT_SECONDS
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import RequestError
 from saccade.core.messages import (
     Abort,
     Alive,
@@ -223,9 +223,9 @@ class Engine:
         else:
             self._deltas += self._scheduler.add(request)
 
-    def _add(self, request: Request, guide: Guide | InvalidRequest) -> None:
+    def _add(self, request: Request, guide: Guide | RequestError) -> None:
         """A request whose grammar is ready, or will never be."""
-        if isinstance(guide, InvalidRequest):
+        if isinstance(guide, RequestError):
             delta = Delta(request.id, finish="error", error=guide.message, code=guide.code)
             self._deltas.append(delta)
         else:

@@ -8,13 +8,16 @@ Knows nothing of plans.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
 from saccade.core.lexicon import read_lexicon
 from saccade.core.types import Delta, Request
 from saccade.sched.masks import Guide, Matchers
+
+log = logging.getLogger("saccade")
 
 SLOW_THREADS = 2
 """Threads that make the masks of sequences whose masks are slow."""
@@ -65,17 +68,20 @@ class Guides:
             waited[1].cancel()
         return waited is not None
 
-    def take(self) -> list[tuple[Request, Guide | InvalidRequest]]:
+    def take(self) -> list[tuple[Request, Guide | RequestError]]:
         """Requests whose guides are ready, or cannot be begun: each once."""
-        found: list[tuple[Request, Guide | InvalidRequest]] = []
+        found: list[tuple[Request, Guide | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():
                 continue
             del self._waiting[id]
             try:
                 found.append((request, future.result()))
-            except InvalidRequest as error:
+            except RequestError as error:
                 found.append((request, error))
+            except Exception as error:  # one request's grammar must not reach the others
+                log.exception("a grammar could not be begun")
+                found.append((request, InternalError(f"the grammar could not be begun: {error}")))
         return found
 
     def fail_all(self, error: str) -> list[Delta]:

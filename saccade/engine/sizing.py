@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from saccade.core.claims import warn_of_others
 from saccade.core.config import (
     GIB,
     MIB,
@@ -38,6 +38,7 @@ from saccade.core.options import (
     ModelOptions,
     PinOptions,
 )
+from saccade.core.store import stored_bytes
 
 VIT_GRAPH_SIZES = (
     128,
@@ -322,14 +323,15 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
     return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
 
 
-def tower_budget(spec: FamilySpec) -> int:
-    """Patch-blocks of the vision tower in a step where it shares the cores with the language model:
-    a part of a large image, so that no step is much longer than others. 0 without a tower.
+def tower_budget(spec: FamilySpec, steps: int = LARGE_IMAGE_STEPS) -> int:
+    """Patch-blocks of the vision tower in a step where it shares cores or multiprocessors with the
+    language model: one part in `steps` of a large image, so that no step is much longer than
+    others. 0 without a tower.
     """
     if not spec.sees_images:
         return 0
     patches = spec.num_patches(spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid)
-    return max(1, patches * spec.encoder_blocks // LARGE_IMAGE_STEPS)
+    return max(1, patches * spec.encoder_blocks // steps)
 
 
 def pick_tower_attention(
@@ -474,23 +476,15 @@ def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str
     """Bytes for embeddings in a folder, and the folder. Raises ConfigError."""
     folder = Path(name).expanduser().absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
-        room = shutil.disk_usage(folder).free + _bytes_below(folder)
+        room = shutil.disk_usage(folder).free + stored_bytes(folder)
     except FileExistsError:
         raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    warn_of_others(option, folder)
     return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
-
-
-def _bytes_below(folder: Path) -> int:
-    """Bytes of the files in the folders of `folder`: embeddings of this model and of others."""
-    total = 0
-    for file in folder.glob("*/*"):
-        with suppress(FileNotFoundError):  # another server may have removed it
-            total += file.stat().st_size
-    return total
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:

@@ -1,12 +1,10 @@
 """Architecture name -> family: one line per architecture.
 
-The spec side imports no torch: a family's network is named by its module, and imported when it is
-built.
+The spec side imports no torch: a family's network half is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +13,47 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import Checkpoint, read_checkpoint
-from saccade.families.internvl.spec import internvl_spec
+from saccade.families.internvl.spec import InternVLSpec, internvl_spec
 from saccade.families.quantization import read_quantization
-from saccade.families.qwen3_5.spec import qwen3_5_spec
-from saccade.families.qwen_vl.spec import qwen_vl_spec
+from saccade.families.qwen_vl.qwen3_5.spec import Qwen35Spec, qwen3_5_spec
+from saccade.families.qwen_vl.spec import QwenVLSpec, qwen_vl_spec
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from saccade.nn.protocol import FamilyModel
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`spec` reads a checkpoint's facts. `net` is a module with `build(spec, weights, shard,
-    encoder_shard) -> FamilyNet`, `build_tower(spec, weights, encoder_shard) -> TowerNet`,
-    `canonical_name(name)`, `harmless(name, spec)` and
-    `projection(name)`.
-    """
+    """spec: reads a checkpoint's facts. model: the network half; only its call imports torch."""
 
     spec: Callable[[Checkpoint], FamilySpec]
-    net: str
+    model: Callable[[FamilySpec], FamilyModel]
 
 
-QWEN_VL = Family(qwen_vl_spec, "saccade.families.qwen_vl.net")
-QWEN3_5 = Family(qwen3_5_spec, "saccade.families.qwen3_5.net")
-INTERNVL = Family(internvl_spec, "saccade.families.internvl.net")
+def _qwen_vl(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.qwen_vl.net import QwenVLModel
+
+    assert isinstance(spec, QwenVLSpec)
+    return QwenVLModel(spec)
+
+
+def _qwen3_5(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
+
+    assert isinstance(spec, Qwen35Spec)
+    return Qwen35Model(spec)
+
+
+def _internvl(spec: FamilySpec) -> FamilyModel:
+    from saccade.families.internvl.net import InternVLModel
+
+    assert isinstance(spec, InternVLSpec)
+    return InternVLModel(spec)
+
+
+QWEN_VL = Family(qwen_vl_spec, _qwen_vl)
+QWEN3_5 = Family(qwen3_5_spec, _qwen3_5)
+INTERNVL = Family(internvl_spec, _internvl)
 
 ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": QWEN_VL,
@@ -88,6 +103,6 @@ def _read_options(options: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def net_module(spec: FamilySpec) -> ModuleType:
-    """The module that builds the network of `spec` (imports torch)."""
-    return importlib.import_module(MODEL_TYPES[spec.family].net)
+def family_model(spec: FamilySpec) -> FamilyModel:
+    """The network half of the family that read `spec` (imports torch)."""
+    return MODEL_TYPES[spec.family].model(spec)

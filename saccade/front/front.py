@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
+from saccade.core.client import ANYBODY, SHARE, Client
 from saccade.core.errors import (
     Cancelled,
     EngineUnavailable,
@@ -57,7 +58,6 @@ from saccade.core.types import (
     Tier,
     TokenLogprobs,
 )
-from saccade.front.client import ANYBODY, SHARE, Client
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.front.standing import InFlight
 from saccade.media.turns import BOUNDLESS, Room
@@ -488,17 +488,7 @@ class Front:
 
     def _deliver(self, answer: _Answer, delta: Delta) -> None:
         if delta.finish in ("error", "abort"):
-            self._end(
-                answer,
-                answer.error
-                or (
-                    InvalidRequest(delta.error or "", code=delta.code)
-                    if delta.code
-                    else EngineUnavailable(
-                        delta.error or "the engine gave the request up", code="engine_error"
-                    )
-                ),
-            )
+            self._end(answer, answer.error or _told(delta))
             return
         if delta.scores is not None:
             answer.events.put_nowait(Event(answer.choice, scores=delta.scores))
@@ -567,6 +557,17 @@ class Front:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _told(delta: Delta) -> RequestError:
+    """Why the engine has ended a request."""
+    said = delta.error or "the engine gave the request up"
+    if delta.code == InternalError.code:
+        log.error("request %s: %s", delta.id, said)
+        return InternalError(said)
+    if delta.code:
+        return InvalidRequest(said, code=delta.code)
+    return EngineUnavailable(said, code="engine_error")
 
 
 def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 from llguidance import LLTokenizer
 
+from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Caching, Request, SamplingParams, Span
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
-from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
 from saccade.media.media import ImageSource, Media, OpenedImage
@@ -39,7 +39,7 @@ from saccade.text.landmarks import TOOLS, Landmark
 from saccade.text.literal import Literals, Rendered
 from saccade.text.manner import SILENT, Manner
 from saccade.text.offer import NO_TOOLS, Offer
-from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade.text.prompt import ChatTemplate, Tokenizer, TooManyTokens
 from saccade.text.reasoning import Where
 from saccade.text.tool_grammar import Style, read_tool_choice
 
@@ -54,6 +54,10 @@ _MANY_MESSAGES = 100
 _SLACK = 16
 """A template may leave out most of what a chat holds. Text of so many times what the context can
 hold is refused all the same.
+"""
+
+_COUNTED = 8
+"""A prompt is counted, though it will not be answered, up to so many times the context of images.
 """
 
 _READERS = 2
@@ -277,13 +281,19 @@ class Intake:
     async def read(
         self, ask: Ask, context_length: int, client: Client = ANYBODY, room: Room = BOUNDLESS
     ) -> Prompt:
-        """The prompt of `ask`, which may be too long for the context, unless that shows before it
-        is tokenised.
+        """The prompt of `ask`, whose text fits the context; its images may be beyond it, within
+        reason. Raises a RequestError that names the field.
         """
         choose(_marks(ask), ask.cache)
+        encoded = await self._encoded(ask, context_length)
         opened = await self._open(ask, client, room)
-        # Only now: tokens of a prompt that may be too long are many, and images take their time.
-        return self._prompt(ask, await self._encoded(ask, context_length), opened)
+        least = sum(each.image.num_tokens for each in opened)
+        least += len(encoded.tokens) - len(opened)
+        if least > (_COUNTED if opened else 1) * context_length:
+            param = "messages" if opened else "prompt"
+            raise too_long(param, f"at least {least} tokens", context_length)
+        make = partial(self._prompt, ask, encoded, opened)
+        return await self.in_thread(make) if least > context_length else make()
 
     async def _open(self, ask: Ask, client: Client, room: Room) -> tuple[OpenedImage, ...]:
         asker = Asker(client.share(ask.cache_salt), client.name, room)
@@ -340,7 +350,10 @@ class Intake:
 
     def _encode(self, text: str, param: str, context_length: int, special: bool) -> list[int]:
         self._check_length(text, param, context_length)
-        return self.tokenizer.encode(text, special)
+        try:
+            return self.tokenizer.encode(text, special, context_length)
+        except TooManyTokens as error:
+            raise too_long(param, str(error), context_length) from None
 
     def _encode_chat(
         self, chat: Chat, context_length: int, special: bool | None, locate: bool
@@ -359,11 +372,14 @@ class Intake:
             given["tools"] = None
         rendered = self._render(given)
         self._check_length(rendered.text, "messages", context_length)
-        tokens = (
-            self.tokenizer.encode(rendered.text, bool(special))
-            if self._literals is None
-            else self._literals.encode(rendered, bool(special))
-        )
+        try:
+            tokens = (
+                self.tokenizer.encode(rendered.text, bool(special), context_length)
+                if self._literals is None
+                else self._literals.encode(rendered, bool(special), context_length)
+            )
+        except TooManyTokens as error:
+            raise too_long("messages", str(error), context_length) from None
         where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
         if not locate:
             return _Encoded(tokens, where)

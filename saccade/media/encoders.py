@@ -36,8 +36,8 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey, Tower
-from saccade.route.rank import rank
-from saccade.route.upstream import Head, Upstream, WorkerGone, parse_worker
+from saccade.edge.rank import rank
+from saccade.edge.upstream import Head, Upstream, WorkerGone, parse_worker
 
 log = logging.getLogger("saccade")
 

@@ -4,10 +4,12 @@
     FOLDER / DIGEST / SUFFIX.json      one upload of them: "file-DIGEST-SUFFIX" is its id
     FOLDER / incoming / ...            what is being written
     FOLDER / lock                      whoever has locked it writes; it says what is in use
+    FOLDER / .saccade-files            the marker: this folder is ours (`core/claims.py`)
 
 The disk is the only truth: a restart loads nothing, and several servers may share a folder (writers
 take turns by the lock). Everything is written whole, synced and then renamed into place; what is
-read is compared with its digest, and dropped if it does not agree. Every method blocks, for the
+read is compared with its digest, and dropped if it does not agree. Only names of these forms are
+touched; no link is followed, and no pipe waited for. Every method blocks, for the
 lock a few seconds at most: `uploads.py` calls them on threads of their own. Knows nothing of HTTP
 or pictures.
 """
@@ -20,7 +22,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -31,8 +32,10 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from saccade.core.claims import beside, made_beside, warn_of_others
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
+from saccade.core.store import UPLOADS
 
 log = logging.getLogger("saccade")
 
@@ -51,6 +54,8 @@ PIECE = 1 << 18
 
 _ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NOTE = re.compile(r"[0-9a-f]{8}\.json")
+_DRAFT = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class _Ledger:
         return (
             self.changed == folder.stat().st_mtime_ns
             and (self.expires is None or self.expires > now)
-            and not any((folder / "incoming").iterdir())
+            and not any(_named(folder / "incoming", _DRAFT))
         )
 
     def plus(self, nbytes: int) -> _Ledger:
@@ -136,6 +141,8 @@ class FileStore:
         self._gave_up = -LOCK_SECONDS
         self._damaged = False
         self._known: dict[Path, tuple[tuple[int, int], Stored]] = {}
+        if folder.is_dir():
+            warn_of_others("--files-dir", folder)
 
     def save(
         self,
@@ -201,7 +208,7 @@ class FileStore:
         with _readable():
             for home in self._homes():
                 size = _size(home / "content")
-                for note in home.glob("*.json"):
+                for note in _named(home, _NOTE):
                     if (found := self._look(note)) is None or found[1].nbytes != size:
                         self._damaged = True
                     else:
@@ -244,7 +251,7 @@ class FileStore:
                 file = _content(home)
                 if file is None:  # and nobody has uploaded it again meanwhile
                     lock.truncate(0)
-                    shutil.rmtree(home, ignore_errors=True)
+                    _drop(home)
         if file is None:
             raise NotFound(
                 f"the content of {id!r} was damaged on disk and has been dropped: upload it again",
@@ -263,9 +270,9 @@ class FileStore:
             lock.truncate(0)
             freed = 0
             note.unlink()
-            if not any(note.parent.glob("*.json")):
+            if not any(_named(note.parent, _NOTE)):
                 freed = BLOCK + _on_disk(_size(note.parent / "content") or 0)
-                shutil.rmtree(note.parent, ignore_errors=True)
+                _drop(note.parent)
             self._write_ledger(lock, ledger.without(stored, nbytes).plus(-freed))
 
     # ---- notes
@@ -292,7 +299,8 @@ class FileStore:
     def _parse(self, path: Path) -> Stored | None:
         """What a note says; None when it is damaged or not there."""
         try:
-            stored = Stored(**json.loads(path.read_bytes()))
+            with open(path, "rb", opener=beside) as note:
+                stored = Stored(**json.loads(note.read()))
             return stored if self._note(stored.id) == path else None
         except (OSError, ValueError, TypeError, NotFound):
             return None
@@ -329,11 +337,11 @@ class FileStore:
         a crash left half written. Returns what is left.
         """
         self._damaged, ledger = False, _Ledger({})
-        for left in (self._folder / "incoming").iterdir():
+        for left in list(_named(self._folder / "incoming", _DRAFT)):
             left.unlink()
         for home in self._homes():
             kept = 0
-            for note in list(home.glob("*.json")):
+            for note in list(_named(home, _NOTE)):
                 if (stored := self._read_note(note)) is None:
                     note.unlink()
                 else:
@@ -342,13 +350,15 @@ class FileStore:
             if kept:
                 ledger = ledger.plus(BLOCK + _on_disk(_size(home / "content") or 0))
             else:
-                shutil.rmtree(home, ignore_errors=True)
+                _drop(home)
         return ledger
 
     def _homes(self) -> Iterator[Path]:
         """The folders of contents; none where there is no folder yet."""
         with suppress(FileNotFoundError):
-            yield from (path for path in self._folder.iterdir() if _DIGEST.fullmatch(path.name))
+            for path in self._folder.iterdir():
+                if _DIGEST.fullmatch(path.name):
+                    yield path
 
     def _check_room(self, ledger: _Ledger, needed: int, nbytes: int) -> None:
         remedy = "delete some, or upload with expires_after"
@@ -387,7 +397,7 @@ class FileStore:
         """Put a whole file in place, or none."""
         new = self._folder / "incoming" / secrets.token_hex(8)
         try:
-            with open(new, "wb", opener=_private) as file:
+            with open(new, "xb", opener=beside) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -406,9 +416,10 @@ class FileStore:
         """
         with self._writing:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if not (self._folder / UPLOADS.marker).is_file():
+                    UPLOADS.take(self._folder)
                 (self._folder / "incoming").mkdir(exist_ok=True, mode=0o700)
-                with open(self._folder / "lock", "r+b", opener=_made) as lock:
+                with open(self._folder / "lock", "r+b", opener=made_beside) as lock:
                     self._lock(lock)
                     yield lock
             except OSError as error:
@@ -447,14 +458,19 @@ def _readable() -> Iterator[None]:
         ) from error
 
 
-def _private(path: str, flags: int) -> int:
-    """An opener: what users upload is nobody else's on this machine."""
-    return os.open(path, flags, 0o600)
+def _named(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
+    """What has a name of ours; nothing where there is no folder, or a link to one."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not folder.is_symlink():
+            yield from (path for path in folder.iterdir() if names.fullmatch(path.name))
 
 
-def _made(path: str, flags: int) -> int:
-    """The same, of a file that is made if it is not there, and keeps what it holds."""
-    return os.open(path, flags | os.O_CREAT, 0o600)
+def _drop(home: Path) -> None:
+    """Remove the content and its notes, and their folder unless somebody else uses it."""
+    with suppress(OSError):
+        for path in (home / "content", *_named(home, _NOTE)):
+            path.unlink(missing_ok=True)
+        home.rmdir()
 
 
 def _on_disk(nbytes: int) -> int:
@@ -481,7 +497,7 @@ def _size(path: Path) -> int | None:
 def _content(home: Path) -> BinaryIO | None:
     """What lies in `home`, if it is what its name says: open, at its start."""
     try:
-        file = (home / "content").open("rb")
+        file = open(home / "content", "rb", opener=beside)  # noqa: SIM115 - the caller's
     except OSError:
         return None
     try:

@@ -9,7 +9,7 @@ tensor of all) or apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -28,7 +28,8 @@ from saccade.parallel import Shard
 @dataclass(frozen=True, slots=True)
 class MoEShape:
     """`experts` gated MLPs of `width` values each, over all ranks; a row goes to `top` of them.
-    outputs_first: matrices of all experts that are stored as one tensor are [out, in] each.
+    outputs_first: the family's matrices of all experts as one tensor are [out, in] each, where
+    no file says otherwise.
     """
 
     hidden: int
@@ -111,28 +112,31 @@ def _stack(matrices: Kept) -> Stack | None:
 
 
 def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
-    """From `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], read once each; or these turned
+    """From `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], read once each; or these turned
     about.
     """
-    width, turned = shape.width, not shape.outputs_first
+    up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+    outer, inner = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
+
+    def whole(turned: bool) -> tuple[Part, Part]:
+        sizes = (outer[::-1], inner[::-1]) if turned else (outer, inner)
+        return Part(up, (shape.experts, *sizes[0])), Part(down, (shape.experts, *sizes[1]))
+
+    # One of the two may be square, never both. Where neither way fits, loading says why.
+    usual = not shape.outputs_first
+    ways = (way for way in (usual, not usual) if all(map(weights.fits, whole(way))))
+    turned = next(ways, usual)
+
+    def part(of: Part, cut: slice, *, rows: bool) -> Part:
+        index = (mine.experts, cut) if rows else (mine.experts, slice(None), cut)
+        return replace(of, index=index)
+
+    ups, downs = whole(turned)
     start, stop = mine.width.start, mine.width.stop
-    every = slice(None)
-    outer, inner = (2 * width, shape.hidden), (shape.hidden, width)
-    if turned:
-        outer, inner = outer[::-1], inner[::-1]
-
-    def part(which: str, sizes: tuple[int, int], cut: slice, *, rows: bool) -> Part:
-        index = (mine.experts, cut) if rows else (mine.experts, every, cut)
-        return Part(f"{name}.{which}", (shape.experts, *sizes), index)
-
-    ups = [
-        part("gate_up_proj", outer, cut, rows=not turned)
-        for cut in (mine.width, slice(width + start, width + stop))  # of the gates, and of up
-    ]
-    down = part("down_proj", inner, mine.width, rows=turned)
+    halves = (mine.width, slice(shape.width + start, shape.width + stop))  # of the gates, and of up
     return (
-        _load_tensors(weights, ups, turned=turned),
-        _load_tensors(weights, [down], turned=turned),
+        _load_tensors(weights, [part(ups, cut, rows=not turned) for cut in halves], turned=turned),
+        _load_tensors(weights, [part(downs, mine.width, rows=turned)], turned=turned),
     )
 
 

@@ -1,5 +1,5 @@
 """What one forward pass reads (`Batch`, `Pack`), what it calls on (`Attention`), and what the
-network of a family must answer (`FamilyNet`, `VisionNet`).
+network of a family must answer (`FamilyModel`, `FamilyNet`, `VisionNet`).
 
 All are passed as arguments, never kept in a global. `runtime/` builds them.
 """
@@ -17,6 +17,8 @@ from saccade.core.types import Grid
 from saccade.kernels.attention import Backend, Segments
 from saccade.kernels.layer import QKNorm
 from saccade.kernels.rotary import Rotation
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,4 +265,33 @@ class FamilyNet(TowerNet, Protocol):
         """Logits [R, vocab_size] in float32 of some rows of what `forward` returned. Every rank
         takes part.
         """
+        ...
+
+
+class FamilyModel(Protocol):
+    """The network half of a family, for one checkpoint: how its network is built, and what its
+    tensors are called. A name is canonical when `canonical_name` has made it.
+    """
+
+    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FamilyNet:
+        """The whole network; `encoder_shard` is the vision tower's.
+
+        Raises CheckpointError where a tensor is missing or misshapen.
+        """
+        ...
+
+    def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerNet:
+        """The vision tower alone; no other tensor is read. Raises as `build` does."""
+        ...
+
+    def canonical_name(self, name: str) -> str:
+        """The name by which layers ask for the tensor that a file calls `name`."""
+        ...
+
+    def harmless(self, name: str) -> bool:
+        """True for a canonical name that may be passed over in silence if no layer asks for it."""
+        ...
+
+    def projection(self, name: str) -> bool:
+        """True for the canonical name of a matrix that may be quantised."""
         ...

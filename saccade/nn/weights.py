@@ -67,6 +67,10 @@ class Weights(Protocol):
         """Whether there is a tensor of that canonical name. Random weights have any."""
         ...
 
+    def fits(self, part: Part, /) -> bool:
+        """Whether the tensor is there in that shape. Random weights are of any."""
+        ...
+
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
         """A matrix [out, in] that was cut from the loaded tensor `name`, or is that tensor, as
         `load_matrix` would have it: in 8 bits where it is to be.

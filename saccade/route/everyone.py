@@ -17,10 +17,10 @@ import msgspec
 from starlette.types import Scope, Send
 
 from saccade.core.errors import ReplicaLost
+from saccade.edge.headers import SUFFIX_HEADER
+from saccade.edge.upstream import Head, WorkerGone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
-from saccade.route.upstream import Head, WorkerGone
-from saccade.server.gate import SUFFIX_HEADER
 
 log = logging.getLogger("saccade")
 

@@ -16,9 +16,9 @@ import msgspec
 
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
+from saccade.edge.rank import rank
+from saccade.edge.upstream import Upstream, WorkerGone, parse_worker
 from saccade.route.keys import Bearing
-from saccade.route.rank import rank
-from saccade.route.upstream import Upstream, WorkerGone, parse_worker
 
 log = logging.getLogger("saccade")
 

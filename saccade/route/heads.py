@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable
 
 from starlette.types import Scope
 
-from saccade.route.upstream import Head, Headers
-from saccade.server.gate import SUFFIX_HEADER, request_id
+from saccade.edge.guard import FORWARDED_HOST
+from saccade.edge.headers import SUFFIX_HEADER, request_id
+from saccade.edge.upstream import Head, Headers
 
 _OF_A_CONNECTION = frozenset(
     (
@@ -28,6 +29,7 @@ _WRITTEN_ANEW = frozenset(
     (b"host", b"content-length", b"expect", b"x-request-id", SUFFIX_HEADER.encode())
 )
 
+_FORWARDED_HOST = FORWARDED_HOST.encode()
 _OF_AN_ANSWER = frozenset((b"date",))
 """The router's own server writes it."""
 
@@ -40,6 +42,8 @@ def request_head(
     target = scope["raw_path"] + (b"?" + query if query else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
     headers = scope["headers"]
+    if not any(name == _FORWARDED_HOST for name, _ in headers):  # else a proxy's in front
+        lines += [_FORWARDED_HOST + b": " + value for name, value in headers if name == b"host"]
     for name, value in (*_passing(headers, _WRITTEN_ANEW), *extra):
         lines.append(name + b": " + value)
     lines.append(b"x-request-id: " + request_id.get().encode())

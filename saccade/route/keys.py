@@ -33,7 +33,7 @@ that shows its first image after so many goes by how it begins.
 """
 _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
-"""A response's id begins with the instance that keeps it (`server/responses_store.py`)."""
+"""A response's id begins with the instance that keeps it (`api/responses/store.py`)."""
 _FILE = re.compile(r"file-([0-9a-f]{64})-[0-9a-f]{8}")
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.server.gate import Stamp
+from saccade.edge.headers import Stamp
 
 _ALLOWED = "access-control-allow-origin"
 

@@ -20,7 +20,7 @@ import httpx
 from saccade.core.errors import StartupError
 
 ANNOUNCED = "serving at "
-"""What a server says once it is ready, before its address (`server/run.py`)."""
+"""What a server says once it is ready, before its address (`api/serve.py`)."""
 GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
 """The option of a server by which its requests may finish, and what it is unless told."""
 LAST_LINES = 20

@@ -30,17 +30,17 @@ from saccade.core.errors import (
 )
 from saccade.core.metrics import Metrics
 from saccade.core.route_options import SpreadOptions
+from saccade.edge.body import Bodies, Held, pieces
+from saccade.edge.disconnect import while_connected
+from saccade.edge.headers import request_id
+from saccade.edge.metrics_text import CONTENT_TYPE, render
+from saccade.edge.refusal import failure_event, refusal
+from saccade.edge.upstream import Head, WorkerGone
 from saccade.route.events import Events
 from saccade.route.everyone import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
 from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
-from saccade.route.upstream import Head, WorkerGone
-from saccade.server.body import Bodies, Held, pieces
-from saccade.server.gate import request_id
-from saccade.server.leavers import while_connected
-from saccade.server.metrics import CONTENT_TYPE, render
-from saccade.server.refusals import failure_event, refusal
 
 log = logging.getLogger("saccade")
 

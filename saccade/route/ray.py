@@ -37,14 +37,14 @@ from starlette.types import Message, Receive, Scope, Send
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.route_options import SpreadOptions
+from saccade.edge.body import Bodies
+from saccade.edge.headers import RequestIds
+from saccade.edge.rank import rank
 from saccade.route.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.keys import Bearing
 from saccade.route.owned import OwnedServer
 from saccade.route.proxy import Proxy
-from saccade.route.rank import rank
-from saccade.server.body import Bodies
-from saccade.server.gate import RequestIds
 
 log = logging.getLogger("saccade")
 

@@ -9,18 +9,20 @@ import asyncio
 from collections.abc import Callable
 
 import uvloop
+from starlette.types import ASGIApp
 
 from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
+from saccade.edge.body import Bodies
+from saccade.edge.guard import Guard, is_loopback
+from saccade.edge.headers import RequestIds, Stamp
+from saccade.edge.http_server import Serving, address_of, listen
+from saccade.edge.limits import Crowd, raise_descriptors
 from saccade.route.fleet import Fleet
 from saccade.route.origins import Origins
 from saccade.route.proxy import OWN_PATHS, Proxy
-from saccade.server.body import Bodies
-from saccade.server.crowd import Crowd, raise_descriptors
-from saccade.server.gate import RequestIds, Stamp
-from saccade.server.serving import Serving, address_of, listen
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
@@ -36,8 +38,11 @@ class RouteServer(Serving):
         crowd = Crowd(edge, self.metrics)
         bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
         proxy = Proxy(self._fleet, options, self.metrics, bodies)
+        app: ASGIApp = Origins(proxy, options.cors_origins)
+        if is_loopback(options.host):
+            app = Guard(app, options.allowed_hosts, options.cors_origins)
         super().__init__(
-            RequestIds(Origins(proxy, options.cors_origins)),
+            RequestIds(app),
             crowd,
             edge,
             options.max_body_mb * MIB,

@@ -284,6 +284,12 @@ class Batcher:
                 return index
         return len(rows)
 
+    def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
+        """Where each of a step's rows is among those of the batch, which `frame` may pad."""
+        decoding = self.count_decoding(rows)
+        first = frame.singles if frame else decoding
+        return [*range(decoding), *range(first, first + len(rows) - decoding)]
+
     def idle(self, frame: Frame) -> Batch:
         """A step of which all is padding. Its embeddings are nobody's: [0, 0]."""
         host, total, width = self._staging.next(), frame.tokens, 2 + self._axes

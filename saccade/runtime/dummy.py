@@ -39,6 +39,9 @@ class DummyWeights:
     def has(self, _name: str, /) -> bool:
         return True
 
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
         return self._ways.make(weight, [Part(name, tuple(weight.shape))])
 

@@ -1,10 +1,11 @@
 """Embeddings as files of one folder, a safetensors file each.
 
 A file is trusted only if everything fits: its name, format, model fingerprint, shape, and the
-checksum of its values. Whatever else lies in the model's folder is removed, but for folders, and
-for what could not be looked at: the next run may be able to. A file appears under its name only
-when it is whole and on the disk (write, fsync, rename). It is read, not mapped: of a file that is
-cut short, or on a disk that goes away, a read fails and a mapping kills the process.
+checksum of its values. What has such a name and does not fit is removed, but for folders, and for
+what could not be looked at: the next run may be able to. No other name is touched. A file appears
+under its name only when it is whole and on the disk (write, fsync, rename). It is read, not mapped:
+of a file that is cut short, or on a disk that goes away, a read fails and a mapping kills the
+process.
 
 Of a folder that several servers share (`shared.py`), each looks only at what it needs, a file is
 written once, whoever comes first, and being read is being used. Knows nothing of threads.
@@ -12,10 +13,10 @@ written once, whoever comes first, and being read is being used. Knows nothing o
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from typing import BinaryIO
 import torch
 from blake3 import blake3
 
+from saccade.core.claims import Strange, beside, opened_folder
 from saccade.core.config import DISK_BLOCK
-from saccade.core.store import file_name
+from saccade.core.store import LONE_DRAFT_NAME, WHOLE_NAME, file_name
 from saccade.core.types import ImageKey
 from saccade.runtime.shared import SharedRoom
 
@@ -76,6 +78,10 @@ class EmbeddingFiles:
         self._width = width
         self._dtype = dtype
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with opened_folder(self._folder) as handle:
+            user = os.fstat(handle).st_uid
+        if self.room is not None and user != self.room.user:
+            raise OSError(errno.EPERM, f"{self._folder.name} in it belongs to another user")
 
     def path(self, key: ImageKey) -> Path:
         return self._folder / file_name(key)
@@ -130,6 +136,7 @@ class EmbeddingFiles:
         be read.
         """
         with _open(path) as file:
+            self._check_user(file)
             header = self._header(file, path)
             if num_tokens not in (None, header.num_tokens):
                 raise Damaged(f"it has {header.num_tokens} tokens, not {num_tokens}")
@@ -161,6 +168,10 @@ class EmbeddingFiles:
         found: list[tuple[int, ImageKey, int]] = []
         for path in self._folder.iterdir():
             try:
+                if LONE_DRAFT_NAME.fullmatch(path.name):
+                    raise Damaged("it was left half written")
+                if not WHOLE_NAME.fullmatch(path.name):
+                    continue
                 with _open(path) as file:
                     header = self._header(file, path)
                     found.append(
@@ -173,6 +184,11 @@ class EmbeddingFiles:
         return tuple(
             (key, num_tokens) for _, key, num_tokens in sorted(found, key=lambda each: each[0])
         )
+
+    def _check_user(self, file: BufferedReader) -> None:
+        """Raises OSError where servers share the folder and somebody else has put a file there."""
+        if self.room is not None and os.fstat(file.fileno()).st_uid != self.room.user:
+            raise OSError(errno.EPERM, "it belongs to another user")
 
     def _header(self, file: BufferedReader, path: Path) -> _Header:
         """Read up to the values. Raises Damaged where anything does not fit, whoever wrote it."""
@@ -202,14 +218,11 @@ class EmbeddingFiles:
 
 
 def _open(path: Path) -> BufferedReader:
-    """A file to read.
-
-    Raises Damaged for all else: a link leads anywhere, and opening a pipe waits for somebody to
-    write.
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise Damaged("it is not a regular file")
-    return path.open("rb")
+    """A file to read. Raises Damaged for all else."""
+    try:
+        return open(path, "rb", opener=beside)
+    except Strange:
+        raise Damaged("it is not a regular file") from None
 
 
 def discard(path: Path, why: Damaged) -> None:

@@ -1,8 +1,12 @@
 """A folder of embeddings that several servers write, within one budget.
 
+    ROOT / .saccade-embeddings     the marker: this folder is ours (`core/claims.py`)
     ROOT / lock                    whoever has locked it may make room; it says what is in use
     ROOT / FINGERPRINT / NAME      an embedding of one model, whole: it never changes
     ROOT / FINGERPRINT / .X.draft  one that is being written, locked by its writer
+
+Files of exactly these names (`core/store.py`) that belong to this server's user are looked at,
+counted and removed; whatever else lies there is let be, and nothing is followed or waited for.
 
 Room is taken before a byte is written, under the lock, so that the budget holds at every moment.
 Locks are the kernel's (flock): those of a server that dies are free at once, so nothing ever grows
@@ -18,18 +22,27 @@ import fcntl
 import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from saccade.core.config import DISK_BLOCK
-from saccade.core.store import SUFFIX
+from saccade.core.claims import beside, made_beside, opened_folder
+from saccade.core.store import (
+    DRAFT,
+    DRAFT_NAME,
+    SHARED,
+    WHOLE_NAME,
+    model_folders,
+    on_disk,
+    taken,
+)
 
 log = logging.getLogger("saccade")
 
-DRAFT = ".draft"
 LOCK_SECONDS = 0.5
 """Another server may make room for so long before this one gives up a save."""
 LOCK_PAUSE = 0.005
@@ -38,17 +51,27 @@ SPARE = 16
 """
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Found:
+    """An embedding; the one used least lately is the smallest."""
+
+    used: int
+    nbytes: int
+    folder: Path
+    name: str
+
+
 class SharedRoom:
     """At most `budget` bytes of files below `root`, blocks counted whole. Methods block; one thread
     per server calls them.
     """
 
     def __init__(self, root: Path, budget: int) -> None:
-        """Raises OSError where the folder cannot be had."""
+        """Raises OSError where the folder cannot be had, or is somebody else's."""
         self._root = root
         self._budget = budget
         self.evictions = 0
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.user = SHARED.take(root)
         with self._locked() as lock:
             self._write(lock, self._sweep(0))
 
@@ -58,18 +81,18 @@ class SharedRoom:
 
         Raises OSError: there is no room at all, or another server holds the lock.
         """
-        taken = on_disk(nbytes)
-        if taken > self._budget:
+        needed = on_disk(nbytes)
+        if needed > self._budget:
             raise OSError(errno.ENOSPC, "it is larger than the budget")
         path = target.parent / f".{secrets.token_hex(8)}{DRAFT}"
         with self._locked() as lock:
             used = self._read(lock)
-            if used is None or used + taken > self._budget:
-                used = self._sweep(taken)
-            if used + taken > self._budget:
+            if used is None or used + needed > self._budget:
+                used = self._sweep(needed)
+            if used + needed > self._budget:
                 raise OSError(errno.ENOSPC, "others are writing all that there is room for")
-            self._write(lock, used + taken)
-            file = open(path, "xb", opener=_private)  # noqa: SIM115 - closed below
+            self._write(lock, used + needed)
+            file = open(path, "xb", opener=beside)  # noqa: SIM115 - closed below
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(nbytes)  # whoever counts meanwhile counts all of it
         try:
@@ -86,24 +109,35 @@ class SharedRoom:
         """Bytes in use once `needed` more fit, and some to spare; all that nobody writes any more
         is removed.
         """
-        files: list[tuple[int, int, Path]] = []
+        files: list[_Found] = []
         used = 0
-        for path in self._root.glob("*/*"):
-            with suppress(OSError):  # its writer, or who found it damaged, may have removed it
-                found = path.lstat()
-                if path.suffix == SUFFIX:
-                    files.append((found.st_mtime_ns, on_disk(found.st_size), path))
-                    used += on_disk(found.st_size)
-                elif path.suffix == DRAFT and not _abandoned(path):
-                    used += on_disk(found.st_size)
+        for folder, handle in model_folders(self._root):
+            for file in os.scandir(handle):
+                with suppress(OSError):  # its writer, or who found it damaged, may have removed it
+                    found = file.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(found.st_mode) or found.st_uid != self.user:
+                        continue
+                    if WHOLE_NAME.fullmatch(file.name):
+                        files.append(_Found(found.st_mtime_ns, taken(found), folder, file.name))
+                        used += taken(found)
+                    elif DRAFT_NAME.fullmatch(file.name) and not _abandoned(
+                        folder / file.name, handle
+                    ):
+                        used += on_disk(found.st_size)
         if used + needed > self._budget:
-            for _, nbytes, path in sorted(files):
-                if used + needed + self._budget // SPARE <= self._budget:
-                    break
-                with suppress(FileNotFoundError):
-                    path.unlink()
-                    self.evictions += 1
-                used -= nbytes
+            enough = self._budget - needed - self._budget // SPARE
+            used = self._make_room(files, used, enough)
+        return used
+
+    def _make_room(self, files: list[_Found], used: int, enough: int) -> int:
+        """Remove what was used least lately until `enough` bytes, or none, are in use: so many."""
+        for file in sorted(files):
+            if used <= enough:
+                break
+            with suppress(FileNotFoundError), opened_folder(file.folder) as handle:
+                os.unlink(file.name, dir_fd=handle)
+                self.evictions += 1
+            used -= file.nbytes
         return used
 
     def _read(self, lock: BinaryIO) -> int | None:
@@ -120,7 +154,7 @@ class SharedRoom:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """One server at a time. Raises OSError when another keeps the lock."""
-        with open(self._root / "lock", "r+b", opener=_made) as lock:
+        with open(self._root / "lock", "r+b", opener=made_beside) as lock:
             until = time.monotonic() + LOCK_SECONDS
             while True:
                 try:
@@ -134,26 +168,13 @@ class SharedRoom:
             yield lock
 
 
-def on_disk(nbytes: int) -> int:
-    """What a file takes of a disk."""
-    return max(1, -(-nbytes // DISK_BLOCK)) * DISK_BLOCK
-
-
-def _abandoned(path: Path) -> bool:
-    """Remove a draft whose writer has died. Raises OSError."""
-    with path.open("rb") as draft:
+def _abandoned(path: Path, folder: int) -> bool:
+    """Remove a draft whose writer has died. `folder`: that it lies in, open. Raises OSError."""
+    with open(path, "rb", opener=beside) as draft:
         try:
             fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        path.unlink()
+        os.unlink(path.name, dir_fd=folder)
     log.info("shared embeddings: %s was left half written, and is removed", path.name)
     return True
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _made(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o600)

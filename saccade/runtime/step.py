@@ -16,6 +16,7 @@ import torch
 from saccade.core.plan import DiskEvent, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.runtime.disk import DiskTier
+from saccade.runtime.finite import NO_TOKEN
 from saccade.runtime.sampler import Report
 from saccade.runtime.scores import Scored
 from saccade.runtime.vision import VisionEncoder
@@ -36,6 +37,7 @@ class Step:
         self._tokens = torch.empty(0, dtype=torch.int64)
         self._report: Report | None = None
         self._scored: tuple[Scored, ...] = ()
+        self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._unfinished = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
@@ -58,6 +60,13 @@ class Step:
             ids, logprobs, ranks = map(to_host, (each.ids, each.logprobs, each.ranks))
             self._scored += (Scored(each.start, ids, logprobs, ranks),)
             self._note_copies(each.ids)
+
+    def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
+        """Begin to copy which rows of the batch [R] have states that are numbers. `places`: of the
+        plan's rows among them.
+        """
+        self._checked = to_host(finite), places
+        self._note_copies(finite)
 
     def _note_copies(self, copied: torch.Tensor) -> None:
         if copied.is_cuda:
@@ -91,8 +100,27 @@ class Step:
         logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
         scores = tuple(scored.read() for scored in self._scored)
         return StepResult(
-            self._plan.step, tokens, logprobs, encoded, disk, self._unfinished, scores
+            self._plan.step,
+            tokens,
+            logprobs,
+            encoded,
+            disk,
+            self._unfinished,
+            scores,
+            self._broken(tokens),
         )
+
+    def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """As `StepResult.broken`; `tokens`: what was drawn."""
+        broken: set[int] = set()
+        if self._checked is not None:
+            finite, places = self._checked
+            values = finite.tolist()
+            broken.update(row for row, place in enumerate(places) if not values[place])
+        if NO_TOKEN in tokens:
+            drawing = [index for index, row in enumerate(self._plan.rows) if row.sample]
+            broken.update(row for row, token in zip(drawing, tokens) if token == NO_TOKEN)
+        return tuple(sorted(broken))
 
     def _awaits(self) -> bool:
         """Whether something is under way in the background, and nothing of it has ended."""

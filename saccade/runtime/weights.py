@@ -22,7 +22,7 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_json
 from saccade.families.quantization import Quantization, Scheme, read_quantization
-from saccade.families.registry import net_module
+from saccade.families.registry import family_model
 from saccade.kernels.device import has_fp8, has_int4
 from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix, prepare
 from saccade.kernels.int4 import Int4Matrix
@@ -83,7 +83,7 @@ def load_net(
     (before any is copied), or not finite.
     Tensors that no layer asks for are warned of, unless the family knows them to be harmless.
     """
-    module = net_module(spec)
+    model = family_model(spec)
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: FamilyNet
     here = device.type == "cpu" and runs_int8()
@@ -91,7 +91,7 @@ def load_net(
     if made:
         check_made(made, device)
     ways = Ways(
-        module.projection,
+        model.projection,
         made=made,
         native=here and quantization != "none",
         tally=tally or LoadTally(),
@@ -100,20 +100,20 @@ def load_net(
     )
     if load_format == "dummy":
         dummy = DummyWeights(dtype, device, ways=ways)
-        net = module.build(spec, dummy, shard, encoder_shard)
+        net = model.build(dummy, shard, encoder_shard)
         return net
     with CheckpointWeights(
         folder,
-        module.canonical_name,
+        model.canonical_name,
         dtype,
         device,
         quantization=read_quantization(read_json(folder / "config.json")),
         ways=ways,
         told=told,
     ) as weights:
-        weights.check_formats(lambda name: module.harmless(name, spec))
-        net = module.build(spec, weights, shard, encoder_shard)
-        _warn_of([name for name in weights.unused() if not module.harmless(name, spec)], folder)
+        weights.check_formats(lambda name: model.harmless(name))
+        net = model.build(weights, shard, encoder_shard)
+        _warn_of([name for name in weights.unused() if not model.harmless(name)], folder)
     return net
 
 
@@ -131,15 +131,15 @@ def load_tower(
     """The vision tower alone, as in `load_net`; nothing of the language model is read. Raises
     CheckpointError.
     """
-    module = net_module(spec)
+    model = family_model(spec)
     encoder_shard = shard if encoder == "weights" else WHOLE
     net: TowerNet
     if load_format == "dummy":
-        net = module.build_tower(spec, DummyWeights(dtype, device), encoder_shard)
+        net = model.build_tower(DummyWeights(dtype, device), encoder_shard)
         return net
-    name = module.canonical_name
+    name = model.canonical_name
     with CheckpointWeights(folder, name, dtype, device, told=told) as weights:
-        net = module.build_tower(spec, weights, encoder_shard)
+        net = model.build_tower(weights, encoder_shard)
     return net
 
 
@@ -304,6 +304,15 @@ class CheckpointWeights:
 
     def has(self, name: str) -> bool:
         return name in self._places
+
+    def fits(self, part: Part) -> bool:
+        if part.name not in self._places:
+            return False
+        path, name = self._places[part.name]
+        try:
+            return tuple(open_tensors(path).get_slice(name).get_shape()) == part.shape
+        except SafetensorError as error:
+            raise damaged(path, name, error) from error
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
         return self._ways.make(weight, [Part(name, tuple(weight.shape))])

@@ -17,6 +17,7 @@ from saccade.nn.transfer import send
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, PageTable
+from saccade.runtime.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.images import ImageExecutor, begin_captures
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
@@ -135,6 +136,10 @@ class Worker:
             states = self._net.forward(batch, self._attention)  # [T, hidden]
         if wanted := self._batcher.scored(rows, frame):
             step.score(self._scorer(states, wanted))
+        if not all(row.sample for row in rows):
+            # Whatever is no number in a sequence reaches the state of its last token.
+            finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
+            step.check(finite, self._batcher.places(rows, frame))
         if not draws.rows:
             return
         logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
@@ -145,12 +150,15 @@ class Worker:
                 assert masks is not None, "a row's mask follows, but nobody has it"
                 words = masks()
                 allowed = None if words is None else send(words, logits.device)
+            finite = quieten(logits)
             tokens, report = self._sampler(logits, draws, allowed, masked)
+            told = torch.where(finite, tokens, NO_TOKEN)
         else:
             tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
+            told = tokens  # by the first rank alone
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep(draws, tokens)
-        step.draw(tokens, report)
+        step.draw(told, report)
 
 
 def _masked(plan: Plan) -> list[int]:

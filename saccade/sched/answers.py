@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.core.types import Delta, FinishReason, SamplingParams, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, Request, TokenLogprobs
 from saccade.sched.masks import Guide
 from saccade.sched.sequence import Sequence
 
@@ -42,7 +42,7 @@ def follow(
         return "stop"
     if reason is not None:
         return reason
-    if not jumps(sequence.request.sampling):
+    if not jumps(sequence.request):
         guide.step()
     else:
         reason = _jump(sequence, guide, drawing, eos, token_limit)
@@ -70,8 +70,13 @@ def _jump(
     return "stop" if guide.must_end else end_reason(sequence, forced[-1], eos, token_limit)
 
 
-def jumps(sampling: SamplingParams) -> bool:
-    """Whether tokens may be taken without a row that draws them."""
+def jumps(request: Request) -> bool:
+    """Whether tokens may be taken without a row that draws them. An answer that is forced whole
+    would leave a prompt uncomputed that is to be scored.
+    """
+    if request.prompt_logprobs is not None:
+        return False
+    sampling = request.sampling
     penalties = sampling.presence_penalty, sampling.frequency_penalty
     return sampling.logprobs is None and sampling.repetition_penalty == 1.0 and not any(penalties)
 

@@ -16,7 +16,7 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
 from saccade.core.lexicon import begin_match, fill_mask, mask_words
 
 MAX_KEPT_BYTES = 8 << 20
@@ -34,9 +34,12 @@ class Matcher:
     An end token is taken here and not by the library, whose rollback does not count it everywhere.
     """
 
-    def __init__(self, match: LLMatcher, ends: frozenset[int], words: int) -> None:
+    def __init__(
+        self, match: LLMatcher, lexicon: LLTokenizer, ends: frozenset[int], words: int
+    ) -> None:
         """`match` belongs to this object from here on. `words`: of one row of a mask."""
         self._match = match
+        self._lexicon = lexicon
         self._ends = ends
         self._words = words
         self._length = 0
@@ -67,21 +70,24 @@ class Matcher:
     def accept(self, tokens: Sequence[int]) -> None:
         """Go on by `tokens`, in order; all or none.
 
-        Raises InvalidRequest when the grammar has become too complex to follow. A token that no
-        mask allowed is our bug.
+        Raises InvalidRequest when the grammar has become too complex to follow, InternalError for a
+        token that no mask allowed: whoever's fault that is, it ends one request.
         """
         if not tokens:
             return
-        assert not self._ended, "a token after the end"
         last = tokens[-1] in self._ends
         body = list(tokens[:-1] if last else tokens)
         taken = self._match.try_consume_tokens(body)
         if self._match.is_error():
             raise self._too_complex()
-        allowed = taken == len(body) and (not last or self._match.is_accepting())
-        if not allowed and taken:
-            self._match.rollback(taken)
-        assert allowed, f"token {taken + 1} of {len(tokens)} is not in the grammar"
+        whole = taken == len(body) and (not last or self._match.is_accepting())
+        if self._ended or not whole:
+            if taken:
+                self._match.rollback(taken)
+            raise InternalError(
+                f"token {self._length + taken + 1} of the answer ({tokens[min(taken, len(body))]}) "
+                "is not one that the grammar allows"
+            )
         self._ended = last
         self._length += len(tokens)
 
@@ -105,7 +111,7 @@ class Matcher:
             for token in self._ends:
                 row[token // 32] |= np.uint32(1 << token % 32)
             return
-        fill_mask(self._match, row)
+        fill_mask(self._lexicon, self._match, row)
         if self._match.is_error():
             raise self._too_complex()
         if not self.may_end:  # a client's grammar may name an end token in the midst of others
@@ -134,7 +140,7 @@ class Matcher:
 
     def clone(self) -> Matcher:
         """Another sequence at the same place."""
-        other = Matcher(self._match.deep_copy(), self._ends, self._words)
+        other = Matcher(self._match.deep_copy(), self._lexicon, self._ends, self._words)
         other._length, other._ended = self._length, self._ended
         return other
 
@@ -176,7 +182,7 @@ class Guide:
         self._wake = wake
         self._slow_seconds = slow_seconds
         self._slow = slow_seconds <= 0
-        self._fault: InvalidRequest | None = None
+        self._fault: RequestError | None = None
         self._filling: Future[None] | None = None
         self._forced: deque[int] = deque()  # to be drawn one by one
         self._only: int | None = None  # what the mask asked for next allows, before `_row`
@@ -204,9 +210,9 @@ class Guide:
 
     def accept(self, token: int) -> None:
         """The next token was drawn under the mask. Raises as `Matcher.accept`."""
+        if self._forced and token != self._forced.popleft():
+            raise InternalError(f"token {token} was drawn where another was forced")
         self._matcher.accept((token,))
-        if self._forced:
-            self._forced.popleft()
 
     def jump(self, planned: bool) -> tuple[int, ...]:
         """Take the tokens that must follow, and return them. `planned`: a plan in flight draws the
@@ -258,8 +264,11 @@ class Guide:
     def _fill(self) -> None:
         try:
             self._matcher.fill(self._row)
-        except InvalidRequest as error:
+        except RequestError as error:
             self._fault = error
+            return
+        except Exception as error:  # the library's: it ends one request
+            self._fault = InternalError(f"no mask of the grammar could be made: {error}")
             return
         if not self._row.any():
             self._fault = InvalidRequest(
@@ -313,4 +322,4 @@ class Matchers:
             ):
                 self.nbytes -= len(self._prototypes.popitem(last=False)[0])
         self._prototypes.move_to_end(grammar)
-        return Matcher(prototype.deep_copy(), self._ends, self._words)
+        return Matcher(prototype.deep_copy(), self._lexicon, self._ends, self._words)

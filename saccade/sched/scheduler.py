@@ -23,7 +23,7 @@ from itertools import chain
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import InternalError, RequestError
 from saccade.core.plan import Masks, Plan, Row, StepResult
 from saccade.core.types import Delta, FinishReason, ImageKey, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
@@ -40,6 +40,10 @@ from saccade.sched.states import StateKeeper
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 PLANS_IN_FLIGHT = 2
+NOT_FINITE = (
+    "the model came to values that are no numbers (NaN or infinity) in this request: a weight or "
+    "an image's embedding is damaged, or --dtype is too narrow for the model"
+)
 
 
 class Scheduler:
@@ -100,7 +104,7 @@ class Scheduler:
         if guide is not None:
             try:
                 reason = follow(sequence, guide, None, self._eos, self.token_limit)
-            except InvalidRequest as fault:
+            except RequestError as fault:
                 return [self._tell(sequence, "error", fault.message, code=fault.code)]
             if reason is not None:
                 return [self._tell(sequence, reason)]
@@ -192,7 +196,7 @@ class Scheduler:
                 try:
                     words.append(guide.mask())
                     continue
-                except InvalidRequest as error:
+                except RequestError as error:
                     deltas.append(self._finish(sequence, "error", error.message, code=error.code))
             words.append(guide.anything)  # what is drawn here is ignored
         return Masks.of(flight.plan.step, words), deltas
@@ -401,10 +405,15 @@ class Scheduler:
                 self.gallery.read_ended(key, event == "read")
         deltas: list[Delta] = []
         drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
-        for row, (sequence, run) in zip(flight.plan.rows, flight.rows, strict=True):
+        for place, (row, (sequence, run)) in enumerate(
+            zip(flight.plan.rows, flight.rows, strict=True)
+        ):
             token, logprobs = next(drawn) if row.sample else (-1, None)
             found = next(scores) if row.scored else None
-            if sequence.run is run:
+            if sequence.run is run and place in result.broken:
+                # Before its pages are findable: nobody else computes with them.
+                deltas.append(self._finish(sequence, "error", NOT_FINITE, code=InternalError.code))
+            elif sequence.run is run:
                 known = row.sample and run.skips > 0
                 run.skips -= known
                 run.drawing -= row.sample and not known
@@ -434,7 +443,7 @@ class Scheduler:
             try:
                 guide.accept(token)
                 reason = follow(sequence, guide, reason, self._eos, self.token_limit)
-            except InvalidRequest as error:
+            except RequestError as error:
                 return self._finish(sequence, "error", error.message, code=error.code)
         if reason is not None:
             return self._finish(sequence, reason, None, given)

@@ -340,7 +340,7 @@ class Grammars:
         """Why these do not compile, or their first mask cannot be made; empty: they do."""
         matcher = begin_match(self._lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
-            fill_mask(matcher, self._row)
+            fill_mask(self._lexicon, matcher, self._row)
         return matcher.get_error()
 
     def _explain(self, wish: Wish, error: str) -> InvalidRequest:

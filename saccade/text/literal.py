@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.prompt import ChatTemplate, TemplateMessage, Tokenizer
+from saccade.text.prompt import ChatTemplate, TemplateMessage, Tokenizer, TooManyTokens, listed
 
 _KEY_PREFERENCE = "|\uff5c[]<>"
 _FIRST_PRIVATE, _NUM_PRIVATE = 0x100000, 0xFFFE  # plane 16, for private use
@@ -90,17 +90,21 @@ class Literals:
             raise InvalidRequest(_replace(error.message, back), error.param, error.code) from error
         return Rendered(_replace(marked, back), marked)
 
-    def encode(self, rendered: Rendered, special: bool = False) -> list[int]:
-        """Token ids. `special` as in `Tokenizer.encode`."""
+    def encode(
+        self, rendered: Rendered, special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Token ids. `special` and `most` as in `Tokenizer.encode`. Raises TooManyTokens."""
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
-            return self._tokenizer.encode(text, special)
+            return self._tokenizer.encode(text, special, most)
         tokens, at = [], 0
         for start, end, token in written:
-            tokens += self._encode_plain(text[at:start])
+            tokens += self._encode_plain(text[at:start], most)
             tokens.append(token)
             at = end
-        tokens += self._encode_plain(text[at:])
+            if most is not None and len(tokens) > most:
+                raise TooManyTokens(len(tokens))
+        tokens += self._encode_plain(text[at:], most)
         before, after = self._around() if special else ([], [])
         return [*before, *tokens, *after]
 
@@ -124,8 +128,8 @@ class Literals:
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
 
-    def _encode_plain(self, text: str) -> list[int]:
-        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    def _encode_plain(self, text: str, most: int | None) -> list[int]:
+        return listed(self._plain.encode_batch_fast([text], add_special_tokens=False)[0], most)
 
     def _specials(self, text: str) -> list[tuple[int, int, int]]:
         """The special tokens that the tokenizer finds in `text`: (start, end, id)."""

@@ -23,7 +23,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
@@ -99,13 +99,15 @@ class Tokenizer:
         """Characters of text that one token can stand for, at most."""
         return max(map(len, self.backend.get_vocab()))
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
         """Token ids of `text`.
 
         `special` adds what the tokenizer puts around a bare text (templates write that themselves).
-        Other threads run meanwhile: the library lets go of the interpreter for batches alone.
+        Other threads run meanwhile: the library lets go of the interpreter for batches alone, and
+        the list is made only where it has at most `most` tokens. Raises TooManyTokens.
         """
-        return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
+        return listed(encoding, most)
 
     def ends(self, text: str, special: bool = False) -> list[int]:
         """Of each token of `encode`, the character after it; 0 for what is put around a text."""
@@ -116,9 +118,23 @@ class Tokenizer:
         """The text of token ids, special tokens included; ids that no token has are left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
-    def strings(self, tokens: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary writes it; "" for an id that no token has."""
-        return [self.backend.id_to_token(token) or "" for token in tokens]
+    def string(self, token: int) -> str:
+        """A token as the vocabulary writes it; "" for an id that no token has."""
+        return self.backend.id_to_token(token) or ""
+
+
+def listed(encoding: Encoding, most: int | None = None) -> list[int]:
+    """The ids of an encoding. Raises TooManyTokens before they are made."""
+    if most is not None and len(encoding) > most:
+        raise TooManyTokens(len(encoding))
+    return encoding.ids
+
+
+class TooManyTokens(Exception):
+    """A text has at least `count` tokens, more than it may."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"at least {count} tokens")
 
 
 class ChatTemplate:

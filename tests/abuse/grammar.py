@@ -218,7 +218,7 @@ class Grammar:
         if draw.random() < 0.05:
             method = draw.choice(("HEAD", "OPTIONS", "PUT", "PATCH", "get", "TRACE"))
         kind, body = self._body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
-        lines = ["host: x"]
+        lines = ["host: localhost"]
         if kind:
             lines.append(f"content-type: {kind}")
         lines += [draw.choice(ODD_HEADERS) for _ in range(draw.choice((0, 0, 0, 1, 2)))]

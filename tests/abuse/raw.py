@@ -46,7 +46,7 @@ def connect(
     return connection
 
 
-def head(method: str, path: str, *lines: str, host: str = "x", **headers: object) -> bytes:
+def head(method: str, path: str, *lines: str, host: str = "localhost", **headers: object) -> bytes:
     """A request line and headers, with the empty line at the end.
 
     `lines` are written as they are; `content_length=3` becomes `content-length: 3`.

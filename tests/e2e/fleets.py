@@ -19,7 +19,7 @@ import numpy as np
 import openai
 from blake3 import blake3
 
-from saccade.route.rank import rank
+from saccade.edge.rank import rank
 from tests.checkpoints import picture
 from tests.e2e.server import Server, routing, serving
 from tests.e2e.test_serve import image_part, png, text_part, user

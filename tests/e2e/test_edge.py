@@ -117,7 +117,7 @@ def test_pipelined_requests_are_not_kept(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "start",
-    [b"GET /", b"GET /health HTTP/1.1\r\nhost: x\r\nx: ", b"GET /health HTTP/1.1\r\n"],
+    [b"GET /", b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ", b"GET /health HTTP/1.1\r\n"],
     ids=["path", "value", "name"],
 )
 def test_a_head_has_a_limit(server: Server, start: bytes) -> None:
@@ -172,13 +172,33 @@ def test_a_trailer_is_no_header(server: Server) -> None:
     [
         raw.head("GET", "/health", "host: y"),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET /health HTTP/1.1\nhost: x\n\n",
-        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\nhost: localhost\n\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n",
         raw.head("POST", CHAT, "transfer-encoding: chunked", content_length=3),
         raw.head("POST", CHAT, content_length=-1),
         raw.head("GET", "/\xff"),
+        raw.head("GET", "/health", host=""),
+        b"GET /health\r\n\r\n",
+        b"GET /health HTTP/0.9\r\nhost: localhost\r\n\r\n",
+        raw.head("POST", CHAT, "transfer-encoding: identity", "transfer-encoding: chunked"),
+        raw.head("POST", CHAT, "transfer-encoding: chunked", "transfer-encoding: chunked"),
+        raw.head("POST", CHAT, "transfer-encoding: gzip, chunked"),
     ],
-    ids=["two hosts", "TLS", "bare LF", "CONNECT", "two lengths", "negative", "not ASCII"],
+    ids=[
+        "two hosts",
+        "TLS",
+        "bare LF",
+        "CONNECT",
+        "two lengths",
+        "negative",
+        "not ASCII",
+        "no host",
+        "0.9, short",
+        "0.9",
+        "identity too",
+        "chunked twice",
+        "gzip",
+    ],
 )
 def test_what_is_not_http_is_a_400_in_openais_shape(server: Server, request_: bytes) -> None:
     answer = raw.ask(server.url, request_)
@@ -189,7 +209,7 @@ def test_connections_that_say_nothing_or_half_end(server: Server) -> None:
     count = "saccade_connections_closed_total"
     before = server.metric(count, reason="head")
     with raw.connections(server.url, 3) as (silent, half, idle):
-        half.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        half.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
         idle.sendall(raw.head("GET", "/health"))
         assert raw.read(idle).status == 200
         assert raw.read(half).status == 408

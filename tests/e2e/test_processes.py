@@ -182,7 +182,7 @@ def test_messages_are_handled_while_a_step_runs(folder: Path) -> None:
         arena = Arena.create(1 << 24)
         model = ModelOptions(dtype="float32")
         engine = EngineProcess(folder, model, EngineOptions(threads=1), ParallelOptions(), arena)
-        await engine.start()
+        await engine.start(lambda _: None)
         worker = psutil.Process(engine.pid).children()[0]
 
         async def ended() -> dict[str, str]:

@@ -491,7 +491,7 @@ def test_a_large_body_goes_through_and_one_that_is_too_large_is_refused(
             assert streamed.status_code == 413
         with socket.create_connection(("127.0.0.1", httpx.URL(small.url).port or 0)) as slow:
             slow.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 9\r\n\r\n"
             )
             time.sleep(0.3)
             assert httpx.post(url, json={}).status_code == 400, "who sends slowly has no place"

@@ -41,7 +41,7 @@ def test_start_up_says_how_far_it_is_from_before_the_heavy_imports_to_the_pages_
         server.communicate()
     first = lines.index("loading demo ... (Ctrl-C ends it)")
     after = {line.rpartition("|")[2].strip() for line in lines[first:] if IMPORT in line}
-    assert {"saccade.server.run", "tokenizers", "starlette.applications"} <= after
+    assert {"saccade.api.serve", "tokenizers", "starlette.applications"} <= after
     said = [line for line in lines if IMPORT not in line]
     stages = dict.fromkeys(line.strip().partition(":")[0] for line in said)
     assert [*stages][1:4] == ["starting PyTorch", "weights", "caches and kernels"]

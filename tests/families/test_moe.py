@@ -30,7 +30,7 @@ from saccade.runtime import weights
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.quantized import LoadTally, Ways
 from saccade.runtime.weights import load_net
-from tests.checkpoints import Reference
+from tests.checkpoints import FamilyName, Reference, make_checkpoint
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
 from tests.parallel.crew import shards, together
@@ -224,14 +224,64 @@ def logits(folder: Path, mode: QuantizationMode, size: int = 1) -> tuple[torch.T
     return together(work, shards(size))[0], tally.line(torch.float32)
 
 
-@pytest.mark.parametrize("family", [MOE, "qwen3_5_moe"])
+def turn(source: Path, folder: Path) -> Path:
+    """The checkpoint with the matrices of all experts turned about."""
+    shutil.copytree(source, folder)
+    found = {
+        name: value.transpose(1, 2).contiguous() if ".experts." in name else value
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+FUSED = [
+    pytest.param(family, turned, id=f"{family}{'-turned' if turned else ''}")
+    for family in (MOE, "qwen3_5_moe")
+    for turned in (False, True)
+]
+"""Families, each as its checkpoints are on the hub and with its experts turned about."""
+
+
+@pytest.mark.parametrize("width", [40, 64, 32], ids=["oblong", "square down", "square up"])
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_fused_experts_are_read_either_way(tmp_path: Path, family: FamilyName, width: int) -> None:
+    """Also where one of the two tensors is square and fits both ways."""
+    source = make_checkpoint(tmp_path / "usual", family, text={"moe_intermediate_size": width})
+    usual, _ = logits(source, "none")
+    folder = turn(source, tmp_path / "turned")
+    assert torch.equal(logits(folder, "none")[0], usual)
+    torch.testing.assert_close(logits(folder, "none", size=2)[0], usual, **LOGITS)
+
+
+def test_fused_experts_that_fit_neither_way_are_named(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One of the two tensors is turned about, the other is not."""
+    folder = turn(checkpoint(MOE), tmp_path / "half")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"layers\.0\.mlp\.experts\.gate_up_proj is \[8, 80, "
+    ):
+        logits(folder, "none")
+
+
+@pytest.mark.parametrize(("family", "turned"), FUSED)
 def test_fused_experts_in_fp8_answer_as_their_twin(
-    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    turned: bool,
 ) -> None:
     """Block scales of tensors of all experts; no block ends where gates do, nor where a rank's
     experts do.
     """
-    quantised, twin = quantise(checkpoint(family), FORMATS["fp8 blocks"], tmp_path)
+    source = turn(checkpoint(family), tmp_path / "turned") if turned else checkpoint(family)
+    quantised, twin = quantise(source, FORMATS["fp8 blocks"], tmp_path)
     whole, _ = logits(twin, "none")
     made, line = logits(quantised, "none")
     assert torch.equal(made, whole) and "made float32 at load" in line
@@ -250,7 +300,7 @@ def test_fused_experts_in_fp8_answer_as_their_twin(
     block = {"weight_block_size": [16, 16]}
     sixteen = replace(FORMATS["fp8 blocks"], block=(16, 16))
     sixteen = replace(sixteen, settings={**sixteen.settings, **block})
-    quantised, twin = quantise(checkpoint(family), sixteen, tmp_path / "sixteen")
+    quantised, twin = quantise(source, sixteen, tmp_path / "sixteen")
     kept, line = logits(quantised, "auto")
     assert kinds == {Fp8Experts} and "in fp8, as the checkpoint has them" in line
     torch.testing.assert_close(kept, logits(twin, "none")[0], **LOGITS)
@@ -273,13 +323,17 @@ needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VN
 
 
 @needs_int8
-def test_experts_in_int8_are_near_the_checkpoint(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_in_int8_are_near_the_checkpoint(
+    checkpoint: Callable[..., Path], tmp_path: Path, turned: bool
+) -> None:
     """Where no row goes to other experts: one that does has another answer."""
-    whole, _ = logits(checkpoint(MOE), "none")
-    made, line = logits(checkpoint(MOE), "int8")
+    folder = turn(checkpoint(MOE), tmp_path / "turned") if turned else checkpoint(MOE)
+    whole, _ = logits(folder, "none")
+    made, line = logits(folder, "int8")
     assert "matrices of the language model in int8, made at load" in line
     assert torch.nn.functional.cosine_similarity(made, whole).min() > 0.998
-    shared, _ = logits(checkpoint(MOE), "int8", size=2)
+    shared, _ = logits(folder, "int8", size=2)
     torch.testing.assert_close(shared, made, **LOGITS)
 
 

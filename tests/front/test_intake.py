@@ -18,13 +18,13 @@ from tokenizers import Tokenizer as Backend
 
 import saccade.demo
 from saccade.core.arena import Arena
+from saccade.core.client import Client
 from saccade.core.config import MIB
 from saccade.core.errors import CheckpointError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import Request, SamplingParams
 from saccade.families.registry import load_spec
-from saccade.front.client import Client
 from saccade.front.compiler import Compiler
 from saccade.front.content import Chat, Message, Part
 from saccade.front.intake import Ask, Intake, Prepared, load_sampling_defaults

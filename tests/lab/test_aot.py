@@ -15,7 +15,16 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
-from lab.aot import PROMISED, RECORD, MachineCode, Promise, compare, complaints
+from lab.aot import (
+    PROMISED,
+    RECORD,
+    MachineCode,
+    Promise,
+    compare,
+    complaints,
+    launched_kernels,
+)
+from lab.aot_cases import cases
 
 ROOT = Path(__file__).parents[2]
 CODE = MachineCode(100, 0, 0, 4096, 4, 16, 16, ("HGMMA",))
@@ -42,3 +51,13 @@ def test_every_kernel_compiles_as_recorded(arch: int) -> None:
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:]
     assert ("needs sm_89" in ended.stdout) == (arch < 89)
+
+
+def test_every_kernel_that_is_launched_has_a_case() -> None:
+    """By the text of modules: one that is written tomorrow counts too."""
+    looked_at: dict[str, set[str]] = {}
+    for case in cases():
+        looked_at.setdefault(case.module.__name__.rpartition(".")[2], set()).update(case.promises)
+    for path in sorted((ROOT / "saccade" / "kernels").glob("*.py")):
+        assert launched_kernels(path.read_text()) == looked_at.get(path.stem, set()), path.name
+    assert looked_at["paged_gpu"], "kernels are found at all"

@@ -39,7 +39,7 @@ from saccade.cache.embeddings import saved_encoding
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, PinOptions
-from saccade.route.rank import SLACK, rank
+from saccade.edge.rank import SLACK, rank
 from saccade.tools.bench.serve import Bench
 from saccade.tools.bench.serve import serve as bench_serve
 from saccade.tools.options import (

@@ -133,7 +133,7 @@ def test_what_a_crash_left_half_written_is_swept_by_the_next_upload(
     tmp_path: Path, store: FileStore
 ) -> None:
     store.save(DATA, "a", "vision", None)
-    (tmp_path / "incoming" / "half").write_bytes(b"ha")
+    (tmp_path / "incoming" / ("0" * 16)).write_bytes(b"ha")
     orphan = home(tmp_path, b"orphan")
     orphan.mkdir()
     (orphan / "content").write_bytes(b"orphan")
@@ -417,3 +417,39 @@ def test_an_upload_to_several_servers_has_one_id_and_is_kept_once_where_they_sha
     assert stores[0].read(one.id, "me") == b"data"
     used = json.loads((tmp_path / "lock").read_text())
     assert used["files"] == 1 == used["owners"]["me"][1]
+
+
+def test_a_folder_that_somebody_else_uses_is_refused_and_nothing_in_it_is_touched(
+    tmp_path: Path,
+) -> None:
+    """Also one whose own folders have names as ours."""
+    for name in ("incoming", "0" * 64):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "holiday.png").write_bytes(DATA)
+    (tmp_path / "thesis.txt").write_bytes(DATA)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StorageFull, match=r"holds 'thesis.txt' and no .saccade-files"):
+        FileStore(tmp_path, 1 << 20).save(DATA, "a", "vision", None)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_others_put_beside_ours_is_let_be_and_holds_up_nobody(
+    tmp_path: Path, store: FileStore
+) -> None:
+    stored = store.save(DATA, "a", "vision", None)
+    strangers = [tmp_path / "incoming" / "holiday.png", home(tmp_path) / "notes.txt"]
+    for stranger in strangers:
+        stranger.write_bytes(DATA)
+    os.mkfifo(home(tmp_path) / "00000000.json")
+    (tmp_path / ("0" * 64)).write_bytes(b"")
+    (tmp_path / ("1" * 64)).symlink_to(tmp_path.parent)
+    again = FileStore(tmp_path, 1 << 20)
+    assert [each.id for each in again.entries()] == [stored.id]
+    again.save(b"another", "b", "vision", None)
+    again.delete(stored.id)
+    assert all(stranger.exists() for stranger in strangers)
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to(strangers[0])
+    with pytest.raises(StorageFull, match="lock is not a regular file of our own"):
+        again.save(b"third", "c", "vision", None)
+    assert strangers[0].read_bytes() == DATA

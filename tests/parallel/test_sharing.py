@@ -21,7 +21,7 @@ from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import resolve
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.vision import split_evenly
@@ -51,6 +51,9 @@ class Counting:
     def has(self, name: str) -> bool:
         return self.weights.has(name)
 
+    def fits(self, part: Part) -> bool:
+        return self.weights.fits(part)
+
     def matrix(self, weight: torch.Tensor, name: str) -> torch.Tensor:
         return weight
 
@@ -64,10 +67,10 @@ class Counting:
 def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Tensor]:
     """Which values of each tensor a rank reads."""
     spec = load_spec(folder)
-    module = net_module(spec)
-    with CheckpointWeights(folder, module.canonical_name, torch.float32, CPU) as weights:
+    model = family_model(spec)
+    with CheckpointWeights(folder, model.canonical_name, torch.float32, CPU) as weights:
         counting = Counting(weights)
-        module.build(spec, counting, shard, encoder_shard)
+        model.build(counting, shard, encoder_shard)
     return {name: torch.cat(places) for name, places in counting.wanted.items()}
 
 
@@ -79,7 +82,7 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
     shards = [Shard(rank, size) for rank in range(size)]
     reads = [read(folder, shard, shard) for shard in shards]
     with safe_open(folder / "model.safetensors", "pt") as file:
-        canonical = net_module(load_spec(folder)).canonical_name
+        canonical = family_model(load_spec(folder)).canonical_name
         sizes = {
             canonical(name): math.prod(file.get_slice(name).get_shape())
             for name in list(file.keys())
@@ -87,7 +90,7 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
     cut = 0
     spec = load_spec(folder)
     for name, total in sizes.items():
-        if net_module(spec).harmless(name, spec):
+        if family_model(spec).harmless(name):
             continue
         places = torch.cat([each[name] for each in reads])
         assert places.unique().shape == (total,), f"{name} is read whole"

@@ -16,16 +16,16 @@ import pytest
 
 from saccade.core.options import ConnectionOptions
 from saccade.core.route_options import RouteOptions
+from saccade.edge.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from saccade.route import fleet, keys
 from saccade.route.events import MOST_WAITING as MOST_EVENT
 from saccade.route.events import Events
 from saccade.route.keys import MOST_PARTS, MOST_VALUES, Bearing, bearing_of_body
 from saccade.route.run import RouteServer
-from saccade.route.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
 from tests.abuse.values import BODIES
 
 CHAT = "/v1/chat/completions"
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 STREAM = OK + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -280,13 +280,13 @@ def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> No
     for.
     """
     lines = (
-        *("POST /v1/files?a=%0d%0ax:y HTTP/1.1", "Host: elsewhere", "Transfer-Encoding: chunked"),
+        *("POST /v1/files?a=%0d%0ax:y HTTP/1.1", "Host: localhost:9", "Transfer-Encoding: chunked"),
         *("Connection: keep-alive, x-mine,content-length, Host", "X-Mine: 1", "TE: trailers"),
         *("Keep-Alive: 9", "Proxy-Authorization: a", "Upgrade: h2c", "Trailer: authorization"),
         *("X-Saccade-File-Suffix: 00000000", "X-Request-Id: one two", "X-Forwarded-For: 10.0.0.1"),
         *("Expect: 100-continue", "X-Kept: 2"),
     )
-    smuggled = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+    smuggled = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
     sent = "\r\n".join([*lines, "", ""]).encode() + chunk(smuggled)
     sent += b"0\r\nauthorization: Bearer stolen\r\n\r\n"
 
@@ -305,7 +305,8 @@ def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> No
             values = {line.split(": ")[0]: line.split(": ")[1] for line in rest}
             names = sorted(line.split(": ")[0] for line in rest)
             ours = ["content-length", "host", "x-request-id", "x-saccade-file-suffix"]
-            assert names == sorted([*ours, "x-forwarded-for", "x-kept"])
+            assert names == sorted([*ours, "x-forwarded-for", "x-forwarded-host", "x-kept"])
+            assert values["x-forwarded-host"] == "localhost:9"
             assert values["host"] == made.url.removeprefix("http://")
             assert values["content-length"] == str(len(smuggled))
             assert values["x-saccade-file-suffix"] != "00000000"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.route.rank import SLACK, most, rank
+from saccade.edge.rank import SLACK, most, rank
 
 _chance = random.Random(0)
 KEYS = [_chance.randbytes(32) for _ in range(4000)]

@@ -26,7 +26,7 @@ from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import SamplingParams
-from saccade.families.registry import load_spec, net_module
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.fp8 import BLOCK, FEW_ROWS, FP8, Fp8Matrix, fp8_linear
 from saccade.kernels.int4 import CHUNK, EACH, Int4Matrix
 from saccade.kernels.linear import Matrix
@@ -110,6 +110,9 @@ class Blank:
         )
 
     def has(self, _name: str, /) -> bool:
+        return True
+
+    def fits(self, _part: Part, /) -> bool:
         return True
 
     def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
@@ -197,7 +200,7 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def blank(spec: FamilySpec, dtype: torch.dtype, kind: type[Blank] = Blank) -> FamilyNet:
-    net: FamilyNet = net_module(spec).build(spec, kind(dtype), WHOLE, WHOLE)
+    net: FamilyNet = family_model(spec).build(kind(dtype), WHOLE, WHOLE)
     return net
 
 

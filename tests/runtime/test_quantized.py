@@ -21,13 +21,13 @@ from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.internvl.spec import InternVLSpec
-from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
 from saccade.kernels import device, linear
 from saccade.kernels.fp8 import FEW_ROWS, Fp8Matrix
 from saccade.kernels.int8 import Int8Matrix, runs_int8
 from saccade.kernels.panels import Int4Panels
 from saccade.kernels.vnni import runs_vnni
+from saccade.nn.decoder import Decoder
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
@@ -104,11 +104,11 @@ def logits(net: FamilyNet) -> torch.Tensor:
 
 
 def projections(net: FamilyNet) -> list[object]:
-    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
-        found += [layer.attention.qkv.weight, layer.attention.out.weight]
+        found += [layer.mixer.qkv.weight, layer.mixer.out.weight]
         found += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
     return found
 
@@ -159,7 +159,7 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     folder = checkpoint(family)
     whole, _ = load(folder, "auto")
     net, line = load(folder, "int8")
-    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
     assert isinstance(net.text.head.weight, Int8Matrix)
@@ -172,7 +172,7 @@ def test_int4_made_at_load_is_near_the_checkpoint_and_its_head_has_eight_bits(
 ) -> None:
     folder = checkpoint("qwen3_vl")
     net, line = load(folder, "int4")
-    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     assert all(isinstance(matrix, Int4Panels) for matrix in projections(net))
     assert isinstance(net.text.head.weight, Int8Matrix)
     assert "12 matrices of the language model in int4, made at load" in line
@@ -277,9 +277,9 @@ def test_many_rows_in_fp8_are_near_their_twin(
     net: Any = load(quantised, "auto")[0]
     for at, layer in enumerate(net.text.layers):
         assert layer.mlp.gate_up.group == layer.mlp.down.group == net_group(name)
-        assert layer.attention.out.group == 128
+        assert layer.mixer.out.group == 128
         # Of the second layer's keys the checkpoint has 32 bits.
-        assert layer.attention.qkv.group == (0 if at == 1 else net_group(name))
+        assert layer.mixer.qkv.group == (0 if at == 1 else net_group(name))
     tokens = [int(each) for each in np.random.default_rng(0).integers(5, 60, 40)]
     found, expected = (prefill(each, tokens, 40) for each in (net, whole))
     off = (found - expected).norm() / expected.norm()

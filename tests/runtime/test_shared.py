@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from saccade.core.claims import warn_of_others
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
-from saccade.core.store import SUFFIX, file_name
+from saccade.core.errors import ConfigError
+from saccade.core.options import MediaOptions, PinOptions
+from saccade.core.store import DRAFT, SUFFIX, file_name, stored_bytes
 from saccade.core.types import ImageKey
 from saccade.runtime import shared
 from saccade.runtime.disk import DiskTier
@@ -23,6 +26,7 @@ from saccade.runtime.shared import SharedRoom
 WIDTH, TOKENS = 64, 40
 ONE = embedding_file_bytes(WIDTH * TOKENS * 2)
 BUDGET = 20 * ONE
+MODEL = b"model".ljust(16)
 
 
 def key(number: int) -> ImageKey:
@@ -34,7 +38,7 @@ def rows(number: int) -> torch.Tensor:
     return torch.randn(TOKENS, WIDTH, generator=chance).to(torch.bfloat16)
 
 
-def open_tier(root: Path, budget: int = BUDGET, model: bytes = b"model") -> DiskTier:
+def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> DiskTier:
     return DiskTier(root, model, WIDTH, torch.bfloat16, budget)
 
 
@@ -89,7 +93,7 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
 def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
     tmp_path: Path,
 ) -> None:
-    one, other = open_tier(tmp_path), open_tier(tmp_path, model=b"other")
+    one, other = open_tier(tmp_path), open_tier(tmp_path, model=b"other".ljust(16))
     for number in range(20):
         tier = (one, other)[number % 2]
         tier.write(key(number), rows(number))
@@ -110,12 +114,13 @@ def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_co
     tmp_path: Path,
 ) -> None:
     room = SharedRoom(tmp_path, 4 * ONE)
-    folder = tmp_path / "model"
+    folder = tmp_path / MODEL.hex()
     folder.mkdir()
-    left = folder / f".{'0' * 16}{shared.DRAFT}"
+    left = folder / f".{'0' * 16}{DRAFT}"
     left.write_bytes(b"x" * ONE)
-    whole = folder / ("a" + SUFFIX)
-    with room.draft(whole, 3 * ONE):
+    whole = folder / ("a" * 40 + SUFFIX)
+    with room.draft(whole, 3 * ONE) as file:
+        file.write(bytes(3 * ONE))
         SharedRoom(tmp_path, 4 * ONE)  # as a server that starts does
         assert len([*folder.iterdir()]) == 1 and not left.exists()
         with pytest.raises(OSError, match="there is room for"), room.draft(left, 2 * ONE):
@@ -149,6 +154,145 @@ def test_a_count_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     again.write(key(99), rows(99))
     again.close()
     assert used(tmp_path) <= BUDGET and again.files.path(key(99)).exists()
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def test_a_folder_that_somebody_else_uses_is_refused_and_nothing_in_it_is_touched(
+    tmp_path: Path,
+) -> None:
+    for number in range(3):
+        weights = tmp_path / "big" / f"model-{number}.safetensors"
+        weights.parent.mkdir(exist_ok=True)
+        weights.write_bytes(bytes(8 * ONE))
+    before = tree(tmp_path)
+    told = "holds 'big' and no .saccade-embeddings.* name an empty folder"
+    with pytest.raises(OSError, match=told):
+        open_tier(tmp_path, ONE)
+    with pytest.raises(ConfigError, match=f"--embedding-cache-shared .*{told}"):
+        PinOptions(embedding_cache_shared=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"--files-dir .* no .saccade-files"):
+        MediaOptions(files_dir=str(tmp_path))
+    assert tree(tmp_path) == before
+
+
+def test_what_is_put_beside_ours_later_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    """Each has something of our names: the folder's, the file's, the ending."""
+    open_tier(tmp_path, 4 * ONE).close()
+    strangers = [
+        tmp_path / "big" / "model.safetensors",
+        tmp_path / "big" / ("a" * 40 + SUFFIX),
+        tmp_path / "big" / f".{'0' * 16}{DRAFT}",
+        tmp_path / MODEL.hex() / "model.safetensors",
+        tmp_path / MODEL.hex() / f".x{DRAFT}",
+        tmp_path / ("A" * 32) / ("a" * 40 + SUFFIX),
+    ]
+    for stranger in strangers:
+        stranger.parent.mkdir(exist_ok=True)
+        stranger.write_bytes(bytes(8 * ONE))
+    tier = open_tier(tmp_path, 4 * ONE)
+    for number in range(8):
+        tier.write(key(number), rows(number))
+    tier.close()
+    assert all(stranger.stat().st_size == 8 * ONE for stranger in strangers)
+    assert tier.files.path(key(7)).exists(), "and there was room for ours"
+
+
+def test_a_folder_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.write(key(1), rows(1))
+    tier.close()
+    (tmp_path / ".saccade-embeddings").unlink()
+    PinOptions(embedding_cache_shared=str(tmp_path))
+    again = open_tier(tmp_path)
+    assert read(again, 1) is not None and (tmp_path / ".saccade-embeddings").is_file()
+    again.close()
+
+
+def test_a_pipe_a_link_and_a_hole_among_the_drafts_hold_up_nobody(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.write(key(1), rows(1))
+    tier.close()
+    folder, victim = tier.files.folder, tmp_path.parent / f"{tmp_path.name}-victim"
+    victim.write_bytes(b"of somebody else")
+    os.mkfifo(folder / f".{'0' * 16}{DRAFT}")
+    os.mkfifo(folder / ("0" * 40 + SUFFIX))
+    (folder / f".{'1' * 16}{DRAFT}").symlink_to(victim)
+    (folder / ("1" * 40 + SUFFIX)).symlink_to(victim)
+    with (folder / ("2" * 40 + SUFFIX)).open("wb") as hole:
+        hole.truncate(1 << 40)
+    assert stored_bytes(tmp_path) < BUDGET
+    again = open_tier(tmp_path)
+    assert read(again, 1) is not None, "a file of holes takes nobody's room"
+    again.close()
+    assert victim.read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "another name of a file"])
+@pytest.mark.parametrize("name", ["lock", ".saccade-embeddings"])
+def test_what_stands_in_the_place_of_our_own_files_is_not_written_to(
+    tmp_path: Path, name: str, what: str
+) -> None:
+    open_tier(tmp_path).close()
+    victim = tmp_path.parent / f"{tmp_path.name}-victim"
+    victim.write_bytes(b"")
+    (tmp_path / name).unlink()
+    match what:
+        case "link":
+            (tmp_path / name).symlink_to(victim)
+        case "pipe":
+            os.mkfifo(tmp_path / name)
+        case _:
+            (tmp_path / name).hardlink_to(victim)
+    with pytest.raises(OSError, match=f"{name} is not a regular file of our own"):
+        open_tier(tmp_path)
+    assert victim.read_bytes() == b""
+
+
+def test_a_link_in_the_place_of_a_models_folder_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    theirs = outside / ("a" * 40 + SUFFIX)
+    theirs.write_bytes(bytes(8 * ONE))
+    root = tmp_path / "shared"
+    open_tier(root, 4 * ONE, model=b"other".ljust(16)).close()
+    (root / MODEL.hex()).symlink_to(outside)
+    room = SharedRoom(root, 4 * ONE)
+    with room.draft(root / b"other".ljust(16).hex() / ("b" * 40 + SUFFIX), 4 * ONE):
+        assert theirs.exists()
+    with pytest.raises(OSError, match="is not a folder"):
+        open_tier(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_files_are_not_believed_counted_or_removed(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, 4 * ONE)
+    for number in (1, 2):
+        tier.write(key(number), rows(number))
+    tier.close()
+    theirs = tier.files.path(key(1))
+    os.chown(theirs, 12345, 12345)
+    again = open_tier(tmp_path, 2 * ONE)
+    assert read(again, 1) is None and read(again, 2) is not None
+    again.write(key(3), rows(3))
+    again.write(key(4), rows(4))
+    again.close()
+    assert theirs.exists() and again.files.path(key(4)).exists()
+    os.chown(tier.files.folder, 12345, 12345)
+    with pytest.raises(OSError, match="belongs to another user"):
+        open_tier(tmp_path)
+
+
+def test_a_folder_that_others_may_write_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_others("--embedding-cache-shared", tmp_path)
+    assert not caplog.text
+    tmp_path.chmod(0o777)
+    warn_of_others("--embedding-cache-shared", tmp_path)
+    assert f"--embedding-cache-shared {tmp_path} has mode 777" in caplog.text
 
 
 def churn(root: Path, seed: int, count: int) -> None:
@@ -188,7 +332,7 @@ def test_writers_that_are_killed_leave_whole_files_within_the_budget(
         assert [process.exitcode for process in crew[1:]] == [0, 0]
         assert crew[0].exitcode in (0, -signal.SIGKILL)
     SharedRoom(tmp_path, BUDGET)
-    assert not [*tmp_path.glob(f"*/*{shared.DRAFT}")]
+    assert not [*tmp_path.glob(f"*/*{DRAFT}")]
     tier = open_tier(tmp_path)
     files = [*tmp_path.glob("*/*" + SUFFIX)]
     assert files

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import canonical_name
-from saccade.families.qwen_vl.text import TextModel
 from saccade.families.registry import load_spec
+from saccade.nn.decoder import Decoder
 from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
 from saccade.runtime.dummy import DummyWeights
@@ -189,7 +189,7 @@ def test_names_of_every_age_mean_the_same() -> None:
 
 def test_weights_are_converted_and_owned(folder: Path) -> None:
     net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU)
-    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
     (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
     assert isinstance(net.text.head.weight, torch.Tensor)
@@ -198,7 +198,7 @@ def test_weights_are_converted_and_owned(folder: Path) -> None:
 
 def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl", tie=True))
-    assert isinstance(net, WholeNet) and isinstance(net.text, TextModel)
+    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
     assert isinstance(net.text.head.weight, torch.Tensor)
     assert net.text.head.weight.data_ptr() == net.text.embedding.table.data_ptr()
 

@@ -95,7 +95,7 @@ class Drawing:
             return False
         plan, masks = self._flights.popleft(), self._masks
         self._masks = None
-        self._note(self.scheduler.apply(StepResult(plan.step, *self._carry_out(plan, masks))))
+        self._note(self.scheduler.apply(self.result(plan, masks)))
         self._take_masks()
         self.scheduler.audit()
         return True
@@ -107,6 +107,14 @@ class Drawing:
             if not self.step():
                 assert self._woken.wait(10), "nothing to do, and no mask is being made"
         return self.answers
+
+    def result(self, plan: Plan, masks: Masks | None) -> StepResult:
+        """What the worker answers."""
+        return StepResult(plan.step, *self._carry_out(plan, masks))
+
+    def seed_of(self, slot: int) -> int:
+        """Of the sequence in a slot."""
+        return self._seeds[slot]
 
     def _take_masks(self) -> None:
         masks, deltas = self.scheduler.take_masks()
@@ -137,13 +145,13 @@ class Drawing:
             if not row.sample:
                 continue
             bits = np.unpackbits(next(lines), bitorder="little") if row.masked else np.ones(480)
-            token = self._draw(np.flatnonzero(bits).tolist(), self._seeds[row.slot], end)
+            token = self.draw(np.flatnonzero(bits).tolist(), self._seeds[row.slot], end)
             assert end == len(tokens)
             tokens.append(token)
             drawn.append(token)
         return tuple(drawn), (None,) * len(drawn)
 
-    def _draw(self, allowed: list[int], seed: int, position: int) -> int:
+    def draw(self, allowed: list[int], seed: int, position: int) -> int:
         rng = random.Random(f"{seed} {position}")
         soon = rng.random() < min(0.9, 0.3 + position / 300)
         for kind in (_CLOSING, _NEXT) if soon else ():

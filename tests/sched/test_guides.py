@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +15,7 @@ from llguidance import LLParserLimits
 
 from saccade.core import lexicon
 from saccade.core.errors import InvalidRequest
-from saccade.core.plan import Plan
+from saccade.core.plan import Masks, Plan, StepResult
 from saccade.text.grammar import Grammars, Wish
 from tests.sched.drawing import Drawing
 from tests.text.lexicons import DEMO_VOCAB, demo_lexicon
@@ -160,6 +163,73 @@ def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
     assert answers["heavy"].finish == "error" and answers["heavy"].code == "grammar_too_complex"
     assert "simplify" in (answers["heavy"].error or "")
     assert answers["plain"].finish == "length" and answers["letters"].finish == "stop"
+
+
+class Faulty(Drawing):
+    """A worker of which the rows of some seeds come to no numbers, or to tokens that their masks
+    forbid, about once in 16 draws.
+    """
+
+    def draw(self, allowed: list[int], seed: int, position: int) -> int:
+        if seed % 3 == 1 and random.Random(f"{seed} {position}").random() < 1 / 16:
+            forbidden = sorted({*range(DEMO_VOCAB)} - {*allowed})
+            return random.Random(position).choice(forbidden or allowed)
+        return super().draw(allowed, seed, position)
+
+    def result(self, plan: Plan, masks: Masks | None) -> StepResult:
+        told = super().result(plan, masks)
+        broken = tuple(
+            place
+            for place, row in enumerate(plan.rows)
+            if (seed := self.seed_of(row.slot)) % 3 == 2
+            and random.Random(f"{seed} {row.start}").random() < 1 / 16
+        )
+        return replace(told, broken=broken)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("slow_seconds", [10.0, 0.0], ids=["quick", "slow"])
+@pytest.mark.parametrize("pages", [4096, 40])
+def test_a_token_that_no_mask_allows_or_a_row_of_no_numbers_ends_its_request_alone(
+    depth: int, slow_seconds: float, pages: int
+) -> None:
+    schemas = draw_schemas(24, seed=11)
+    found = []
+    for kind in (Drawing, Faulty):
+        drawing = kind(depth, pages=pages, slow_seconds=slow_seconds)
+        for index, (_, grammar) in enumerate(schemas):
+            sampling = {"logprobs": 0} if index % 2 else {}  # forced tokens are drawn one by one
+            prompt = range(5 + index % 4, 45)
+            drawing.add(f"{index}", grammar, prompt, seed=index, max_tokens=200, **sampling)
+        found.append(drawing.run())
+        scheduler = drawing.scheduler
+        assert scheduler.idle
+        scheduler.flush(embeddings=True)
+        assert scheduler.pool.free == scheduler.pool.capacity, "all pages are given back"
+    ends = Counter[str]()
+    for index in range(len(schemas)):
+        sound, answer = (answers[f"{index}"] for answers in found)
+        if answer.finish == "error":
+            ends[{1: "stray", 2: "broken"}[index % 3]] += 1
+            assert answer.code == "internal_error" and sound.finish in ("stop", "length")
+            assert sound.tokens[: len(answer.tokens) - 1] == answer.tokens[:-1]
+        else:
+            assert (answer.finish, answer.tokens) == (sound.finish, sound.tokens)
+    assert min(ends["stray"], ends["broken"]) > 1, ends
+
+
+def test_pages_of_rows_that_are_no_numbers_are_never_findable() -> None:
+    drawing = Drawing()
+    drawing.result = lambda plan, masks: replace(  # type: ignore[method-assign]
+        Drawing.result(drawing, plan, masks),
+        broken=tuple(place for place, row in enumerate(plan.rows) if row.start >= 480),
+    )
+    drawing.add("a", prompt=range(700), max_tokens=4, ignore_eos=True)  # chunks of 512 tokens
+    assert drawing.run()["a"].code == "internal_error"
+    drawing.add("b", prompt=range(700), max_tokens=4, ignore_eos=True)
+    assert drawing.run()["b"].code == "internal_error"
+    shared = [len(opened.pages) for plan in drawing.plans for opened in plan.open]
+    assert shared == [0, 512 // 16], "what was sound before stays"
 
 
 def test_forced_tokens_are_computed_together_and_never_drawn() -> None:

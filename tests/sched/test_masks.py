@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import InternalError, InvalidRequest
 from saccade.sched.masks import Matcher, Matchers
 from tests.text.lexicons import (
+    DEMO,
     DEMO_ENDS,
     DEMO_VOCAB,
     LARGE_ENDS,
@@ -18,7 +19,7 @@ from tests.text.lexicons import (
     demo_lexicon,
     large_lexicon,
 )
-from tests.text.walks import allowed_tokens
+from tests.text.walks import allowed_tokens, walk
 
 OBJECT = {
     "type": "object",
@@ -27,6 +28,9 @@ OBJECT = {
     "additionalProperties": False,
     "x-guidance": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
 }
+
+
+SPECIAL = [each["content"] for each in json.loads(DEMO.read_text())["added_tokens"]]
 
 
 def json_grammar(schema: object) -> str:
@@ -109,15 +113,36 @@ def test_a_draft_is_allowed_as_far_as_it_fits(matchers: Matchers) -> None:
     assert matcher.length == 0
 
 
-def test_a_token_outside_the_grammar_is_our_bug_and_changes_nothing(matchers: Matchers) -> None:
+def test_a_token_outside_the_grammar_is_a_typed_error_and_changes_nothing(
+    matchers: Matchers,
+) -> None:
     matcher = matchers.begin(lark('start: "ab"'))
     a, b = (tokens_of(letter)[0] for letter in "ab")
     for wrong in ([a, a], [b], [a, DEMO_ENDS[0]], [DEMO_ENDS[0]]):
-        with pytest.raises(AssertionError):
+        with pytest.raises(InternalError, match="not one that the grammar allows"):
             matcher.accept(wrong)
         assert matcher.length == 0
     matcher.accept([a, b, DEMO_ENDS[0]])
     assert matcher.ended
+    for after in ([a], [DEMO_ENDS[0]]):
+        with pytest.raises(InternalError):
+            matcher.accept(after)
+    assert matcher.ended and matcher.length == 3
+
+
+@pytest.mark.parametrize("jump", [False, True])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_the_name_of_a_special_token_is_spelled_by_its_letters(
+    matchers: Matchers, name: str, jump: bool
+) -> None:
+    """The library allows the token alone, and then does not take it: once, that ended the
+    engine.
+    """
+    for text in (name, f"a{name}b", name * 2, f"{name[:-1]}{name}"):
+        said = json.dumps(text)
+        for grammar in (lark(f"start: {said}"), json_grammar({"enum": [text]})):
+            answer = walk(matchers, demo_lexicon(), grammar, 1, DEMO_ENDS, jump=jump)
+            assert answer == (said if "json_schema" in grammar else text)
 
 
 END = f"<[{DEMO_ENDS[0]}]>"

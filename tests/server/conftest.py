@@ -19,6 +19,7 @@ import openai
 import pytest
 
 import saccade.demo
+from saccade.api.serve import Server
 from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
@@ -33,7 +34,6 @@ from saccade.front.front import Front
 from saccade.front.intake import Intake, load_sampling_defaults
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
-from saccade.server.run import Server
 from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
 from tests.server.echo import ARENA_BYTES, CONTEXT, EchoEngine

@@ -34,7 +34,7 @@ def announce(served: Served, nbytes: int, sent: int = 1) -> socket.socket:
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         f"application/json\r\nContent-Length: {nbytes}\r\n\r\n"
     )
     connection.sendall(head.encode() + b"{" * sent)

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from anthropic.types import Message
 
+from saccade.api.chat.fields import CHAT
+from saccade.api.messages.fields import COUNT_TOKENS, MESSAGES, MessagesRequest
+from saccade.api.messages.read import ChatBody, as_chat
+from saccade.api.messages.write import MessageStream, MessageUsage, WholeMessage, read_input
 from saccade.core.errors import InvalidRequest, Overloaded
-from saccade.server.anthropic_body import COUNT_TOKENS, MESSAGES, MessagesRequest
-from saccade.server.anthropic_chat import ChatBody, as_chat
-from saccade.server.anthropic_events import MessageStream, MessageUsage, WholeMessage, read_input
-from saccade.server.openai import CHAT
-from saccade.server.refusals import error_body
+from saccade.edge.refusal import error_body
 from saccade.text.answer import AnswerReader
 from saccade.text.tool_calls import CallArguments, CallStarted
 

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from saccade.core.client import Client
 from saccade.core.messages import Submit
 from saccade.core.metrics import DECLARED
 from saccade.core.types import Request
-from saccade.front.client import Client
 from tests.server.conftest import TOKENIZER, Served, its_own
 from tests.server.echo import CACHED, CONTEXT
 

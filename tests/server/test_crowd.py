@@ -10,7 +10,7 @@ import pytest
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.server.crowd import PIECES_PER_TURN, Crowd, client_of
+from saccade.edge.limits import PIECES_PER_TURN, Crowd, client_of
 
 
 class Member:

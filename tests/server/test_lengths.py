@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
+from saccade.api.body_schema import check_size
+from saccade.api.chat import fields as bodies
 from saccade.core.errors import InvalidRequest
 from saccade.core.messages import Submit
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS
 from saccade.front.content import ChatMessage
 from saccade.front.fields import Reader
-from saccade.server import openai as bodies
-from saccade.server.form import check_size
 from tests.server.conftest import Served
 from tests.server.echo import CONTEXT
 
@@ -226,11 +226,11 @@ def test_long_prompts_are_tokenised_off_the_loop(served: Served) -> None:
     tokenizer = served.front.intake.tokenizer
     encode = type(tokenizer).encode
 
-    def watched(self: Any, text: str, special: bool = False) -> list[int]:
+    def watched(self: Any, text: str, *given: Any) -> list[int]:
         seen.append(threading.current_thread().name)
-        return encode(self, text, special)
+        return encode(self, text, *given)
 
-    type(tokenizer).encode, content = watched, "中" * 9_000  # type: ignore[method-assign]
+    type(tokenizer).encode, content = watched, "中" * 9_000  # type: ignore[assignment, method-assign]
     try:
         served.http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]})
         served.http.post("/tokenize", json={"messages": [{"role": "user", "content": content}]})

@@ -19,7 +19,7 @@ import pytest
 
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
-from saccade.server.serving import listen
+from saccade.edge.http_server import listen
 from tests.abuse import raw
 from tests.server.conftest import Served, its_own, serving
 
@@ -121,7 +121,7 @@ def start_sending(served: Served) -> socket.socket:
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         b"application/json\r\nContent-Length: 999\r\n\r\n{"
     )
     eventually(lambda: held(served) == 1)
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_within_its_body_costs_nothing(served: Served) -> N
 def test_a_client_that_stops_sending_is_told_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.server.body.BODY_PAUSE", 0.2)
+    monkeypatch.setattr("saccade.edge.body.BODY_PAUSE", 0.2)
     with start_sending(served) as connection:
         answer = HTTPResponse(connection)
         answer.begin()

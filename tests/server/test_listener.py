@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from saccade.server import listener
-from saccade.server.listener import ACCEPTS_PER_TURN, Listener
+from saccade.edge import listener
+from saccade.edge.listener import ACCEPTS_PER_TURN, Listener
 
 MANY = 10 * ACCEPTS_PER_TURN + 3
 Run = Callable[[Coroutine[Any, Any, None]], None]

@@ -256,7 +256,8 @@ def test_a_prompt_beyond_the_context_is_refused_as_clients_know_it(claude: Any) 
     long = [{"role": "user", "content": "word " * CONTEXT}]
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         claude.messages.create(**MOST, messages=long)
-    assert claude.messages.count_tokens(model="demo", messages=long).input_tokens > CONTEXT
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        claude.messages.count_tokens(model="demo", messages=long)
 
 
 def test_a_stream_that_is_closed_ends_the_work(claude: Any, served: Served) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from saccade.api.about.page import PAGE_PATHS, WEB
 from saccade.core.options import ServerOptions
-from saccade.server.page import PAGE_PATHS, WEB
 from tests.server.conftest import Served, serving
 
 ROOT = Path(__file__).parents[2]

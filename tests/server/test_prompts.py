@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from saccade.api import prompt_logprobs as prompts
 from saccade.core.messages import Submit
 from saccade.core.types import Request
-from saccade.server import prompts
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import score
 

@@ -14,16 +14,16 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel
 
+from saccade.api.responses.handlers import cache_diagnostics
+from saccade.api.responses.read import ChatWords, as_chat, read_responses
+from saccade.api.responses.store import KeptTurn, ResponseStore
+from saccade.api.responses.write import ResponseStream
+from saccade.core.client import Client
 from saccade.core.errors import ImageError, NotFound
 from saccade.core.messages import Submit
 from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
-from saccade.front.client import Client
-from saccade.server.responses import cache_diagnostics
-from saccade.server.responses_body import ChatWords, as_chat, read_responses
-from saccade.server.responses_events import ResponseStream
-from saccade.server.responses_store import KeptTurn, ResponseStore
 from saccade.text.answer import AnswerReader
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.server.test_lifecycle import eventually

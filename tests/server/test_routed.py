@@ -159,9 +159,8 @@ def test_what_the_router_says_itself_a_page_can_read() -> None:
         for path in (CHAT, "/v1/messages", "/health"):
             for origin, read in ((PAGE, PAGE), ("http://other.example", None)):
                 answer = raw.ask(through.address, raw.head("GET", path, f"origin: {origin}"))
-                assert answer.status in (503, 529)
+                assert answer.status in ((503, 529) if read else (403,))
                 assert answer.headers.get("access-control-allow-origin") == read
-                assert answer.headers["vary"] == "Origin"
 
 
 def test_what_a_router_says_of_itself_tells_nothing_of_its_clients(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,13 +19,14 @@ import openai
 import pytest
 from PIL import Image
 
+from saccade.core.client import Client
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.messages import Submit
 from saccade.core.options import ServerOptions
 from saccade.core.types import Request
-from saccade.front.client import Client
-from saccade.server.tenant import Keys, client_of, read_keys
+from saccade.edge import auth as tenant
+from saccade.edge.auth import Keys, client_of, read_keys
 from tests.server.conftest import Served, serving
 from tests.server.test_lifecycle import eventually, in_flight
 
@@ -154,7 +156,7 @@ def test_each_key_has_its_own_cache(shared: Served, keyed: dict[str, openai.Open
 
 
 def test_a_cache_may_be_shared_where_files_are_not(keys_file: str) -> None:
-    keys = Keys.of(ServerOptions(api_keys_file=keys_file, share_cache=True))
+    keys = Keys(ServerOptions(api_keys_file=keys_file, share_cache=True))
     anna, ben = (keys.client(scope(key)) for key in ("key-a", "key-b"))
     assert anna is not None and ben is not None
     assert anna.salt("") == ben.salt("") == "" and anna.salt("s") == ben.salt("s") != ""
@@ -166,7 +168,7 @@ def announce(served: Served, key: str, nbytes: int) -> socket.socket:
     host, port = served.address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {nbytes}\r\n\r\n"
     )
     connection.sendall(head.encode() + b" " * (nbytes - 1))
@@ -217,7 +219,7 @@ def scope(key: str, address: str = "10.0.0.1", scheme: str = "Bearer") -> dict[s
 
 
 def test_a_key_is_one_of_the_keys_whatever_stands_around_it(keys_file: str) -> None:
-    keys = Keys.of(ServerOptions(api_keys_file=keys_file))
+    keys = Keys(ServerOptions(api_keys_file=keys_file))
     for right in (scope("key-a"), scope("key-a", scheme="bearer"), scope(" key-a ")):
         found = keys.client(right)
         assert found == Client("anna", "10.0.0.1", False, True)
@@ -227,6 +229,47 @@ def test_a_key_is_one_of_the_keys_whatever_stands_around_it(keys_file: str) -> N
     assert keys.client({"headers": [], "client": None}) is None
 
 
+def test_a_file_of_keys_is_read_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    path = tmp_path / "keys"
+    path.write_text("\ufeffanna:key-a\nben:key-b\n", encoding="utf-8")
+    keys = Keys(ServerOptions(api_keys_file=str(path)))
+    assert keys.client(scope("key-a")) and not keys.client(scope("key-new"))
+    path.write_text("anna:key-new\nben:key-b\ncleo:key-c\n")
+    assert keys.client(scope("key-a")), "it is looked at once a second at most"
+    now[0] += tenant.LOOK_SECONDS
+    found = keys.client(scope("key-new"))
+    assert found == Client("anna", "10.0.0.1", False, True)
+    assert not keys.client(scope("key-a")) and keys.client(scope("key-c"))
+    for spoil in (lambda: path.write_text("anna"), path.unlink):
+        spoil()
+        now[0] += tenant.LOOK_SECONDS
+        caplog.clear()
+        assert keys.client(scope("key-new")) and "the keys stay as they were" in caplog.text
+        caplog.clear()
+        assert keys.client(scope("key-new")) and not caplog.text, "it is said once"
+    path.write_text("anna:key-d")
+    now[0] += tenant.LOOK_SECONDS
+    assert keys.client(scope("key-d")) == Client("", "10.0.0.1")
+
+
+def test_a_file_of_keys_in_utf_16_is_refused_by_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("anna:key-a", encoding="utf-16")
+    with pytest.raises(ConfigError, match="byte order mark of UTF-16"):
+        read_keys(path)
+
+
+def test_a_key_may_come_in_any_of_the_usual_headers(keys_file: str) -> None:
+    keys = Keys(ServerOptions(api_keys_file=keys_file))
+    for name in (b"x-api-key", b"api-key"):
+        assert keys.client({"headers": [(name, b"key-a")], "client": None}), name
+    assert not keys.client({"headers": [(b"api-key", b"key-x")], "client": None})
+
+
 def test_with_one_key_or_none_nobody_is_told_from_anybody(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("anna:key-a\n")
@@ -234,10 +277,10 @@ def test_with_one_key_or_none_nobody_is_told_from_anybody(tmp_path: Path) -> Non
         (ServerOptions(api_key="k"), "k"),
         (ServerOptions(api_keys_file=str(path)), "key-a"),
     ):
-        found = Keys.of(options).client(scope(key))
+        found = Keys(options).client(scope(key))
         assert found == Client("", "10.0.0.1")
         assert found.salt("") == "" and found.share("") == "10.0.0.1"
-    assert len(Keys.of(ServerOptions())) == 0
+    assert len(Keys(ServerOptions())) == 0
     assert client_of({"client": ("2001:db8::1", 1)}).address == "2001:db8::/64"
     assert client_of({}).share("") == ""
 

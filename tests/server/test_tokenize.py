@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.messages import Submit
+from saccade.text.prompt import Tokenizer
 from tests.server.conftest import TOKENIZER, Served
 from tests.server.echo import CONTEXT
 
@@ -66,8 +67,51 @@ def test_a_chat_is_counted_as_it_would_be_served_and_nothing_is_decoded(served: 
     assert (counted["count"], tuple(counted["tokens"])) == (len(submitted.tokens), submitted.tokens)
 
 
-def test_a_prompt_beyond_the_context_is_counted_all_the_same(served: Served) -> None:
+def test_images_beyond_the_context_are_counted_all_the_same(served: Served) -> None:
     assert count(served, chat(image((900, 900))))["count"] > CONTEXT
+
+
+MARK = "\u0301"
+"""A combining mark: the longest run of these within the bounds of bytes has most tokens."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", chat(*[image((900, 900))] * 6)),
+        ("/tokenize", {"prompt": MARK * CONTEXT, "return_token_strs": True}),
+        ("/tokenize", {"prompt": [10] * (CONTEXT + 1)}),
+        ("/tokenize", chat({"type": "text", "text": MARK * CONTEXT})),
+        ("/tokenize", chat({"type": "text", "text": "<|im_end|> " + MARK * CONTEXT})),
+        ("/v1/messages/count_tokens", chat({"type": "text", "text": MARK * CONTEXT})),
+        ("/v1/responses/input_tokens", {"input": MARK * CONTEXT}),
+    ],
+)
+def test_a_prompt_beyond_the_context_is_refused_before_its_tokens_are_listed(
+    served: Served, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = list[int]()
+    make = Tokenizer.encode
+
+    def note(self: Tokenizer, *given: Any, **named: Any) -> list[int]:
+        tokens = make(self, *given, **named)
+        listed.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Tokenizer, "encode", note)
+    response = served.http.post(path, json=body)
+    assert response.status_code == 400
+    said = response.json()["error"]["message"]
+    assert f"{CONTEXT} tokens" in said or f"{CONTEXT} maximum" in said, said
+    assert max(listed, default=0) <= CONTEXT
+
+
+def test_a_long_count_is_written_in_pieces(served: Served) -> None:
+    """Its tokens are more than are written at a time."""
+    tokens = [10, 11, 12] * (CONTEXT // 3)
+    counted = count(served, {"prompt": tokens, "return_token_strs": True})
+    assert (counted["count"], counted["tokens"]) == (len(tokens), tokens)
+    assert counted["token_strs"] == [TOKENIZER.string(token) for token in tokens]
 
 
 def test_text_prompts_are_counted_too(served: Served) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from saccade.api.trace import telemetry
+from saccade.api.trace.telemetry import Telemetry
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ObservabilityOptions, ServerOptions
-from saccade.server import telemetry
-from saccade.server.telemetry import Telemetry
 from tests.server.collector import Collector, Span, collecting
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.server.test_lifecycle import BODY, eventually, in_flight
@@ -239,7 +239,7 @@ def test_what_waits_is_sent_at_the_end() -> None:
 def test_without_the_extra_the_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = "opentelemetry.exporter.otlp.proto.http"
     monkeypatch.setattr(
-        "saccade.server.telemetry.find_spec",
+        "saccade.api.trace.telemetry.find_spec",
         lambda name: None if name == gone else find_spec(name),
     )
     with pytest.raises(ConfigError, match=re.escape("pip install '.[otel]'")):

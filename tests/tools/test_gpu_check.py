@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tarfile
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -27,10 +28,10 @@ from benchmarks.gpu_check.report import judge, write_report
 from benchmarks.gpu_check.run import Outcome, StageRunner
 from benchmarks.gpu_check.serving import QUICK, beside_figures, count_steps, ttft_by_round
 from benchmarks.gpu_check.stages import STAGES, Stage
-from benchmarks.gpu_check.targets import RULES, TARGETS
+from benchmarks.gpu_check.targets import COPY, H200, PRODUCTS, RULES, TARGETS
 
 DRY = ("--device", "cpu", "--quick")
-H200 = {
+FACTS = {
     "command": "x",
     "when": "now",
     "seconds": 1.0,
@@ -145,7 +146,7 @@ def test_stages_after_one_that_failed_run(run: Run, tmp_path: Path) -> None:
     runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
     run("print('last words', flush=True); os.abort()", runner=runner)
     assert run(ONE, runner=runner).status == "ok"
-    write_report(tmp_path, H200 | {"seconds": runner.used}, runner.outcomes)
+    write_report(tmp_path, FACTS | {"seconds": runner.used}, runner.outcomes)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed"] == {"work": "ended by SIGABRT"}
     report = (tmp_path / "report.md").read_text()
@@ -174,7 +175,7 @@ def test_a_figure_that_cannot_be_had_stops_no_other(tmp_path: Path) -> None:
 
 def report_of(tmp_path: Path, figures: Sequence[Figure], **facts: Any) -> str:
     outcome = Outcome("speed", "x", "ok", figures=list(figures))
-    write_report(tmp_path, H200 | facts, [outcome])
+    write_report(tmp_path, FACTS | facts, [outcome])
     return (tmp_path / "report.md").read_text()
 
 
@@ -202,11 +203,39 @@ def test_another_gpus_figures_are_held_against_their_own_floors_alone(tmp_path: 
     assert "What to try next" not in nothing and "the figures mean nothing" in nothing
 
 
+def test_floors_and_targets_go_by_what_the_machine_was_measured_to_do(tmp_path: Path) -> None:
+    """What others have published is their GPU's, and does not."""
+    speeds = [Figure(COPY, 2150.0, "GB/s"), Figure(PRODUCTS, 790.0, "TFLOP/s")]
+    decode = Figure("decode, qwen3-vl-8b, batch 64", 2800.0, "tok/s", more=True)
+    prefill = Figure("prefill, qwen3-vl-8b, chunks of 8192", 42_000.0, "tok/s", more=True)
+    card = {"gpu": "NVIDIA H100 80GB HBM3"}
+    report = report_of(tmp_path, [*speeds, decode, prefill], hardware=card)
+    assert "| 2,800 tok/s | 5,600 | **50 %** | 6,000 | **47 %** | 4,500 | **no** |" in report
+    assert "| 42,000 tok/s | 55,000 | 76 % | 40,000 | 105 % | 42,000 | yes |" in report
+    assert "those of 2.15 TB/s and 790 TFLOP/s" in report
+    assumed = report_of(tmp_path, [decode], hardware=card)
+    assert "| 2,800 tok/s | 7,814 |" in assumed
+
+
+def test_stages_are_told_the_measured_speeds_and_have_a_servers_allocator(
+    run: Run, tmp_path: Path
+) -> None:
+    runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
+    said = "print(args.copy, args.products, os.environ['PYTORCH_ALLOC_CONF'])\n"
+    assert f"{H200.copy} {H200.products} expand" in run(said, runner=runner).tail
+    run(
+        f"figures.add(Figure({COPY!r}, 2.0, 'GB/s'))\n"
+        f"figures.add(Figure({PRODUCTS!r}, 3.0, 'TFLOP/s'))\n",
+        runner=runner,
+    )
+    assert "2000000000.0 3000000000000.0 expandable_segments:True" in run(said, runner=runner).tail
+
+
 def test_the_stages_own_floor_comes_before_the_tables() -> None:
     figure = Figure("decode, qwen3-vl-8b, batch 1", 140.0, "tok/s", more=True, floor=280.0)
-    assert judge(figure, here=True).of_floor == 0.5
+    assert judge(figure, H200).of_floor == 0.5
     failed = replace(figure, value=None, error="why")
-    assert judge(failed, here=True).of_floor is None and not judge(failed, here=True).advice
+    assert judge(failed, H200).of_floor is None and not judge(failed, H200).advice
 
 
 def test_every_stage_has_a_module() -> None:
@@ -291,4 +320,6 @@ def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
         "profile, tiny-qwen3-vl, 4 layers, batch 2, kernels a step",
     } <= set(found)
     assert found["probe at 96p, images in one request"]["value"] == 2
-    assert (tmp_path / "profile.md").is_file()
+    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+        assert {"profile.md", "report.md", "speeds.figures.jsonl"} <= set(archive.getnames())
+    assert len(list(tmp_path.iterdir())) <= 8

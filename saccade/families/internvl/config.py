@@ -14,17 +14,16 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.qwen_vl.config import (
+from saccade.families.config_readers import (
     CLIP_MEAN,
     CLIP_STD,
     Colour,
-    RopeConfig,
-    TextConfig,
     read_colours,
     read_heads,
     read_rope,
     refuse_unsupported,
 )
+from saccade.nn.text_config import RopeConfig, TextConfig
 
 NormKind = Literal["layer_norm", "rms_norm"]
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}

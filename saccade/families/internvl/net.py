@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.vision import InternVisionTower
-from saccade.families.qwen_vl.text import TextModel
+from saccade.nn.decoder import attention_decoder
 from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -21,37 +21,43 @@ PROJECTION = re.compile(
 )
 
 
-def build_tower(spec: InternVLSpec, weights: Weights, encoder_shard: Shard) -> TowerAlone:
-    """The vision tower alone; no other tensor is read. Raises as `build` does."""
-    return TowerAlone(spec, InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard))
+@dataclass(frozen=True, slots=True)
+class InternVLModel:
+    """Implements `nn.protocol.FamilyModel`."""
 
+    spec: InternVLSpec
 
-def build(spec: InternVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
-    """`encoder_shard` is the vision tower's.
+    def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
+        """The vision tower alone; no other tensor is read. Raises as `build` does."""
+        return TowerAlone(
+            self.spec, InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        )
 
-    Raises CheckpointError where a tensor is missing or misshapen.
-    """
-    tower = InternVisionTower(weights, spec.vision, spec.tiles, encoder_shard)
-    # Older files do not say that they are not tied: a head of the file's own counts.
-    tied = spec.text.tied and not weights.has(HEAD)
-    return WholeNet(spec, tower, TextModel(weights, replace(spec.text, tied=tied), shard))
+    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
+        """`encoder_shard` is the vision tower's.
 
+        Raises CheckpointError where a tensor is missing or misshapen.
+        """
+        tower = InternVisionTower(weights, self.spec.vision, self.spec.tiles, encoder_shard)
+        # Older files do not say that they are not tied: a head of the file's own counts.
+        tied = self.spec.text.tied and not weights.has(HEAD)
+        return WholeNet(
+            self.spec, tower, attention_decoder(weights, replace(self.spec.text, tied=tied), shard)
+        )
 
-def canonical_name(name: str) -> str:
-    """The name that layers ask for: `vision_tower.*`, `multi_modal_projector.*`,
-    `language_model.*`, `lm_head.weight`, whatever the file's age calls it.
-    """
-    name = name.removeprefix("model.").replace("language_model.lm_head.", "lm_head.", 1)
-    return name.replace("language_model.model.", "language_model.", 1)
+    def canonical_name(self, name: str) -> str:
+        """The name that layers ask for: `vision_tower.*`, `multi_modal_projector.*`,
+        `language_model.*`, `lm_head.weight`, whatever the file's age calls it.
+        """
+        name = name.removeprefix("model.").replace("language_model.lm_head.", "lm_head.", 1)
+        return name.replace("language_model.model.", "language_model.", 1)
 
+    def harmless(self, name: str) -> bool:
+        """True for a canonical name that may be passed over in silence if no layer asks for it."""
+        return HARMLESS.search(name) is not None
 
-def harmless(name: str, _spec: InternVLSpec) -> bool:
-    """Whether a canonical name that no layer asks for may be passed over in silence."""
-    return HARMLESS.search(name) is not None
-
-
-def projection(name: str) -> bool:
-    """Whether a canonical name is that of a matrix of the language model's layers, which may be
-    quantised. The head, the tower and the projector are not.
-    """
-    return PROJECTION.fullmatch(name) is not None
+    def projection(self, name: str) -> bool:
+        """True for the canonical name of a matrix of the language model's layers, which may be
+        quantised. The head, the tower and the projector are not.
+        """
+        return PROJECTION.fullmatch(name) is not None

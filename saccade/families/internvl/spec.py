@@ -27,7 +27,7 @@ from saccade.families.internvl.config import (
     TileRules,
     parse_config,
 )
-from saccade.families.qwen_vl.config import TextConfig
+from saccade.nn.text_config import TextConfig
 
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")

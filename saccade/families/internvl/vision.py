@@ -14,13 +14,13 @@ import torch
 
 from saccade.core.types import Grid
 from saccade.families.internvl.config import InternVisionConfig, TileRules
-from saccade.families.qwen_vl.vision import merged_order, together
 from saccade.kernels.attention import Backend, varlen_attention
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
 from saccade.nn.linear import Column, Linear, RowLinear, share
 from saccade.nn.mlp import MLP, activation
 from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.patches import merged_order, together
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from saccade.families.qwen_vl.text import TextModel
 from saccade.families.qwen_vl.vision import VisionTower
+from saccade.nn.decoder import attention_decoder
 from saccade.nn.net import TowerAlone, WholeNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -20,22 +21,40 @@ PROJECTION = re.compile(
 )
 
 
-def build_tower(spec: QwenVLSpec, weights: Weights, encoder_shard: Shard) -> TowerAlone:
-    """The vision tower alone; no other tensor is read. Raises as `build` does."""
-    return TowerAlone(spec, _tower(spec, weights, encoder_shard))
+@dataclass(frozen=True, slots=True)
+class QwenVLModel:
+    """Implements `nn.protocol.FamilyModel`."""
 
+    spec: QwenVLSpec
 
-def build(spec: QwenVLSpec, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
-    """`encoder_shard` is the vision tower's.
+    def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
+        """The vision tower alone; no other tensor is read. Raises as `build` does."""
+        return TowerAlone(self.spec, self._tower(weights, encoder_shard))
 
-    Raises CheckpointError where a tensor is missing or misshapen.
-    """
-    tower = _tower(spec, weights, encoder_shard)
-    return WholeNet(spec, tower, TextModel(weights, spec.text, shard))
+    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
+        """`encoder_shard` is the vision tower's.
 
+        Raises CheckpointError where a tensor is missing or misshapen.
+        """
+        tower = self._tower(weights, encoder_shard)
+        return WholeNet(self.spec, tower, attention_decoder(weights, self.spec.text, shard))
 
-def _tower(spec: QwenVLSpec, weights: Weights, shard: Shard) -> VisionTower:
-    return VisionTower(weights, spec.vision, spec.image_rules, shard, spec.patch_embed)
+    def _tower(self, weights: Weights, shard: Shard) -> VisionTower:
+        spec = self.spec
+        return VisionTower(weights, spec.vision, spec.image_rules, shard, spec.patch_embed)
+
+    def canonical_name(self, name: str) -> str:
+        return canonical_name(name)
+
+    def harmless(self, name: str) -> bool:
+        """True for a canonical name that may be passed over in silence if no layer asks for it."""
+        return bool(HARMLESS.search(name)) or (self.spec.text.tied and name == "lm_head.weight")
+
+    def projection(self, name: str) -> bool:
+        """True for the canonical name of a matrix of the language model, head included, which may
+        be in 8 bits for products. The tower's are not.
+        """
+        return PROJECTION.fullmatch(name) is not None
 
 
 def canonical_name(name: str) -> str:
@@ -46,15 +65,3 @@ def canonical_name(name: str) -> str:
     if name.startswith(("visual.", "language_model.", "lm_head.")):
         return name.replace("language_model.model.", "language_model.", 1)
     return f"language_model.{name}"
-
-
-def harmless(name: str, spec: QwenVLSpec) -> bool:
-    """Whether a canonical name that no layer asks for may be passed over in silence."""
-    return bool(HARMLESS.search(name)) or (spec.text.tied and name == "lm_head.weight")
-
-
-def projection(name: str) -> bool:
-    """Whether a canonical name is that of a matrix of the language model, head included, which may
-    be in 8 bits for products. The tower's are not.
-    """
-    return PROJECTION.fullmatch(name) is not None

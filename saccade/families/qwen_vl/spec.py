@@ -22,15 +22,15 @@ from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templat
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
     LONGEST_SIDE,
     ImageRules,
     PatchEmbedding,
-    TextConfig,
     VisionConfig,
     parse_config,
-    text_section,
 )
+from saccade.nn.text_config import TextConfig
 
 MAX_ASPECT_RATIO = 200
 TEMPLATES = Templates(

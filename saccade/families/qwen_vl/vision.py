@@ -21,6 +21,7 @@ from saccade.kernels.rotary import Rotation, rotary_tables, rotate_, section_axe
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.patches import merged_order, together
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -87,10 +88,6 @@ class VisionBlock:
         qkv = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.heads, -1)
         rotate_(rotation, qkv[:, : 2 * self.heads])
         return qkv
-
-
-def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class PatchMerger:
@@ -364,15 +361,6 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
     part = source - low
     first = low.astype(np.int64)
     return (first, 1 - part), (np.minimum(first + 1, side - 1), part)
-
-
-def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each patch, [height * width] each, where the merge x merge patches of a
-    token stand together.
-    """
-    places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
-    row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
-    return row, column
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -1,0 +1,270 @@
+"""GET /openapi.json: the API as its own schemas describe it.
+
+Owns the document alone: every dialect's fields are its own (`chat/fields.py`, `responses/read.py`,
+`messages/fields.py`), messages are `front/content.py`'s. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from saccade import __version__
+from saccade.api.about import page
+from saccade.api.body_schema import Form
+from saccade.api.chat import fields as chat_fields
+from saccade.api.chat import write as answers
+from saccade.api.messages import fields as messages_fields
+from saccade.api.responses import items as responses_items
+from saccade.api.responses import read as responses_fields
+from saccade.core.types import SAMPLING_BOUNDS
+from saccade.edge.refusal import ErrorResponse, speaks_anthropic
+from saccade.front.content import ChatMessage
+
+_REF = "#/components/schemas/{name}"
+_BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
+    "/v1/chat/completions": ("ChatCompletionRequest", chat_fields.CHAT, "ChatCompletion"),
+    "/v1/completions": ("CompletionRequest", chat_fields.COMPLETION, "TextCompletion"),
+    "/v1/responses": ("ResponsesRequest", responses_fields.RESPONSES, "Response"),
+    "/v1/responses/input_tokens": ("ResponsesRequest", responses_fields.RESPONSES, "InputTokens"),
+    "/v1/messages": ("MessagesRequest", messages_fields.MESSAGES, "Message"),
+    "/v1/messages/count_tokens": (
+        "CountTokensRequest",
+        messages_fields.COUNT_TOKENS,
+        "MessageTokens",
+    ),
+    "/tokenize": ("TokenizeRequest", None, "TokenCount"),
+    "/detokenize": ("DetokenizeRequest", chat_fields.DETOKENIZE, "TokenText"),
+}
+_COMMANDS: dict[str, str] = {
+    "/flush_cache": "Forget the KV prefix cache, embeddings and kept pixels that are not in use",
+    "/reset_prefix_cache": "Forget the KV prefix cache that is not in use",
+}
+_GETS: dict[str, tuple[str, str]] = {
+    "/v1/responses/{id}": ("A response that is running or kept", "Response"),
+    "/v1/responses/{id}/input_items": ("What it was made of", ""),
+    "/v1/models": ("The models", "ModelList"),
+    "/v1/models/{name}": ("One model", "Model"),
+    "/health": ("Whether the server can answer", ""),
+    "/metrics": ("Counters, as Prometheus reads them", ""),
+    "/version": ("Saccade's version", ""),
+    "/saccade/state": ("The server, and the answers that are on their way", "ServerState"),
+    "/docs": ("This description, to be read", ""),
+    "/v1/files": ("The uploaded files", ""),
+    "/v1/files/{id}": ("One uploaded file", ""),
+    "/v1/files/{id}/content": ("Its bytes", ""),
+}
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """The document, OpenAPI 3.1."""
+    forms = [form for _, form, _ in _BODIES.values() if form is not None]
+    groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
+    told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
+    counts = [answers.TokenCount, answers.TokenText]
+    lists = [answers.ModelList, ErrorResponse, page.ServerState]
+    below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
+    types = [*sorted(groups, key=str), *told, *counts, *lists, *below, *_ITEMS]
+    _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
+    for (group, field), name in _BELOW.items():
+        _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
+    components |= _anthropics()
+    _describe_items(components)
+    components["ChatCompletion"] = _completion("ChatChoice")
+    entries = components["TextChoice"]["properties"]["prompt_logprobs"]
+    components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
+    components["TextCompletion"] = _completion("TextChoice")
+    for name, (low, high) in _bounds().items():
+        for group in ("Sampling", "Ending", "TextPrompt"):
+            for option in _options(components[group], name):
+                option.update(minimum=low, maximum=high)
+    paths: dict[str, Any] = {}
+    for path, (name, form, answer) in _BODIES.items():
+        read = [form] if form else list(_TOKENIZE)
+        merged = [_merged(each, components) for each in read]
+        components[name] = merged[0] if len(merged) == 1 else {"anyOf": merged}
+        paths[path] = {"post": _operation(path, name, answer)}
+    for path, (summary, answer_name) in _GETS.items():
+        paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
+    for path, summary in _COMMANDS.items():
+        paths[path] = {"post": {"summary": summary, "responses": _answers("")}}
+    paths["/v1/files"]["post"] = _upload()
+    one = "/v1/responses/{id}"
+    paths[one]["delete"] = _get(one, "Delete a response", "")
+    cancel = f"{one}/cancel"
+    paths[cancel] = {"post": _get(cancel, "Stop a response that is being streamed", "Response")}
+    paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": __version__},
+        "security": [{"key": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+_ITEMS: tuple[type[Any], ...] = (
+    responses_items.MessageItem,
+    responses_items.CallItem,
+    responses_items.ResultItem,
+    responses_items.ReasoningItem,
+    responses_items.ReferenceItem,
+)
+_TOKENIZE: tuple[Form[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
+
+
+def _raw(kind: type[Any]) -> dict[str, Any]:
+    """JSON that is read or written apart."""
+    if kind is msgspec.Raw:
+        return {}
+    raise NotImplementedError
+
+
+def _bounds() -> dict[str, tuple[float, float]]:
+    bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
+    return {**bounds, "max_tokens": (0, bounds["max_tokens"][1])}  # 0 where the prompt is shown
+
+
+def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The schemas of a field that are of numbers."""
+    field = group["properties"].get(name, {})
+    options: list[dict[str, Any]] = field.get("anyOf", [field])
+    return [option for option in options if option.get("type") in ("integer", "number")]
+
+
+_BELOW = {
+    ("Conversation", "messages"): "ChatMessage",
+    ("Inquiry", "messages"): "InputMessage",
+    ("Inquiry", "tools"): "ToolDefinition",
+}
+"""Lists whose items are read apart: what an item is."""
+
+
+def _item(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that is of a list."""
+    lists = [each for each in field.get("anyOf", [field]) if each.get("type") == "array"]
+    found: dict[str, Any] = lists[0]
+    return found
+
+
+def _anthropics() -> dict[str, Any]:
+    """Answers of /v1/messages; a stream's events add up to a message."""
+    number, text = {"type": "integer"}, {"type": "string"}
+    tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    usage = _object(dict.fromkeys((*tokens, "output_tokens"), number))
+    message = {
+        **dict.fromkeys(("id", "type", "role", "model"), text),
+        "content": {"type": "array", "items": _object({"type": text})},
+        "stop_reason": text,
+        "stop_sequence": {"type": ["string", "null"]},
+        "usage": usage,
+    }
+    error = {"type": text, "error": _object({"type": text, "message": text})}
+    return {
+        "Message": _object(message),
+        "MessageTokens": _object({"input_tokens": number}),
+        "MessageError": _object({**error, "request_id": {"type": ["string", "null"]}}),
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _describe_items(components: dict[str, Any]) -> None:
+    """The input of a response, and the response."""
+    item = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in _ITEMS]}
+    for option in components["ResponseInput"]["properties"]["input"]["anyOf"]:
+        if option.get("type") == "array":
+            option["items"] = item
+    components["InputTokens"] = {
+        "type": "object",
+        "properties": {"object": {"type": "string"}, "input_tokens": {"type": "integer"}},
+    }
+    texts = ("id", "object", "status", "model")
+    components["Response"] = {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in texts},
+            "created_at": {"type": "integer"},
+            "output": {"type": "array", "items": item},
+            "usage": {"type": "object"},
+        },
+        "required": [*texts, "created_at", "output"],
+    }
+
+
+def _completion(choice: str) -> dict[str, Any]:
+    """An answer; a stream's events are chunks of it."""
+    return {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in ("id", "object", "model")},
+            "created": {"type": "integer"},
+            "choices": {"type": "array", "items": {"$ref": _REF.format(name=choice)}},
+            "usage": {"$ref": _REF.format(name="Usage")},
+            "diagnostics": {"$ref": _REF.format(name="CacheDiagnostics")},
+        },
+        "required": ["id", "object", "created", "model", "choices"],
+    }
+
+
+def _merged(form: Form[Any], components: dict[str, Any]) -> dict[str, Any]:
+    """One object of all groups' fields."""
+    found = [components[group.__name__] for group in form.groups]
+    return {
+        "type": "object",
+        "title": form.kind.__name__,
+        "description": (form.kind.__doc__ or "").strip(),
+        "properties": {key: value for group in found for key, value in group["properties"].items()},
+        "required": [key for group in found for key in group.get("required", [])],
+    }
+
+
+def _answers(answer: str, error: str = "ErrorResponse") -> dict[str, Any]:
+    schema = {"schema": {"$ref": _REF.format(name=answer)}} if answer else {}
+    refusal = {"application/json": {"schema": {"$ref": _REF.format(name=error)}}}
+    media = {"application/json": schema} if answer else {}
+    return {
+        "200": {"description": "Done.", **({"content": media} if media else {})},
+        "default": {"description": "Refused: the error says why.", "content": refusal},
+    }
+
+
+def _operation(path: str, body: str, answer: str) -> dict[str, Any]:
+    schema = {"schema": {"$ref": _REF.format(name=body)}}
+    error = "MessageError" if speaks_anthropic(path) else "ErrorResponse"
+    return {
+        "requestBody": {"required": True, "content": {"application/json": schema}},
+        "responses": _answers(answer, error),
+    }
+
+
+def _get(path: str, summary: str, answer: str) -> dict[str, Any]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    return {"summary": summary, "parameters": parameters, "responses": _answers(answer)}
+
+
+def _upload() -> dict[str, Any]:
+    fields = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"type": "string"},
+        },
+        "required": ["file"],
+    }
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": fields}}},
+        "responses": _answers(""),
+    }

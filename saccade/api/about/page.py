@@ -1,0 +1,133 @@
+"""GET /: a page to try the server with, and GET /saccade/state, from which it shows what runs.
+
+Owns the page's files (`web/`: HTML, a style, JavaScript modules; nothing else is fetched) and how
+they may be used. What they do, the browser does, through the API that every client has. Knows
+nothing of requests but what the front says of those in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from saccade import __version__
+from saccade.api.handlers import Door, json_response
+from saccade.core.client import Client
+from saccade.edge.auth import client_of
+from saccade.front.front import Front
+
+WEB = Path(__file__).parent / "web"
+INDEX = "index.html"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PAGE_PATHS = frozenset(
+    "/" if path.name == INDEX else f"/page/{path.name}"
+    for path in WEB.iterdir()
+    if path.suffix in KINDS
+)
+"""What the page is made of; it holds nothing that a key protects."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content-Security-Policy: no script, style or request but this server's own, and no text that
+becomes HTML.
+"""
+MOST_SHOWN = 50
+"""Answers in flight that /saccade/state lists."""
+
+
+class Underway(Struct):
+    """An answer that is on its way. `seconds`: since its request arrived. `generated`: tokens of it
+    so far.
+    """
+
+    seconds: float
+    prompt_tokens: int
+    images: int
+    generated: int
+
+
+class ServerState(Struct):
+    """The server as its page shows it. Times in seconds; `context_length` and `kv_tokens` are null
+    until the model is loaded.
+
+    `answers` are the longest on their way, `MOST_SHOWN` at most; who has one of several keys sees
+    its own.
+    """
+
+    status: str
+    reason: str
+    model: str
+    version: str
+    uptime: int
+    context_length: int | None
+    kv_tokens: int | None
+    answers: list[Underway]
+
+    @classmethod
+    def of(cls, front: Front, model: str, started: int, client: Client) -> ServerState:
+        """`started`: seconds since the epoch."""
+        status, reason = front.health
+        ready = front.check_ready() if front.state == "ready" else None
+        return cls(
+            status,
+            reason,
+            model,
+            __version__,
+            int(time.time()) - started,
+            ready.context_length if ready else None,
+            ready.kv_tokens if ready else None,
+            [Underway(**asdict(each)) for each in front.in_flight(client, MOST_SHOWN)],
+        )
+
+
+def page_routes(door: Door, started: int) -> list[Route]:
+    """/saccade/state, and, unless there is to be no page, a route for each of its files, which are
+    read once. `started`: seconds since the epoch.
+    """
+
+    async def state(request: Request) -> Response:
+        client = client_of(request.scope)
+        return json_response(ServerState.of(door.front, door.names[0], started, client))
+
+    routes = [Route("/saccade/state", state)]
+    if not door.options.disable_page:
+        for path in PAGE_PATHS:
+            file = _Served(WEB / (path.rpartition("/")[2] or INDEX))
+            routes.append(Route(path, file.answer))
+    return routes
+
+
+class _Served:
+    """One file, as it was when the server started."""
+
+    def __init__(self, path: Path) -> None:
+        self._body = path.read_bytes()
+        self._kind = KINDS[path.suffix]
+        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+        self._headers = {
+            "content-security-policy": POLICY,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-opener-policy": "same-origin",
+            "cache-control": "no-cache",
+            "etag": self._tag,
+        }
+
+    async def answer(self, request: Request) -> Response:
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._body, headers=self._headers, media_type=self._kind)

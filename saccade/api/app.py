@@ -1,0 +1,393 @@
+"""The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
+
+Owns nothing of a request but its bytes on the wire: `chat/fields.py` reads them, `front.py`
+answers, `chat/write.py` and `stream.py` write. Knows nothing of tokens, templates or the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from saccade import __version__
+from saccade.api.about import docs
+from saccade.api.about.openapi import describe
+from saccade.api.about.page import PAGE_PATHS, page_routes
+from saccade.api.chat.fields import (
+    Reply,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
+from saccade.api.chat.write import (
+    ChatShape,
+    Model,
+    ModelList,
+    Shape,
+    TextShape,
+    TokenCount,
+    TokenText,
+    Writer,
+)
+from saccade.api.encode import encode_routes
+from saccade.api.files import file_routes
+from saccade.api.handlers import Door, Endpoint, json_response, send_json
+from saccade.api.messages.handlers import message_routes
+from saccade.api.prompt_logprobs import PromptTeller, View, scroll_count, texts_of
+from saccade.api.responses.handlers import response_routes
+from saccade.api.responses.store import ResponseStore
+from saccade.api.stream import Choices, Told, UsageWanted
+from saccade.api.trace.image_trace import ImageCost
+from saccade.api.trace.request_trace import Journey, Journeys, note_failure
+from saccade.core.config import MIB, Role
+from saccade.core.errors import (
+    InternalError,
+    RequestError,
+    Unauthorized,
+)
+from saccade.core.options import ObservabilityOptions, ResponseOptions, ServerOptions
+from saccade.edge import metrics_text as metrics
+from saccade.edge.auth import CLIENT, Keys, client_of
+from saccade.edge.body import Bodies
+from saccade.edge.disconnect import while_connected
+from saccade.edge.guard import Guard, is_loopback
+from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
+from saccade.edge.refusal import ErrorBody, body_for, refusal
+from saccade.front.content import Chat
+from saccade.front.front import Front
+
+log = logging.getLogger("saccade")
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+"""What answers without the API key, and on connections beyond the limit."""
+
+
+_OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
+KEPT = ResponseOptions()
+WATCH = ObservabilityOptions()
+
+_HERE = (
+    "this server answers questions about images and text with one language model: POST "
+    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
+)
+_ABSENT = {
+    "/v1/embeddings": "no embeddings are made here",
+    "/v1/audio": "nothing is heard or spoken here",
+    "/v1/images": "no images are made here",
+    "/v1/videos": "no videos are made here",
+    "/v1/moderations": "nothing is moderated here",
+    "/v1/rerank": "nothing is ranked here",
+    "/v1/score": "nothing is ranked here",
+    "/v1/batches": "there are no batches here: send the requests beside each other",
+    "/v1/uploads": "files come in one piece, to /v1/files",
+    "/v1/fine_tuning": "nothing is trained here",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/conversations": "conversations go on by previous_response_id",
+    "/v1/assistants": "there are no assistants here",
+    "/v1/threads": "there are no threads here",
+    "/v1/realtime": "there are no sessions here",
+}
+"""What OpenAI's API has, and is not here."""
+
+
+def build_app(
+    front: Front,
+    names: Sequence[str],
+    options: ServerOptions,
+    body_seconds: float,
+    kept: ResponseOptions = KEPT,
+    watch: ObservabilityOptions = WATCH,
+    record: Callable[[Journey], None] | None = None,
+    role: Role = "all",
+) -> Starlette:
+    """The ASGI application.
+
+    `names`: what the API calls the model, the first being its own name for it. `body_seconds`: how
+    long a request's body may take to come. `record`: gets the journeys of requests whose key is
+    right. `role` "encode": other servers are its only clients.
+    """
+    assert names
+    bodies = Bodies(options.inflight_bytes, front.metrics, body_seconds)
+    door = Door(front, tuple(names), options, bodies, watch)
+    store = ResponseStore(kept, front.metrics)
+    api = _Api(front, door, store.instance, int(time.time()))
+    routes = encode_routes(door) if role == "encode" else _public_routes(door, api, store)
+    return Starlette(
+        routes=[*routes, *_own_routes(api)],
+        middleware=_middleware(options, watch, record),
+        exception_handlers={
+            RequestError: _on_request_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_leaver,
+            Exception: _on_bug,
+        },
+    )
+
+
+def _middleware(
+    options: ServerOptions,
+    watch: ObservabilityOptions,
+    record: Callable[[Journey], None] | None,
+) -> list[Middleware]:
+    """What every request passes, from the outside in."""
+    middleware = [Middleware(RequestIds)]
+    if not options.asks_for_key and is_loopback(options.host):
+        own, origins = options.allowed_hosts, options.cors_origins
+        middleware.append(Middleware(Guard, names=own, origins=origins))
+    if options.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    if keys := Keys(options):
+        open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
+        open_paths |= set() if options.disable_page else PAGE_PATHS
+        middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
+    if record is not None:
+        middleware.append(Middleware(Journeys, record=record))
+    return middleware
+
+
+def _public_routes(door: Door, api: _Api, store: ResponseStore) -> list[Route]:
+    """What clients ask a language model."""
+    largest = door.options.max_body_mb * MIB
+    return [
+        Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
+        Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
+        *message_routes(door),
+        *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
+        Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+        Route("/openapi.json", api.openapi),
+        Route("/docs", api.docs),
+        *response_routes(door, store),
+        *file_routes(door.front.intake.media, door.bodies, largest),
+        *page_routes(door, api.started),
+    ]
+
+
+def _own_routes(api: _Api) -> list[Route]:
+    """What every server is asked about itself."""
+    return [
+        Route("/flush_cache", api.flush_cache, methods=["POST"]),
+        Route("/health", api.health),
+        Route("/ping", api.health),
+        Route("/metrics", api.metrics),
+        Route("/version", api.version),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """The handlers.
+
+    `instance`: the name of this run of the server, by which a router knows what it keeps.
+    `started`: seconds since the epoch, which the model list calls the model's creation.
+    """
+
+    front: Front
+    door: Door
+    instance: str
+    started: int
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admit(scope, receive) as (body, held):
+            ask, reply, answer = await self.door.read(read_chat, body)
+            shape = ChatShape(
+                self.front.vocabulary,
+                bool(answer.logprobs),
+                isinstance(ask.prompt, Chat) and ask.prompt.offer.open,
+                answer.include_reasoning is not False,
+            )
+            tell = self._choices(shape, reply, View(top=answer.prompt_logprobs))
+            await while_connected(receive, self.door.answer(send, reply, tell, [ask], held))
+
+    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admit(scope, receive) as (body, held):
+            asks, reply, prompt = await self.door.read(read_completion, body)
+            shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
+            view = View(top=prompt.prompt_logprobs)
+            if prompt.echo:
+                read = partial(texts_of, asks, self.front.intake)
+                texts = await self.front.intake.in_thread(read)
+                view = View(texts, prompt.logprobs, prompt.prompt_logprobs)
+            tell = self._choices(shape, reply, view)
+            await while_connected(receive, self.door.answer(send, reply, tell, asks, held))
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admit(scope, receive) as (body, held):
+            ask, reply, counting = await self.door.read(read_tokenize, body)
+            self.door.name_of(reply.model)
+            context_length = self.front.check_ready().context_length
+            prompt = await while_connected(
+                receive, self.front.intake.read(ask, context_length, held.client, held)
+            )
+            images = [
+                ImageCost.of(opened, place)
+                for opened, place in zip(prompt.opened, prompt.places, strict=True)
+            ]
+            count = TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            name = self.front.intake.tokenizer.string if counting.return_token_strs else None
+            await self.door.send_scroll(send, scroll_count(count, name))
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admit(scope, receive) as (body, _):
+            tokens = await self.door.read(read_detokenize, body)
+            self.door.name_of(tokens.model)
+            self.front.intake.check_tokens("tokens", tokens.tokens)
+            text = self.front.intake.tokenizer.decode(tokens.tokens)
+            await send_json(send, TokenText(text))
+
+    def _choices(
+        self, shape: Shape, reply: Reply, view: View
+    ) -> Callable[[Told], Choices | PromptTeller]:
+        """Tells in OpenAI's words."""
+        usage: UsageWanted = (
+            "always" if reply.continuous_usage else "last" if reply.include_usage else None
+        )
+
+        def tell(told: Told) -> Choices | PromptTeller:
+            writer = Writer(shape, self.door.name_of(reply.model))
+            choices = Choices(writer, told, usage)
+            if view == View():
+                return choices
+            return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
+
+        return tell
+
+    def _model(self, name: str) -> Model:
+        if self.front.state != "ready":
+            return Model(name, self.started)
+        return Model(name, self.started, self.front.check_ready().context_length)
+
+    async def models(self, _: Request) -> Response:
+        return json_response(ModelList([self._model(name) for name in self.door.names]))
+
+    async def model(self, request: Request) -> Response:
+        return json_response(self._model(self.door.name_of(request.path_params["name"])))
+
+    async def health(self, _: Request) -> Response:
+        status, reason = self.front.health
+        state = {"status": status, "model": self.door.names[0]}
+        ready = status == "ready"
+        told = state if ready else {**state, "reason": reason}
+        response = json_response(told, 200 if ready else 503)
+        response.headers[INSTANCE_HEADER] = self.instance
+        return response
+
+    async def flush_cache(self, request: Request) -> Response:
+        _check_operator(request)
+        self.front.flush(embeddings=True)
+        return Response()
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        _check_operator(request)
+        self.front.flush(embeddings=False)
+        return Response()
+
+    async def metrics(self, _: Request) -> Response:
+        text = metrics.render(await self.front.scrape())
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return json_response(describe())
+
+    async def docs(self, _: Request) -> Response:
+        return HTMLResponse(docs.page(), headers={"content-security-policy": docs.POLICY})
+
+    async def version(self, _: Request) -> Response:
+        return json_response({"version": __version__})
+
+
+class _KeyCheck:
+    """Lets through what carries a key, and what is open."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = self._keys.client(scope)
+        if client is None and scope["path"] not in self._open_paths:
+            error = Unauthorized(
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', "
+                "'x-api-key: KEY' or 'api-key: KEY'"
+                + (_OPEN_METRICS if scope["path"] == "/metrics" else "")
+            )
+            await _error_response(scope["path"], error)(scope, receive, send)
+            return
+        if client is not None:
+            scope[CLIENT] = client
+        await self._app(scope, receive, send)
+
+
+# ---- responses
+
+
+def _error_response(path: str, error: RequestError) -> Response:
+    note_failure(error)
+    status, headers, body = refusal(path, error, request_id.get())
+    return Response(body, status, headers, "application/json")
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(request.url.path, error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405."""
+    assert isinstance(error, HTTPException)
+    path, status = request.url.path, error.status_code
+    what = {
+        404: f"there is no {path[:200]}{_absence(path)}",
+        405: f"{request.method} is not allowed on {path[:200]}",
+    }
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    status, body = body_for(path, status, told, request_id.get())
+    return Response(body, status, error.headers, "application/json")
+
+
+def _absence(path: str) -> str:
+    """What is said of a path that other servers have."""
+    for begin, what in _ABSENT.items():
+        if path == begin or path.startswith(f"{begin}/"):
+            return f": {what}; {_HERE}"
+    return ""
+
+
+async def _on_leaver(_: Request, __: Exception) -> Response:
+    """Nobody reads this."""
+    return Response(status_code=400)
+
+
+async def _on_bug(request: Request, _: Exception) -> Response:
+    return _error_response(request.url.path, InternalError())
+
+
+def _check_operator(request: Request) -> None:
+    """Caches are everybody's. Raises Unauthorized for one of several named keys."""
+    client = client_of(request.scope)
+    if client.limited and client.name:
+        raise Unauthorized("caches are every key's: only the key of --api-key may flush them")

@@ -1,0 +1,534 @@
+"""OpenAI's request bodies: what is accepted, checked and refused.
+
+Owns the fields of each body, by topic, and their translation into an `Ask`. A field that is unknown
+or unsupported is a 400 that names it; nothing is accepted and ignored that would change the answer.
+Messages are `front/content.py`'s, `body_schema.py` reads the fields. Knows nothing of tokens,
+templates or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from saccade.api.body_schema import Form, Neutral, open_object
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import MAX_LOGPROBS
+from saccade.front.breakpoints import (
+    CacheControl,
+    CacheWish,
+    PromptCacheOptions,
+    read_cache_wish,
+    read_tool_marks,
+)
+from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
+from saccade.front.fields import Integer, Natural, Positive, unsupported
+from saccade.front.intake import Ask, too_long
+from saccade.text.grammar import read_wish
+from saccade.text.offer import Offer, read_tools
+
+MAX_CHOICES = 128
+"""Answers that one request may ask for: prompts times `n`."""
+
+LONGEST_SALT = 256
+"""Characters of a `cache_salt`."""
+
+LONGEST_CACHE_KEY = 1024
+"""Characters of a `prompt_cache_key`."""
+
+
+_BYTES_PER_TOKEN = 256
+"""A message whose text is longer than this for each token of the context is not even built."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Options of a stream.
+
+    continuous_usage_stats: with include_usage, every chunk says what has been used so far.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool | None = None
+
+
+class SaccadeOptions(Struct, forbid_unknown_fields=True):
+    """What only this server knows.
+
+    trace: say in the answer where each picture was found, why not sooner, and what it took.
+    """
+
+    trace: bool = False
+
+
+class Sampling(Struct, kw_only=True):
+    """How tokens are drawn. None: not given, so the checkpoint's generation_config.json or OpenAI's
+    default decides.
+
+    Only types stand here, and in `Ending`; the bounds are those of `SamplingParams`.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Integer | None = None
+    logit_bias: dict[Integer, float] | None = None
+
+
+class Ending(Struct, kw_only=True):
+    """When an answer ends."""
+
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Integer] | None = None
+    ignore_eos: bool | None = None
+
+
+class Reply(Struct, kw_only=True):
+    """Which model answers, how often, and in what form. `model` left out: the server's own."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
+    saccade: SaccadeOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options.continuous_usage_stats  # type: ignore[union-attr]
+
+    @property
+    def trace(self) -> bool:
+        return self.saccade is not None and self.saccade.trace
+
+
+class PromptCaching(Struct, kw_only=True):
+    """What is asked of the caches for the prompt as a whole; marks on parts, messages and tools are
+    `front/breakpoints.py`'s.
+
+    prompt_cache_key: a name for prompts that share a beginning. On one server there is nothing to
+    route: it decides nothing about what is shared (`cache_salt` and the key do), and only says with
+    which earlier prompts diagnostics compare.
+    cache_control, prompt_cache_options (mode implicit), prompt_cache_retention (in_memory: 5
+    minutes; 24h): the whole prompt is kept.
+    prompt_cache_diagnostics: the answer says in `diagnostics` why less of the prompt was found in
+    the cache than might have been.
+    """
+
+    prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def wish(self) -> CacheWish:
+        """Raises InvalidRequest for a lifetime that is none."""
+        diagnose = self.prompt_cache_diagnostics
+        return read_cache_wish(
+            self.cache_control,
+            self.prompt_cache_options,
+            self.prompt_cache_retention,
+            diagnose is not None and diagnose is not False,
+            self.prompt_cache_key or "",
+        )
+
+
+class Conversation(Struct, kw_only=True):
+    """What a chat is about. A message is a `ChatMessage`.
+
+    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
+    them.
+    """
+
+    messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    mm_processor_kwargs: ImageLimits | None = None
+
+
+class ChatAnswer(Struct, kw_only=True):
+    """What a chat's answer holds."""
+
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+
+class ToolUse(Struct, kw_only=True):
+    """Tools, and what the model may do with them (`text/offer.py`)."""
+
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class Structure(Struct, kw_only=True):
+    """What an answer must look like: OpenAI's field, and vLLM's spellings, new and old. One at
+    most says something.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+
+
+class TextPrompt(Struct, kw_only=True):
+    """Prompts, one or several, as text or as token ids, and what is shown of them."""
+
+    prompt: str | list[str | Natural | list[Natural]]
+    logprobs: Integer | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+
+class Counting(Struct, kw_only=True):
+    """What POST /tokenize says beside the count."""
+
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+class Tokens(Struct, kw_only=True):
+    """What POST /detokenize turns into text."""
+
+    tokens: list[Natural]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletionRequest:
+    """The body of POST /v1/chat/completions."""
+
+    conversation: Conversation
+    sampling: Sampling
+    ending: Ending
+    caching: PromptCaching
+    reply: Reply
+    answer: ChatAnswer
+    tool_use: ToolUse
+    structure: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """The body of POST /v1/completions."""
+
+    text: TextPrompt
+    sampling: Sampling
+    ending: Ending
+    caching: PromptCaching
+    reply: Reply
+    structure: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeChatRequest:
+    """The body of POST /tokenize for a chat."""
+
+    request: ChatCompletionRequest
+    counting: Counting
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTextRequest:
+    """The body of POST /tokenize for a text."""
+
+    request: CompletionRequest
+    counting: Counting
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    """The body of POST /detokenize."""
+
+    tokens: Tokens
+
+
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+"""Here all are served alike."""
+
+_NEUTRAL: Neutral = {
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "modalities": (["text"],),
+    "no_repeat_ngram_size": (0,),
+    "no_stop_trim": (False,),
+    "parallel_tool_calls": (True, False),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "service_tier": SERVICE_TIERS,
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "stream_reasoning": (True,),
+    "suffix": ("",),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+_IGNORED = frozenset(
+    {
+        "guided_decoding_backend",
+        "metadata",
+        "prediction",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "user",
+    }
+)
+_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+"""A schema with all its white space; without, its own limit is an eighth."""
+
+CHAT = Form(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
+COMPLETION = Form(
+    CompletionRequest, {**_NEUTRAL, "add_special_tokens": (True,)}, _IGNORED, _MOST_BYTES
+)
+TOKENIZE_CHAT = Form(TokenizeChatRequest, _NEUTRAL, _IGNORED)
+TOKENIZE_TEXT = Form(TokenizeTextRequest, _NEUTRAL, _IGNORED)
+DETOKENIZE = Form(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
+
+
+def read_chat(body: bytearray, context_length: int) -> tuple[Ask, Reply, ChatAnswer]:
+    """What a chat's body asks for. Raises InvalidRequest that names the field."""
+    request = CHAT.read(body, context_length)
+    return chat_ask(request, context_length), request.reply, request.answer
+
+
+def read_completion(body: bytearray, context_length: int) -> tuple[list[Ask], Reply, TextPrompt]:
+    """What a text completion's body asks for, one per prompt. Raises as `read_chat`."""
+    request = COMPLETION.read(body, context_length)
+    return completion_asks(request, context_length), request.reply, request.text
+
+
+def read_tokenize(body: bytearray, context_length: int) -> tuple[Ask, Reply, Counting]:
+    """What is to be counted: a chat if it has messages, else one text. Raises as `read_chat`."""
+    if "messages" in open_object(body):
+        chat = TOKENIZE_CHAT.read(body, context_length)
+        ask = chat_ask(chat.request, context_length)
+        return ask, chat.request.reply, chat.counting
+    text = TOKENIZE_TEXT.read(body, context_length)
+    asks = completion_asks(text.request, context_length)
+    if len(asks) > 1:
+        raise InvalidRequest(
+            f"prompt: {len(asks)} prompts; this path counts one at a time", "prompt"
+        )
+    return asks[0], text.request.reply, text.counting
+
+
+def read_detokenize(body: bytearray, context_length: int) -> Tokens:
+    """Tokens that are to be text. Raises as `read_chat`."""
+    tokens = DETOKENIZE.read(body, context_length).tokens
+    if len(tokens.tokens) > context_length:
+        raise too_long("tokens", f"{len(tokens.tokens)} tokens", context_length)
+    return tokens
+
+
+def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
+    """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
+    conversation, answer = request.conversation, request.answer
+    _check_stream(request.reply)
+    sampling = _sampling(request.sampling, request.ending)
+    if answer.max_completion_tokens is not None:
+        if request.ending.max_tokens not in (None, answer.max_completion_tokens):
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens differ: give one of them",
+                "max_completion_tokens",
+            )
+        sampling["max_tokens"] = answer.max_completion_tokens
+    if answer.top_logprobs and not answer.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
+    if answer.logprobs:
+        sampling["logprobs"] = answer.top_logprobs or 0
+    silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
+    continues = bool(conversation.continue_final_message)
+    if continues and conversation.add_generation_prompt:
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other",
+            "continue_final_message",
+        )
+    count = len(conversation.messages)
+    if count > context_length:
+        raise too_long("messages", f"{count} messages, each of a token at least", context_length)
+    for raw in conversation.messages:
+        most = _BYTES_PER_TOKEN * context_length
+        if len(memoryview(raw)) > most and (size := text_bytes(raw)) > most:
+            raise too_long("messages", f"{size} bytes of text", context_length)
+    limits = conversation.mm_processor_kwargs or ImageLimits()
+    chat = Chat(
+        messages=tuple(
+            message_from_json(message, f"messages[{i}]", limits)
+            for i, message in enumerate(conversation.messages)
+        ),
+        add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
+        continue_final_message=continues,
+        variables=conversation.chat_template_kwargs or {},
+        effort=conversation.reasoning_effort,
+        tool_marks=read_tool_marks(request.tool_use.tools),
+        offer=Offer(
+            read_tools(request.tool_use.tools),
+            request.tool_use.tool_choice,
+            request.tool_use.parallel_tool_calls is not False,
+        ),
+        verbosity=conversation.verbosity,
+    )
+    reply = request.reply
+    return Ask(
+        prompt=chat,
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        silent=silent,
+        prompt_logprobs=answer.prompt_logprobs,
+        separate_reasoning=answer.separate_reasoning is not False,
+        cache=request.caching.wish,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
+    )
+
+
+def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
+    """What a completion request asks for, one per prompt."""
+    reply = request.reply
+    _check_stream(reply)
+    sampling = _sampling(request.sampling, request.ending)
+    sampling.setdefault("max_tokens", 16)  # OpenAI's default here
+    if request.text.logprobs is not None:
+        sampling["logprobs"] = request.text.logprobs
+    text, echo = request.text, bool(request.text.echo)
+    tops = (text.prompt_logprobs, text.logprobs if echo else None)
+    top = max((each for each in tops if each is not None), default=None)
+    ask = Ask(
+        prompt="",
+        sampling=sampling,
+        n=reply.n or 1,
+        cache_salt=reply.cache_salt or "",
+        silent=_show_prompt(sampling, reply, top, echo),
+        prompt_logprobs=top,
+        cache=request.caching.wish,
+        wish=read_wish(msgspec.structs.asdict(request.structure)),
+    )
+    return [
+        replace(ask, prompt=prompt)
+        for prompt in _prompts(request.text.prompt, ask.n, context_length)
+    ]
+
+
+def _show_prompt(sampling: dict[str, Any], reply: Reply, top: int | None, echo: bool) -> bool:
+    """Whether nothing of the answer is wanted: `max_tokens: 0` where the prompt is shown. The
+    engine draws a token all the same.
+
+    Raises InvalidRequest where no chunk of a stream has a place for what is to be shown.
+    """
+    scored = top is not None
+    if scored and reply.stream:
+        raise InvalidRequest(
+            "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "
+            "prompt's tokens; leave out stream",
+            "echo" if echo else "prompt_logprobs",
+            "unsupported_parameter",
+        )
+    silent = (scored or echo) and sampling.get("max_tokens") == 0
+    if silent:
+        sampling["max_tokens"] = 1
+    return silent
+
+
+def _prompts(
+    prompt: str | list[str | int | list[int]], n: int, context_length: int
+) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt: the list is empty", "prompt")
+    if isinstance(prompt[0], int):
+        return [_tokens(prompt, context_length)]
+    if len(prompt) * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"prompt: {len(prompt)} prompts times n={n} are more than {MAX_CHOICES} answers",
+            "prompt",
+        )
+    return [
+        each
+        if isinstance(each, str)
+        else _tokens(each if isinstance(each, list) else prompt, context_length)
+        for each in prompt
+    ]
+
+
+def _tokens(prompt: Sequence[object], context_length: int) -> tuple[int, ...]:
+    if len(prompt) > context_length:
+        raise too_long("prompt", f"{len(prompt)} tokens", context_length)
+    tokens = tuple(each for each in prompt if isinstance(each, int))
+    if len(tokens) != len(prompt):
+        raise InvalidRequest("prompt: token ids and texts are mixed in one list", "prompt")
+    return tokens
+
+
+def _sampling(*groups: Struct) -> dict[str, Any]:
+    """The `SamplingParams` fields that the request sets; lists become tuples."""
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for group in groups
+        for name, value in msgspec.structs.asdict(group).items()
+        if value is not None
+    }
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple(sorted(given["logit_bias"].items()))
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    return given
+
+
+def _check_stream(reply: Reply) -> None:
+    if reply.stream_options is not None and not reply.stream:
+        raise InvalidRequest(
+            "stream_options is only allowed together with stream=true", "stream_options"
+        )
+    if reply.stream_options is not None and reply.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation")

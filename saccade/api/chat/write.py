@@ -1,0 +1,537 @@
+"""OpenAI's response bodies: answers, chunks, usage, models, errors.
+
+Owns their shapes and how events become them. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from saccade.api.trace.image_trace import ImageCost, Trace
+from saccade.core.types import CacheMiss, CacheMissReason, TokenLogprobs
+from saccade.front.front import Event, Finish
+from saccade.text.answer import AnswerEvent, Reasoned, gather
+from saccade.text.detokenize import Vocabulary
+from saccade.text.tool_calls import CallArguments, CallEnded, CallStarted, Text
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens: those that came from the prefix cache, those that were computed and
+    are now kept by a breakpoint, those that stand for images.
+    """
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    image_tokens: int = 0
+
+
+class Usage(Struct):
+    """Tokens of one request; the prompt counts once, whatever `n`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    """One alternative for a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """A token of the answer, its log-probability, and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """`logprobs` of a chat choice: a `TokenLogprob` for each token, as JSON already."""
+
+    content: list[Raw]
+    refusal: None = None
+
+
+class PromptLogprob(Struct):
+    """What the model made of a token of the prompt, in vLLM's words; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""One per token of the prompt: itself and the likeliest by id; null for the first."""
+
+
+class CompletionLogprobs(Struct):
+    """`logprobs` of a text completion: parallel lists; the likeliest tokens as JSON already. Those
+    of an echoed prompt come first, of which the first is null.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[Raw]
+    text_offset: list[int]
+
+
+Logprobs = ChatLogprobs | CompletionLogprobs
+ChatFinish = Finish | Literal["tool_calls"]
+
+
+class FunctionReply(Struct):
+    """What is called, and with which arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CallReply(Struct):
+    """An entry of `tool_calls`."""
+
+    id: str
+    function: FunctionReply
+    type: str = "function"
+
+
+class AnswerMessage(Struct):
+    """The assistant's message. `content` is null where there is nothing but calls; `reasoning` says
+    what `reasoning_content` says.
+    """
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallReply] | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    """One answer of a chat completion."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: ChatFinish
+    logprobs: ChatLogprobs | None = None
+
+
+class FunctionDelta(Struct):
+    """The name of what is called, or a piece of its arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """What a chunk adds to call `index`: first its id and name, then its arguments piece by
+    piece.
+    """
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class AnswerDelta(Struct):
+    """What a chunk adds to the message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    """One answer's part of a chunk."""
+
+    index: int
+    delta: AnswerDelta
+    finish_reason: ChatFinish | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(Struct):
+    """One answer of a text completion, or its part of a chunk."""
+
+    index: int
+    text: str
+    finish_reason: Finish | None = None
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class MissReason(Struct):
+    """Why less of a prompt was found in the cache than might have been (`type`:
+    `core/types.CacheMissReason` says what each means), the part where it began, and how many of the
+    prompt's tokens stand from there on.
+    """
+
+    type: CacheMissReason
+    place: str
+    cache_missed_tokens: int
+
+
+class CacheDiagnostics(Struct):
+    """cache_miss_reason: null where nothing was missed: what is new of the prompt was in no earlier
+    one.
+    """
+
+    cache_miss_reason: MissReason | None
+
+    @classmethod
+    def of(cls, missed: CacheMiss | None) -> CacheDiagnostics:
+        if missed is None:
+            return cls(None)
+        return cls(MissReason(missed.reason, missed.place, missed.tokens))
+
+
+class Completion(Struct):
+    """Every answer and every chunk. `usage` is left out of chunks unless the client asked for it;
+    then it is null in all but the last.
+
+    `saccade` stands in answers and last chunks whose client asked for the trace, `diagnostics`
+    where it asked about the cache, `prompt_logprobs` in a chat's answer whose client asked for
+    them.
+    """
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    saccade: Trace | UnsetType = UNSET
+    diagnostics: CacheDiagnostics | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Model(Struct):
+    """An entry of the model list."""
+
+    id: str
+    created: int
+    max_model_len: int | UnsetType = UNSET
+    object: str = "model"
+    owned_by: str = "saccade"
+
+
+class ModelList(Struct):
+    """GET /v1/models."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class TokenCount(Struct):
+    """POST /tokenize: what a prompt comes to, and each of its pictures.
+
+    `max_model_len` is the most that prompt and answer may have. `token_strs` stands there if the
+    client asked for it.
+    """
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    images: Sequence[ImageCost]
+    token_strs: Sequence[str] | UnsetType = UNSET
+
+
+class TokenText(Struct):
+    """POST /detokenize: what the tokens say."""
+
+    prompt: str
+
+
+class ChoiceReply:
+    """One choice, as its events add up. Its log-probabilities are written as they come, for many
+    answers' at once would hold up everybody.
+    """
+
+    def __init__(self, shape: Shape, choice: int) -> None:
+        self.texts: list[str] = []
+        self.parts: list[AnswerEvent] = []
+        self.finish: Finish | None = None
+        self.logprobs: list[Logprobs] = []
+        self._shape = shape
+        self._choice = choice
+
+    def add(self, event: Event) -> None:
+        self.texts.append(event.text)
+        self.parts += event.parts
+        self.finish = event.finish
+        logprobs = self._shape.logprobs(self._choice, event.logprobs)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Tally:
+    """Counts tokens for `usage`: a prompt once, whatever `n`; its cached tokens as its first answer
+    found them.
+
+    written: tokens that are now kept in the cache, by the seconds that they are kept. missed: why
+    the cache had less than it might; None where nothing was missed, or nobody asked.
+    """
+
+    def __init__(self, prompt_tokens: int, n: int, image_tokens: int = 0) -> None:
+        self.written: Counter[int] = Counter()
+        self.missed: CacheMiss | None = None
+        self._prompt = prompt_tokens
+        self._images = image_tokens
+        self._n = n
+        self._completion = 0
+        self._cached = 0
+
+    def add(self, event: Event) -> None:
+        self._completion += event.num_tokens
+        if event.choice % self._n == 0:
+            self._cached += event.cached_tokens
+            if event.caching is not None:
+                self.written.update(dict(event.caching.written))
+                self.missed = self.missed or event.caching.missed
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            self._prompt,
+            self._completion,
+            self._prompt + self._completion,
+            PromptTokensDetails(self._cached, self.written.total(), self._images),
+        )
+
+
+class Shape(Protocol):
+    """How one of the two APIs writes answers."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def opening(self, choice: int) -> ChunkChoice | None:
+        """What a stream shows of a choice before its first text."""
+        ...
+
+    def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
+        """As the client reads them; None if it did not ask. Called once per token, in order."""
+        ...
+
+    def chunks(self, event: Event) -> Sequence[ChunkChoice | TextChoice]:
+        """What a stream shows of an event, in order."""
+        ...
+
+    def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk. `logprobs`: whether the client asked for them;
+    `tools`: whether it offered any; `reasoning`: whether it is to be told of.
+
+    Keeps which choices have called a tool, for `finish_reason`.
+    """
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, vocabulary: Vocabulary, logprobs: bool, tools: bool = False, reasoning: bool = True
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._wanted = logprobs
+        self._empty = None if tools else ""
+        self._reasoning = reasoning
+        self._called = set[int]()
+
+    def opening(self, choice: int) -> ChunkChoice | None:
+        return ChunkChoice(choice, AnswerDelta(role="assistant", content=self._empty))
+
+    def chunks(self, event: Event) -> list[ChunkChoice]:
+        deltas = [delta for part in event.parts if (delta := self._delta(event.choice, part))]
+        logprobs = self.logprobs(event.choice, event.logprobs)
+        if not deltas and (event.logprobs or event.finish):
+            deltas = [AnswerDelta(content="") if event.logprobs else AnswerDelta()]
+        choices = [ChunkChoice(event.choice, delta) for delta in deltas]
+        if choices:
+            choices[0].logprobs = logprobs
+            choices[-1].finish_reason = self._finish(event.choice, event.finish)
+        return choices
+
+    def _delta(self, choice: int, part: AnswerEvent) -> AnswerDelta | None:
+        match part:
+            case Text(text):
+                return AnswerDelta(content=text)
+            case Reasoned(text) if self._reasoning:
+                return AnswerDelta(reasoning_content=text, reasoning=text)
+            case CallStarted(index, call_id, name):
+                begun = CallDelta(index, FunctionDelta("", name), call_id, "function")
+                return AnswerDelta(tool_calls=[begun])
+            case CallArguments(index, text):
+                return AnswerDelta(tool_calls=[CallDelta(index, FunctionDelta(text))])
+            case CallEnded():
+                self._called.add(choice)
+        return None
+
+    def _finish(self, choice: int, finish: Finish | None) -> ChatFinish | None:
+        return "tool_calls" if finish == "stop" and choice in self._called else finish
+
+    def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice:
+        assert answer.finish is not None
+        entries = [
+            entry
+            for part in answer.logprobs
+            if isinstance(part, ChatLogprobs)
+            for entry in part.content
+        ]
+        logprobs = ChatLogprobs(entries) if self._wanted else None
+        read = gather(answer.parts)
+        message = AnswerMessage(read.text)
+        if read.calls:
+            message.content = read.text or None
+            message.tool_calls = [
+                CallReply(call.id, FunctionReply(call.name, call.arguments)) for call in read.calls
+            ]
+        if read.reasoning and self._reasoning:
+            message.reasoning_content = message.reasoning = read.reasoning
+        called = any(isinstance(part, CallEnded) for part in answer.parts)
+        finish = "tool_calls" if called and answer.finish == "stop" else answer.finish
+        return ChatChoice(choice, message, finish, logprobs)
+
+    def logprobs(self, _: int, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._wanted:
+            return None
+        name = self._vocabulary.name_of
+
+        def alternative(token: int, logprob: float) -> TopLogprob:
+            return TopLogprob(_text(name(token)), logprob, list(name(token)))
+
+        return ChatLogprobs(
+            [
+                _as_json(
+                    TokenLogprob(
+                        _text(name(t.token)),
+                        t.logprob,
+                        list(name(t.token)),
+                        [alternative(token, logprob) for token, logprob in t.top],
+                    )
+                )
+                for t in tokens
+            ]
+        )
+
+
+class TextShape:
+    """text_completion.
+
+    Keeps, per choice, the characters its tokens have had so far, for `text_offset`.
+    """
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, vocabulary: Vocabulary, logprobs: bool) -> None:
+        self._vocabulary = vocabulary
+        self._wanted = logprobs
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, choice: int) -> None: ...
+
+    def chunks(self, event: Event) -> list[TextChoice]:
+        logprobs = self.logprobs(event.choice, event.logprobs)
+        if not (event.text or event.logprobs or event.finish):
+            return []
+        return [TextChoice(event.choice, event.text, event.finish, logprobs)]
+
+    def whole(self, choice: int, answer: ChoiceReply) -> TextChoice:
+        logprobs = CompletionLogprobs([], [], [], []) if self._wanted else None
+        for part in answer.logprobs:
+            if isinstance(part, CompletionLogprobs) and logprobs is not None:
+                logprobs.tokens += part.tokens
+                logprobs.token_logprobs += part.token_logprobs
+                logprobs.top_logprobs += part.top_logprobs
+                logprobs.text_offset += part.text_offset
+        return TextChoice(choice, answer.text, answer.finish, logprobs)
+
+    def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        if not self._wanted:
+            return None
+        name = self._vocabulary.name_of
+        offset, offsets, names = (
+            self._offsets.get(choice, 0),
+            [],
+            [_text(name(t.token)) for t in tokens],
+        )
+        for each in names:
+            offsets.append(offset)
+            offset += len(each)
+        self._offsets[choice] = offset
+        top = [_as_json(by_text(t.top, self._vocabulary)) for t in tokens]
+        return CompletionLogprobs(names, [t.logprob for t in tokens], top, offsets)
+
+
+def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens, best first, by their text: of several with one text (pieces of
+    characters have none of their own), the best.
+    """
+    found: dict[str, float] = {}
+    for token, logprob in top:
+        found.setdefault(_text(vocabulary.name_of(token)), logprob)
+    return found
+
+
+def _as_json(value: object) -> Raw:
+    return Raw(msgspec.json.encode(value))
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
+
+
+class Writer:
+    """Bodies for one request: its id, time and model name, in the shape of its API."""
+
+    def __init__(self, shape: Shape, model: str) -> None:
+        self.shape = shape
+        self._id = shape.id_prefix + secrets.token_hex(12)
+        self._created = int(time.time())
+        self._model = model
+
+    def whole(
+        self,
+        answers: Sequence[ChoiceReply],
+        usage: Usage,
+        trace: Trace | UnsetType,
+        diagnostics: CacheDiagnostics | UnsetType = UNSET,
+    ) -> Completion:
+        choices = [self.shape.whole(i, answer) for i, answer in enumerate(answers)]
+        head = self._id, self.shape.object, self._created, self._model
+        return Completion(*head, choices, usage, trace, diagnostics)
+
+    def chunk(
+        self,
+        choices: Sequence[ChunkChoice | TextChoice],
+        usage: Usage | UnsetType | None,
+        trace: Trace | UnsetType = UNSET,
+        diagnostics: CacheDiagnostics | UnsetType = UNSET,
+    ) -> Completion:
+        head = self._id, self.shape.chunk_object, self._created, self._model
+        return Completion(*head, choices, usage, trace, diagnostics)

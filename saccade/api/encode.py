@@ -1,0 +1,168 @@
+"""POST /internal/embedding, the one question of a server of role encode: the bytes of an image, or
+its key, against its embedding (`core/exchange.py` has the words).
+
+Owns the order of a request: what is wanted and whether this tower can make it, a permit, the body,
+the image opened as any other, the engine, the answer from shared memory. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+
+import msgspec
+from blake3 import blake3
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.handlers import Door, Endpoint
+from saccade.core.config import MIB
+from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
+from saccade.core.exchange import (
+    ENCODE_PATH,
+    GIVEN_HEADER,
+    WANTED_HEADER,
+    EmbeddingGiven,
+    EmbeddingWanted,
+)
+from saccade.core.types import Request, SamplingParams, Span
+from saccade.edge.auth import client_of
+from saccade.edge.body import Held, pieces
+from saccade.edge.disconnect import while_connected
+from saccade.front.front import Event
+from saccade.front.intake import Prepared
+from saccade.media.content import Budget
+from saccade.media.media import ImageSource, OpenedImage
+from saccade.media.turns import Asker
+
+PIECE = 256 * 1024
+"""Bytes that are handed to the connection at a time."""
+UNKNOWN = "this image is not known here by its key: send its bytes"
+
+
+def encode_routes(door: Door) -> Sequence[Route]:
+    return (Route(ENCODE_PATH, Endpoint(EmbeddingDoor(door).embedding), methods=["POST"]),)
+
+
+class EmbeddingDoor:
+    """The handler."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._front = door.front
+        self._media = door.front.intake.media
+
+    async def embedding(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HttpRequest(scope, receive)
+        wanted = self._read(request.headers.get(WANTED_HEADER, ""))
+        client, largest = client_of(scope), self._door.options.max_body_mb * MIB
+        with self._front.admit(client):
+            pass  # there is a permit now
+        with self._door.bodies.hold(request, largest) as held:
+            body = bytearray()
+            async for piece in pieces(request, held, largest):
+                body += piece
+            with self._front.admit(client):
+                work = self._answer(send, wanted, bytes(body), held)
+                await while_connected(receive, work)
+
+    def _read(self, told: str) -> EmbeddingWanted:
+        """What is wanted. Raises InvalidRequest, OtherTower."""
+        try:
+            wanted = msgspec.json.decode(told, type=EmbeddingWanted)
+            tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise InvalidRequest(f"{WANTED_HEADER}: {error}", WANTED_HEADER) from None
+        image, mine = wanted.image, self._front.check_ready().tower
+        if wanted.tower != mine:
+            raise OtherTower(
+                f"the embedding of the vision tower {_name(wanted.tower.fingerprint)} is wanted, "
+                f"in {wanted.tower.dtype}; this server's is {_name(mine.fingerprint)}, in "
+                f"{mine.dtype}: give both servers the same checkpoint, --dtype, --device and "
+                "--patch-embed, on processors of one kind"
+            )
+        if min(image.grid) < 0 or not tokens == image.num_tokens >= 1:
+            raise InvalidRequest(f"{WANTED_HEADER}: no image is like that", WANTED_HEADER)
+        return wanted
+
+    async def _answer(self, send: Send, wanted: EmbeddingWanted, body: bytes, held: Held) -> None:
+        opened = await self._open(wanted, body, held) if body else None
+        prepared = _prepare(wanted, opened, held)
+        try:
+            async with self._embedded(prepared) as event:
+                await self._send(send, wanted, event)
+        except ImageError as error:
+            if opened is None:  # the engine lacks it, and nobody holds its bytes
+                raise NotFound(UNKNOWN) from error
+            raise
+
+    async def _open(self, wanted: EmbeddingWanted, body: bytes, held: Held) -> OpenedImage:
+        """The image, as any client's. Raises OtherTower where it is not the one that is wanted."""
+        budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
+        asker = Asker(held.client.share(""), held.client.name, held)
+        salt = wanted.image.key.salt
+        opened = await self._media.open(ImageSource(body, "image", budget), salt, asker)
+        if opened.image != wanted.image:
+            raise OtherTower(
+                "the image is another by what this server makes of its bytes and its settings: "
+                "give both servers the same checkpoint",
+                code="wrong_settings",
+            )
+        return opened
+
+    @asynccontextmanager
+    async def _embedded(self, prepared: Prepared) -> AsyncIterator[Event]:
+        """The last event; the embedding stays in shared memory until the end."""
+        try:
+            async with aclosing(self._front.generate(prepared)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._front.taken(f"{prepared.request.id}-0")  # also where it came too late
+
+    async def _send(self, send: Send, wanted: EmbeddingWanted, event: Event) -> None:
+        assert event.embedding is not None
+        found = event.found[0]
+        values = self._media.embedding(*event.embedding)
+        digest = await self._front.intake.in_thread(partial(_digest, values))
+        given = EmbeddingGiven(wanted.tower, wanted.image.num_tokens, digest, found.encode_ms)
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(len(values)).encode()),
+            (GIVEN_HEADER.encode(), msgspec.json.encode(given)),
+        ]
+        source = "cache" if found.level == "embedding" else "tower"
+        self._front.metrics.inc("saccade_embeddings_sent_total", source=source)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for start in range(0, len(values), PIECE):
+            piece = bytes(values[start : start + PIECE])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> Prepared:
+    """An engine request for one image; its tokens stand for nothing."""
+    image = wanted.image
+    request = Request(
+        secrets.token_hex(12),
+        (0,) * image.num_tokens,
+        (Span(0, image.num_tokens, 0),),
+        (image,),
+        SamplingParams(max_tokens=1),
+        image.key.salt,
+        time.monotonic(),
+        held.client.share(image.key.salt),
+    )
+    return Prepared(request, () if opened is None else (opened,), ("image",))
+
+
+def _digest(values: memoryview) -> str:
+    return blake3(values).hexdigest()
+
+
+def _name(fingerprint: str) -> str:
+    return fingerprint[:12] or "(none)"

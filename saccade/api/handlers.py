@@ -1,0 +1,190 @@
+"""What every API's handlers do with a request before and after they answer it.
+
+Owns admission (a permit, the body, what the request holds of memory), the order in which a request
+is prepared and answered, the model's names and the log of requests. Knows nothing of what bodies
+say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.chat.fields import Reply
+from saccade.api.chat.write import Tally
+from saccade.api.prompt_logprobs import Scroll, score_bytes
+from saccade.api.stream import Teller, Told, stream
+from saccade.api.trace.image_trace import Tracer
+from saccade.api.trace.request_trace import AnswerTold, journey
+from saccade.core.config import MIB
+from saccade.core.errors import InternalError, NotFound, RequestError
+from saccade.core.options import ObservabilityOptions, ServerOptions
+from saccade.edge.auth import client_of
+from saccade.edge.body import Bodies, Held, read_json
+from saccade.edge.headers import request_id
+from saccade.front.front import Front
+from saccade.front.intake import Ask, Prepared
+
+log = logging.getLogger("saccade")
+
+SMALL_BODY = 1 << 16
+"""Bytes of a body that is read on the event loop (at most some ms); more goes to a thread."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """`names`: what the API calls the model, the first being its own name for it."""
+
+    front: Front
+    names: tuple[str, ...]
+    options: ServerOptions
+    bodies: Bodies
+    watch: ObservabilityOptions
+
+    async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
+        """What a body says; it is emptied, for whoever read it still holds it."""
+        context_length = self.front.check_ready().context_length
+        if len(body) <= SMALL_BODY:
+            found = read(body, context_length)
+        else:
+            found = await self.front.intake.in_thread(partial(read, body, context_length))
+        with suppress(BufferError):  # something refers to it still: it goes with that
+            body.clear()
+        return found
+
+    @asynccontextmanager
+    async def admit(self, scope: Scope, receive: Receive) -> AsyncIterator[tuple[bytearray, Held]]:
+        """The body, then a permit: who sends slowly keeps none from others. A full server refuses
+        before the body. What the request holds of memory counts until it has ended.
+        """
+        request = Request(scope, receive)
+        largest = self.options.max_body_mb * MIB
+        client = client_of(scope)
+        with self.front.admit(client):
+            pass  # there is a permit now
+        with self.bodies.hold(request, largest) as held:
+            body = await read_json(request, held, largest)
+            with self.front.admit(client):
+                yield body, held
+
+    async def answer(
+        self, send: Send, reply: Reply, tell: Callable[[Told], Teller], asks: list[Ask], held: Held
+    ) -> None:
+        """Prepare what is asked, and send the answer as it comes or at once."""
+        model, way = self.name_of(reply.model), journey.get()
+        if way is not None:
+            way.model, way.streamed = model, bool(reply.stream)
+        prepared = [await self.front.prepare(ask, held.client, held) for ask in asks]
+        asks.clear()  # from here on the request holds no text of its pictures
+        encoded = {opened.encoded for each in prepared for opened in each.opened}
+        held.resize(sum(len(each.data) for each in encoded) + score_bytes(prepared))
+        tally = Tally(
+            sum(len(each.request.tokens) for each in prepared),
+            prepared[0].n,
+            sum(span.length for each in prepared for span in each.request.spans),
+        )
+        told = Told(prepared, tally, Tracer(prepared, reply.trace))
+        try:
+            await self._tell(send, bool(reply.stream), told, tell(told))
+        finally:
+            if way is not None:
+                way.answer = AnswerTold.of(prepared, tally, told.tracer)
+        self.log(prepared, tally, told.tracer)
+
+    async def _tell(self, send: Send, streamed: bool, told: Told, teller: Teller) -> None:
+        async with aclosing(self.front.generate(*told.prepared)) as events:
+            if streamed:
+                await stream(send, told.counted(events), teller)
+                return
+            async for event in told.counted(events):
+                teller.keep(event)
+        content = teller.whole()
+        if isinstance(content, Scroll):
+            await self.send_scroll(send, content)
+        else:
+            await send_json(send, content)
+
+    async def send_scroll(self, send: Send, content: Scroll) -> None:
+        """A long body, piece by piece; each is written in a thread."""
+        pieces = content.pieces()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while piece := await self.front.intake.in_thread(partial(next, pieces, b"")):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def log(self, prepared: Sequence[Prepared], tally: Tally, tracer: Tracer) -> None:
+        """A line for every request, and what became of images in slow ones, where asked for."""
+        request, usage = prepared[0].request, tally.usage
+        if self.watch.log_requests:
+            log.info(
+                "%s: %s: %d prompt tokens (%d cached), %d pictures, %d tokens, %.3f s",
+                request_id.get(),
+                request.id,
+                usage.prompt_tokens,
+                usage.prompt_tokens_details.cached_tokens,
+                len(request.images),
+                usage.completion_tokens,
+                tracer.seconds,
+            )
+        slow = self.watch.log_slow_seconds
+        if slow is not None and tracer.seconds > slow:
+            log.warning(
+                "%s: %s was slow: %s",
+                request_id.get(),
+                request.id,
+                msgspec.json.encode(tracer.trace).decode(),
+            )
+
+    def name_of(self, name: str | None) -> str:
+        """What the client calls the model; the server's own name where it says nothing."""
+        if name is not None and name not in self.names:
+            raise NotFound(
+                f"the model {name[:200]!r} does not exist; this server has "
+                f"{', '.join(map(repr, self.names))}",
+                "model",
+                "model_not_found",
+            )
+        return name or self.names[0]
+
+
+class Endpoint:
+    """A bare ASGI application, so that a handler may own the whole exchange (Starlette wraps plain
+    functions).
+    """
+
+    def __init__(self, handle: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._handle(scope, receive, send)
+        except ClientDisconnect:
+            log.debug("a client has gone before its answer")
+        except RequestError:
+            raise
+        except Exception as bug:
+            log.exception("%s: a request failed", request_id.get())
+            raise InternalError from bug
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def send_json(send: Send, content: object) -> None:
+    body = msgspec.json.encode(content)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,278 @@
+"""Anthropic's request bodies (POST /v1/messages): the schemas.
+
+Owns what is accepted. Unknown keys of messages and blocks are ignored, for clients send answers
+back with many. Knows nothing of what becomes of a body (`read.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from saccade.api.body_schema import Form
+from saccade.front.breakpoints import CacheControl
+from saccade.front.fields import Positive
+
+
+class MarkedBlock(Struct, kw_only=True):
+    """A block that may carry a mark."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(MarkedBlock, tag_field="type", tag="text", kw_only=True):
+    """Text."""
+
+    text: str
+
+
+class Base64Source(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+    """The bytes of an image."""
+
+    data: str
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class URLSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
+    """Where an image is."""
+
+    url: str
+
+
+class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=True):
+    """An image that was uploaded."""
+
+    file_id: str
+
+
+class Transformations(Struct, forbid_unknown_fields=True):
+    """What is done to an image that is too large."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
+class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
+    """An image."""
+
+    source: Base64Source | URLSource | FileSource
+    transformations: Transformations | None = None
+
+
+class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """The text of a document."""
+
+    data: str
+    media_type: Literal["text/plain"]
+
+
+class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+    """A document of texts and images."""
+
+    content: str | list[TextBlock | ImageBlock]
+
+
+class Citations(Struct):
+    """Whether the answer is to say where in a document it is from."""
+
+    enabled: Literal[False] | None = None
+
+
+class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
+    """A document that is text, or texts and images; no other is read."""
+
+    source: PlainSource | PartsSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """Reasoning of an earlier answer."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that nobody but its maker can read: accepted, and left out."""
+
+    data: str
+
+
+class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
+    """A call of an earlier answer."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
+    """What a tool answered: text, images, or both."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+
+Shown = TextBlock | ImageBlock | DocumentBlock
+Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(Struct):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolDefinition(MarkedBlock, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the client runs. eager_input_streaming: its input may be shown before it is known
+    to be whole. input_examples: a hint.
+    """
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class ToolKind(Struct):
+    """A tool by its type: those without a schema of their own are Anthropic's."""
+
+    type: str | None = None
+
+
+class ToolChoice(Struct, forbid_unknown_fields=True):
+    """Whether tools may be called, must be, or which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Struct, forbid_unknown_fields=True):
+    """Whether the model reasons before it answers. budget_tokens: a hint. display: whether the
+    answer shows it.
+    """
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Positive | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Struct, forbid_unknown_fields=True):
+    """What the answer must be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """What the answer must be; effort: a hint."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class Metadata(Struct):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class Diagnostics(Struct, forbid_unknown_fields=True):
+    """Asks why the cache missed what the message before had."""
+
+    previous_message_id: str | None = None
+
+
+class ContextEdit(Struct):
+    """A way to shorten the conversation. Templates leave old reasoning out as their model wants."""
+
+    type: Literal["clear_thinking_20251015"]
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """How the conversation is to be shortened on its way."""
+
+    edits: list[ContextEdit] | None = None
+
+
+class Inquiry(Struct, kw_only=True):
+    """What is asked of whom. A message is an `InputMessage`, a tool a `ToolDefinition`. thread: a
+    conversation that the server is to keep, which none is here.
+    """
+
+    model: str
+    messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    thread: dict[str, Any] | None = None
+
+
+class Drawing(Struct, kw_only=True):
+    """How the answer is drawn, and where it ends. max_tokens 0: the prompt is computed, and nothing
+    is answered.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stream: bool | None = None
+
+
+class Sender(Struct, kw_only=True):
+    """Who asks, and on what terms. Nothing of it changes the answer."""
+
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: Diagnostics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokensRequest:
+    """The body of POST /v1/messages/count_tokens."""
+
+    inquiry: Inquiry
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """The body of POST /v1/messages."""
+
+    inquiry: Inquiry
+    drawing: Drawing
+    sender: Sender
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "billing_policy": (),
+    "compaction": (),
+    "container": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
+    "inference_geo": ("global",),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+_IGNORED = frozenset({"betas"})
+
+COUNT_TOKENS = Form(CountTokensRequest, {**_NEUTRAL, "max_tokens": ()}, _IGNORED)
+MESSAGES = Form(MessagesRequest, _NEUTRAL, _IGNORED)

@@ -1,0 +1,209 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, end to end.
+
+Owns the two handlers, and how an answer's events become Anthropic's. What a body says is for
+`fields.py` and `read.py`, which make a chat of it; the order of a stream is
+`write.py`'s. Knows nothing of tokens, templates or the engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.chat.fields import Reply, read_chat
+from saccade.api.handlers import Door, Endpoint, send_json
+from saccade.api.messages.fields import (
+    COUNT_TOKENS,
+    MESSAGES,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from saccade.api.messages.read import Places, as_chat
+from saccade.api.messages.write import (
+    Ending,
+    MessageStream,
+    MessageUsage,
+    StreamEvent,
+    WholeMessage,
+)
+from saccade.api.stream import Told
+from saccade.core.errors import RequestError
+from saccade.core.types import CacheMiss
+from saccade.edge.disconnect import while_connected
+from saccade.edge.headers import request_id
+from saccade.edge.refusal import error_body
+from saccade.front.front import Event
+from saccade.front.intake import Ask
+
+_encode = msgspec.json.Encoder().encode
+
+
+def message_routes(door: Door) -> list[Route]:
+    messages = _Messages(door)
+    return [
+        Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedMessage:
+    """What a body asks for. `asks` is one, and emptied when it is taken. `most`: tokens that the
+    answer may have. `places`: of what may yet be refused.
+    """
+
+    asks: list[Ask]
+    places: Places
+    reply: Reply
+    most: int = 0
+    shows_thinking: bool = True
+
+
+def read_message(body: bytearray, context_length: int) -> AskedMessage:
+    """What is to be answered. Raises InvalidRequest that names the field in Anthropic's words."""
+    request = MESSAGES.read(body, context_length)
+    thinking = request.inquiry.thinking
+    shows_thinking = thinking is None or thinking.display != "omitted"
+    asked = _read_chat(request, context_length)
+    return replace(asked, most=request.drawing.max_tokens, shows_thinking=shows_thinking)
+
+
+def read_count(body: bytearray, context_length: int) -> AskedMessage:
+    """What is to be counted. Raises as `read_message`."""
+    return _read_chat(COUNT_TOKENS.read(body, context_length), context_length)
+
+
+def _read_chat(request: MessagesRequest | CountTokensRequest, context_length: int) -> AskedMessage:
+    chat = as_chat(request, context_length)
+    body, places = chat.encoded(), chat.places
+    del chat  # it holds the images' text, of which there is enough
+    with places.kept():
+        ask, reply, _ = read_chat(body, context_length)
+    return AskedMessage([ask], places, reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """The handlers."""
+
+    door: Door
+
+    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.door.admit(scope, receive) as (body, held):
+            asked = await self.door.read(read_message, body)
+            model = self.door.name_of(asked.reply.model)
+            with asked.places.kept():
+                answer = self.door.answer(
+                    send,
+                    asked.reply,
+                    lambda told: MessageTeller(model, asked, told),
+                    asked.asks,
+                    held,
+                )
+                await while_connected(receive, answer)
+
+    async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of a prompt as it would be computed: images are fetched and their headers read, nothing
+        is decoded, and the engine hears nothing.
+        """
+        front = self.door.front
+        async with self.door.admit(scope, receive) as (body, held):
+            asked = await self.door.read(read_count, body)
+            self.door.name_of(asked.reply.model)
+            length = front.check_ready().context_length
+            with asked.places.kept():
+                reading = front.intake.read(asked.asks.pop(), length, held.client, held)
+                prompt = await while_connected(receive, reading)
+            await send_json(send, {"input_tokens": len(prompt.tokens)})
+
+
+HOUR = 3600
+"""Seconds from which tokens count as kept for an hour, and not for five minutes."""
+
+
+def diagnosis(missed: CacheMiss | None, places: Places) -> dict[str, Any]:
+    """In Anthropic's words, which are fewer: what is no change of the prompt is "unavailable".
+    `saccade_reason` and `saccade_place` say what was found.
+    """
+    if missed is None:
+        return {"cache_miss_reason": None}
+    place = places.client_place(missed.place)
+    changed = next((part for part in ("tools", "system") if place.startswith(part)), "messages")
+    kind = "unavailable"
+    if missed.reason in ("prompt_changed", "other_settings"):
+        kind = f"{changed}_changed"
+    elif missed.reason == "never_seen":
+        kind = "previous_message_not_found"
+    told: dict[str, Any] = {"type": kind, "saccade_reason": missed.reason, "saccade_place": place}
+    if kind.endswith("changed"):
+        told["cache_missed_input_tokens"] = missed.tokens
+    return {"cache_miss_reason": told}
+
+
+class MessageTeller:
+    """Tells an answer as Anthropic's message (see `stream.Teller`). One that may have no tokens is
+    computed with one, which is not told.
+    """
+
+    def __init__(self, model: str, asked: AskedMessage, told: Told) -> None:
+        self._tally = told.tally
+        self._places = asked.places
+        self._diagnoses = told.prepared[0].request.caching.diagnose
+        self._room = told.prepared[0].request.sampling.max_tokens
+        self._most = asked.most
+        self._stream = MessageStream(f"msg_{secrets.token_hex(12)}", model, asked.shows_thinking)
+        self._begun = False
+        self._message = WholeMessage()
+
+    def shown(self, event: Event) -> bytes:
+        return b"".join(_sse(each) for each in self._told(event))
+
+    def ending(self) -> bytes:
+        return b""
+
+    def failure(self, error: RequestError) -> bytes:
+        return _sse(error_body(error, request_id.get()))
+
+    def keep(self, event: Event) -> None:
+        for each in self._told(event):
+            self._message.add(each)
+
+    def whole(self) -> dict[str, Any]:
+        return self._message.told()
+
+    def _told(self, event: Event) -> list[StreamEvent]:
+        events = [] if self._begun else self._stream.begin(self._usage, self._diagnosis)
+        self._begun = True
+        if self._most:
+            events += self._stream.feed(event.parts)
+        if event.finish is not None:
+            finish: Ending = event.finish
+            if not self._most:
+                finish = "length"
+            elif finish == "length" and self._room < self._most:
+                finish = "context"
+            events += self._stream.end(finish, event.stop, self._usage)
+        return events
+
+    @property
+    def _diagnosis(self) -> dict[str, Any] | None:
+        return diagnosis(self._tally.missed, self._places) if self._diagnoses else None
+
+    @property
+    def _usage(self) -> MessageUsage:
+        usage = self._tally.usage
+        read, kept = usage.prompt_tokens_details.cached_tokens, self._tally.written
+        written = kept.total()
+        hour = sum(tokens for seconds, tokens in kept.items() if seconds >= HOUR)
+        fresh = usage.prompt_tokens - read - written
+        output = usage.completion_tokens if self._most else 0
+        return MessageUsage(fresh, written, read, output, hour)
+
+
+def _sse(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))

@@ -1,0 +1,264 @@
+"""Prompts as answers show them: their text (`echo`), and what the model made of their tokens
+(`prompt_logprobs`, and `logprobs` beside `echo`).
+
+Owns the shapes, and how a long prompt's are written: scores stay packed until they are sent, piece
+by piece, for as JSON they take ten times the room and hold up everybody. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, structs
+
+from saccade.api.chat.write import (
+    ChatChoice,
+    Completion,
+    CompletionLogprobs,
+    PromptLogprob,
+    TextChoice,
+    TokenCount,
+    by_text,
+)
+from saccade.api.stream import Choices
+from saccade.core.errors import InvalidRequest, RequestError
+from saccade.core.types import PromptScores
+from saccade.front.content import Chat
+from saccade.front.front import Event
+from saccade.front.intake import Ask, Intake, Prepared
+from saccade.text.detokenize import Vocabulary
+
+MAX_PROMPT_SCORES = 1 << 20
+"""Log-probabilities of prompt tokens that one request may have written: about 70 MB of JSON."""
+_SCORE_BYTES = 8
+_PIECE = 2048
+"""Log-probabilities that are written at a time: some ms of a thread."""
+_MARK = b"\0"
+"""No JSON holds this byte: it encloses the numbers of runs that are written later."""
+
+
+def score_bytes(prepared: Sequence[Prepared]) -> int:
+    """Bytes that scores of these prompts take until they are sent. Raises InvalidRequest where they
+    are too many.
+    """
+    values = 0
+    for each in prepared:
+        top = each.request.prompt_logprobs
+        if top is not None:
+            values += each.n * len(each.request.tokens) * (1 + top)
+    if values > MAX_PROMPT_SCORES:
+        raise InvalidRequest(
+            f"prompt_logprobs: the prompts' tokens, times those to name at each, times n, come to "
+            f"{values} log-probabilities, more than {MAX_PROMPT_SCORES}: name fewer at each, or "
+            "send shorter prompts",
+            "prompt_logprobs",
+        )
+    return _SCORE_BYTES * values
+
+
+def texts_of(asks: Sequence[Ask], intake: Intake) -> list[str]:
+    """What an echo says of each prompt: the text that was sent, or that of the tokens."""
+    most = intake.spec.vocab_size  # a token beyond is refused later
+    return [
+        ask.prompt
+        if isinstance(ask.prompt, str)
+        else intake.tokenizer.decode([token for token in ask.prompt if token < most])
+        for ask in asks
+        if not isinstance(ask.prompt, Chat)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a client wants to see of its prompts. `texts`: each prompt's own, where they are echoed.
+    `echoed`: likeliest tokens beside each of an echo's, `top`: of `prompt_logprobs`; None: no
+    log-probabilities there.
+    """
+
+    texts: Sequence[str] = ()
+    echoed: int | None = None
+    top: int | None = None
+
+
+class Scroll:
+    """A body too long to be written at once."""
+
+    def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
+        """`content` has marks in the places of `runs`."""
+        self._body = msgspec.json.encode(content)
+        self._runs = runs
+
+    def pieces(self) -> Iterator[bytes]:
+        """Each takes at most some ms."""
+        for index, part in enumerate(self._body.split(_MARK)):
+            if index % 2:
+                yield from self._runs[int(part)]
+            else:
+                yield part
+
+
+def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Scroll:
+    """`count`, its tokens written piece by piece, and beside them how `name` writes each."""
+    runs = [_pieces(iter(count.tokens), _PIECE)]
+    if name is not None:
+        runs.append(_pieces(map(name, count.tokens), _PIECE))
+    tokens, strings = (_mark(index) for index in range(2))
+    return Scroll(
+        structs.replace(count, tokens=tokens, token_strs=UNSET if name is None else strings), runs
+    )
+
+
+class PromptTeller:
+    """A `Teller`: tells what `inner` tells of the answers, and of each answer's prompt what `view`
+    says.
+    """
+
+    def __init__(
+        self, inner: Choices, view: View, prepared: Sequence[Prepared], vocabulary: Vocabulary
+    ) -> None:
+        self._inner = inner
+        self._view = view
+        self._n = prepared[0].n
+        self._begun = set[int]()
+        self._prompts = [ScoredPrompt(each.request.tokens, vocabulary) for each in prepared]
+        self._runs: list[Iterator[bytes]] = []
+
+    def shown(self, event: Event) -> bytes:
+        return b"".join(map(self._inner.shown, self._opened(event)))
+
+    def ending(self) -> bytes:
+        return self._inner.ending()
+
+    def failure(self, error: RequestError) -> bytes:
+        return self._inner.failure(error)
+
+    def keep(self, event: Event) -> None:
+        if event.scores is not None:
+            self._prompts[event.choice // self._n].scores.append(event.scores)
+            return
+        for each in self._opened(event):
+            self._inner.keep(each)
+
+    def whole(self) -> Completion | Scroll:
+        completion = self._inner.whole()
+        choices = [
+            self._with_prompt(choice) if isinstance(choice, TextChoice) else choice
+            for choice in completion.choices
+        ]
+        completion = structs.replace(completion, choices=choices)
+        if self._view.top is not None and isinstance(choices[0], ChatChoice):
+            entries = self._later(self._prompts[0].entries(self._view.top))
+            completion = structs.replace(completion, prompt_logprobs=entries)
+        return Scroll(completion, self._runs) if self._runs else completion
+
+    def _opened(self, event: Event) -> Iterable[Event]:
+        """The echo comes before an answer's first text."""
+        if self._view.texts and event.choice not in self._begun:
+            self._begun.add(event.choice)
+            yield Event(event.choice, self._view.texts[event.choice // self._n])
+        yield event
+
+    def _with_prompt(self, choice: TextChoice) -> TextChoice:
+        index, view = choice.index // self._n, self._view
+        prompt = self._prompts[index]
+        if view.top is not None:
+            choice = structs.replace(choice, prompt_logprobs=self._later(prompt.entries(view.top)))
+        own = choice.logprobs
+        if view.echoed is None or own is None:
+            return choice
+        length = len(view.texts[index])
+        logprobs = CompletionLogprobs(
+            self._later(prompt.names()) + own.tokens,
+            self._later(prompt.logprobs()) + own.token_logprobs,
+            self._later(prompt.alternatives(view.echoed)) + own.top_logprobs,
+            self._later(prompt.offsets(length)) + [length + offset for offset in own.text_offset],
+        )
+        return structs.replace(choice, logprobs=logprobs)
+
+    def _later(self, run: Iterator[bytes]) -> list[Any]:
+        """Stands for a run of entries in a list."""
+        self._runs.append(run)
+        return _mark(len(self._runs) - 1)
+
+
+class ScoredPrompt:
+    """One prompt's tokens, and their scores as they came. Its methods write one entry per token, as
+    JSON in pieces that follow each other in a list; the first token has no score.
+    """
+
+    def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
+        self.scores: list[PromptScores] = []
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+        self._name = vocabulary.name_of
+
+    def names(self) -> Iterator[bytes]:
+        return _pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
+
+    def offsets(self, length: int) -> Iterator[bytes]:
+        """Where each token's text begins in the prompt's, of `length` characters."""
+
+        def offsets() -> Iterator[int]:
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            offset = 0
+            for token in self._tokens:
+                yield min(offset, length)
+                offset += len(decoder.decode(self._name(token)))
+
+        return _pieces(offsets(), _PIECE)
+
+    def logprobs(self) -> Iterator[bytes]:
+        found = (logprobs[0] for _, logprobs, _ in self._read())
+        return _pieces(chain((None,), found, self._missing()), _PIECE)
+
+    def alternatives(self, top: int) -> Iterator[bytes]:
+        """The `top` likeliest by their text, as OpenAI's text completions have them."""
+        found = (
+            by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
+            for ids, logprobs, _ in self._read()
+        )
+        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
+
+    def entries(self, top: int) -> Iterator[bytes]:
+        """The token and the `top` likeliest by their ids, as vLLM has them."""
+
+        def entry(ids: list[int], logprobs: list[float], rank: int) -> dict[int, PromptLogprob]:
+            found: dict[int, PromptLogprob] = {}
+            for id, logprob, place in zip(ids, logprobs, (rank, *range(1, top + 1))):
+                if id not in found:  # it may be one of the likeliest itself
+                    found[id] = PromptLogprob(logprob, place, _text(self._name(id)))
+            return found
+
+        found = (entry(*each) for each in self._read())
+        return _pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
+
+    def _missing(self) -> Iterator[None]:
+        """Of the last tokens, which nobody computed where the answer can only be empty."""
+        yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
+
+    def _read(self) -> Iterator[tuple[list[int], list[float], int]]:
+        for each in self.scores:
+            for start in range(0, each.count, _PIECE // 16):
+                yield from each.read(start, start + _PIECE // 16)
+
+
+def _mark(run: int) -> list[Any]:
+    """Stands for a run in a list."""
+    return [Raw(b"%b%d%b" % (_MARK, run, _MARK))]
+
+
+def _pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
+    """JSON of `entries`, `size` at a time, as they stand in a list."""
+    before = b""
+    while part := list(islice(entries, size)):
+        yield before + msgspec.json.encode(part)[1:-1]
+        before = b","
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")

@@ -1,0 +1,447 @@
+"""POST /v1/responses, and what was kept of it: retrieve, list its input, delete, cancel.
+
+Owns the handlers, the response's body, and which responses are running. The fields are
+`read.py`'s, items `items.py`'s, events `write.py`'s, what is kept
+`store.py`'s. Knows nothing of tokens or of how an answer is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.chat.fields import Reply, read_chat
+from saccade.api.chat.write import ChatShape
+from saccade.api.handlers import (
+    SMALL_BODY,
+    Door,
+    Endpoint,
+    json_response,
+    send_json,
+)
+from saccade.api.paging import Paging
+from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
+from saccade.api.responses.read import (
+    LOGPROBS,
+    ChatWords,
+    ReasoningConfig,
+    ResponseInquiry,
+    ResponsesRequest,
+    ResponseText,
+    as_chat,
+    read_responses,
+)
+from saccade.api.responses.store import KeptTurn, Packed, ResponseStore
+from saccade.api.responses.write import Ended, ResponseEvent, ResponseStream
+from saccade.api.stream import Told
+from saccade.core.client import Client
+from saccade.core.errors import Cancelled, InvalidRequest, NotFound, RequestError
+from saccade.core.types import CacheMiss, SamplingParams
+from saccade.edge.auth import client_of
+from saccade.edge.body import Held
+from saccade.edge.disconnect import while_connected
+from saccade.front.fields import unsupported
+from saccade.front.front import Event, Finish
+from saccade.front.intake import Ask
+
+CANCEL_SECONDS = 1.0
+"""How long a cancel waits for the stream that it ends to have said so."""
+MOST_LISTED, USUALLY_LISTED = 100, 20
+
+_encode = msgspec.json.Encoder().encode
+
+
+def response_routes(door: Door, store: ResponseStore) -> list[Route]:
+    responses = _Responses(door, store)
+    one = "/v1/responses/{id}"
+    return [
+        Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
+        Route("/v1/responses/input_tokens", Endpoint(responses.count), methods=["POST"]),
+        Route(one, responses.retrieve, methods=["GET"]),
+        Route(one, responses.delete, methods=["DELETE"]),
+        Route(f"{one}/input_items", responses.input_items, methods=["GET"]),
+        Route(f"{one}/cancel", responses.cancel, methods=["POST"]),
+    ]
+
+
+@dataclass(slots=True)
+class Running:
+    """A response that is being streamed. `group`: what the front calls its request."""
+
+    response: dict[str, Any]
+    group: str
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsked:
+    """A request in chat words, and what it continues.
+
+    `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
+    nothing is to be kept. `comparable`: the response that it wants to be compared with is there, or
+    it names none.
+    """
+
+    request: ResponsesRequest
+    words: ChatWords
+    asks: list[Ask]
+    reply: Reply
+    before: KeptTurn | None
+    packed: tuple[Packed, ...] | None
+    comparable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds while it is answered, beside the encoded images."""
+        before = 0 if self.before is None else self.before.total
+        return before + sum(len(item) for _, item in self.packed or ())
+
+
+class ResponseTeller:
+    """Tells one answer in the words of /v1/responses. `on_end`: called with the response, once."""
+
+    def __init__(
+        self,
+        stream: ResponseStream,
+        told: Told,
+        asked: ResponseAsked,
+        logprobs: ChatShape,
+        on_end: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._stream = stream
+        self._told = told
+        self._words = asked.words
+        self._comparable = asked.comparable
+        self._shape = logprobs
+        self._on_end = on_end
+        self._began = False
+        self._finish: Finish | None = None
+        self._reasoned = 0  # tokens
+
+    def shown(self, event: Event) -> bytes:
+        begun = [] if self._began else self._stream.begin()
+        self._began = True
+        return _sse([*begun, *self._feed(event)])
+
+    def ending(self) -> bytes:
+        assert self._finish is not None
+        return _sse(self._end("length" if self._finish == "length" else "stop"))
+
+    def failure(self, error: RequestError) -> bytes:
+        if isinstance(error, Cancelled):
+            return _sse(self._end("cancelled"))
+        return _sse(self._stream.fail(self._words.theirs(error)))
+
+    def keep(self, event: Event) -> None:
+        self._feed(event)
+
+    def whole(self) -> dict[str, Any]:
+        self.ending()
+        return self._stream.response
+
+    def _feed(self, event: Event) -> list[ResponseEvent]:
+        self._finish = event.finish or self._finish
+        logprobs = self._shape.logprobs(event.choice, event.logprobs)
+        events = self._stream.feed(event.parts, () if logprobs is None else logprobs.content)
+        if self._stream.reasons:
+            self._reasoned += event.num_tokens
+        return events
+
+    def _end(self, how: Ended) -> list[ResponseEvent]:
+        used, tracer = self._told.tally.usage, self._told.tracer
+        prompt = used.prompt_tokens_details
+        usage = {
+            "input_tokens": used.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": prompt.cached_tokens,
+                "cache_write_tokens": prompt.cache_write_tokens,
+                "image_tokens": prompt.image_tokens,
+            },
+            "output_tokens": used.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoned},
+            "total_tokens": used.total_tokens,
+        }
+        more = {}
+        if self._told.prepared[0].request.caching.diagnose:
+            missed = self._told.tally.missed
+            more["prompt_cache_diagnostics"] = (
+                cache_diagnostics(missed, self._words)
+                if self._comparable
+                else {"type": "comparison_response_not_found"}
+            )
+        if tracer.wanted:
+            trace = msgspec.to_builtins(tracer.trace)
+            for image in trace["images"]:
+                image["place"] = self._words.place(image["place"])
+            more["saccade"] = trace
+        events = self._stream.end(how, usage, **more)
+        self._on_end(self._stream.response)
+        return events
+
+
+class _Responses:
+    """The handlers."""
+
+    def __init__(self, door: Door, store: ResponseStore) -> None:
+        self._door = door
+        self._store = store
+        self._running: dict[tuple[str, str], Running] = {}  # by owner and id
+
+    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as (found, held):
+            await while_connected(receive, self._answer(send, found, held))
+
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What a request's input comes to in tokens."""
+        async with self._asked(scope, receive) as (found, held):
+            self._door.name_of(found.reply.model)
+            intake, context_length = (
+                self._door.front.intake,
+                self._door.front.check_ready().context_length,
+            )
+            reading = intake.read(found.asks[0], context_length, held.client, held)
+            try:
+                prompt = await while_connected(receive, reading)
+            except RequestError as error:
+                raise found.words.theirs(error) from None
+            count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+            await send_json(send, count)
+
+    @asynccontextmanager
+    async def _asked(
+        self, scope: Scope, receive: Receive
+    ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
+        """A request that has been read, and what it holds of memory."""
+        async with self._door.admit(scope, receive) as (body, held):
+            inquiry = await self._door.read(read_responses, body)
+            before = self._before(inquiry.request, held.client)
+            items = self._items(inquiry, held.client)
+            named = sum(len(item) for item in items if isinstance(item, bytes))
+            held.reserve(named + (0 if before is None else before.total))
+            read = partial(
+                exchange,
+                inquiry.request,
+                items,
+                before,
+                inquiry.request.delivery.store is not False
+                and self._store.fits(held.client, held.nbytes),
+                self._comparable(inquiry.request, held.client),
+                self._door.front.check_ready().context_length,
+            )
+            del inquiry, items  # they go as soon as they are read
+            long = held.nbytes > SMALL_BODY
+            found = await self._door.front.intake.in_thread(read) if long else read()
+            del read
+            yield found, held
+
+    def _before(self, request: ResponsesRequest, client: Client) -> KeptTurn | None:
+        name = request.asked.previous_response_id
+        if name is None:
+            return None
+        return self._store.find(client, name, "previous_response_id").turn
+
+    def _comparable(self, request: ResponsesRequest, client: Client) -> bool:
+        name = request.delivery.compared
+        with suppress(NotFound):
+            return name is None or bool(self._store.find(client, name, "prompt_cache_options"))
+        return False
+
+    def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
+        """The items of a request; those that it only names, packed. None is named twice: what a
+        request is read into is no more than what was sent and what is kept.
+        """
+        named = set[str]()
+        for i, item in enumerate(inquiry.items):
+            if isinstance(item, ReferenceItem):
+                if item.id in named:
+                    place = f"input[{i}].id"
+                    raise InvalidRequest(
+                        f"{place}: the item {item.id[:200]!r} is named twice: name it once", place
+                    )
+                named.add(item.id)
+        return [
+            self._store.item(client, item.id, f"input[{i}].id")
+            if isinstance(item, ReferenceItem)
+            else item
+            for i, item in enumerate(inquiry.items)
+        ]
+
+    async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
+        client, name = held.client, self._store.name()
+        logprobs = LOGPROBS in (found.request.form.include or ())
+        shape = ChatShape(self._door.front.vocabulary, logprobs)
+
+        def tell(told: Told) -> ResponseTeller:
+            prepared = told.prepared[0].request
+            model = self._door.name_of(found.reply.model)
+            held.reserve(found.nbytes)
+            response = opened(name, model, found, prepared.sampling)
+            if found.reply.stream:
+                self._running[client.name, name] = Running(response, prepared.id)
+            stream = ResponseStream(response)
+            return ResponseTeller(stream, told, found, shape, partial(self._end, found, held))
+
+        try:
+            await self._door.answer(send, found.reply, tell, found.asks, held)
+        except RequestError as error:
+            raise found.words.theirs(error) from None
+        finally:
+            if running := self._running.pop((client.name, name), None):
+                running.ended.set()
+
+    def _end(self, found: ResponseAsked, held: Held, response: dict[str, Any]) -> None:
+        if found.packed is not None:
+            answer = tuple(pack_output(item) for item in response["output"])
+            turn = KeptTurn(found.packed, answer, found.before)
+            self._store.keep(held.client, response["id"], _encode(response), turn)
+
+    async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise unsupported("stream")
+        client, name = client_of(request.scope), request.path_params["id"]
+        if running := self._running.get((client.name, name)):
+            return json_response(running.response)
+        return _json(self._store.find(client, name, "id").body)
+
+    async def delete(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        self._store.delete(client_of(request.scope), name, "id")
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        client, name = client_of(request.scope), request.path_params["id"]
+        running = self._running.get((client.name, name))
+        if running is None:  # it has ended: nothing is left to stop
+            return _json(self._store.find(client, name, "id").body)
+        self._door.front.cancel(running.group)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(running.ended.wait(), CANCEL_SECONDS)
+        return json_response(running.response)
+
+    async def input_items(self, request: Request) -> Response:
+        client, name = client_of(request.scope), request.path_params["id"]
+        paging = Paging.of(request.query_params, USUALLY_LISTED, MOST_LISTED)
+        turn = self._store.find(client, name, "id").turn
+        *before, last = turn.chain()
+        packed = [item for each in before for item in (*each.items, *each.answer)]
+        rest = paging.rest([*packed, *last.items], itemgetter(0))
+        page = rest[: paging.limit]
+        return json_response(
+            {
+                "object": "list",
+                "data": [msgspec.Raw(item) for _, item in page],
+                "first_id": page[0][0] if page else None,
+                "last_id": page[-1][0] if page else None,
+                "has_more": len(rest) > len(page),
+            }
+        )
+
+
+def exchange(
+    request: ResponsesRequest,
+    given: Sequence[Item | bytes],
+    before: KeptTurn | None,
+    keeps: bool,
+    comparable: bool,
+    context_length: int,
+) -> ResponseAsked:
+    """`request`, its conversation included, read as a chat. `given`: its items, some packed;
+    `keeps`: they will be kept; `comparable`: as in `ResponseAsked`.
+
+    Raises InvalidRequest that names the field as the client has it.
+    """
+    turns = [] if before is None else before.chain()
+    past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
+    items = [unpack(item) if isinstance(item, bytes) else item for item in given]
+    words = as_chat(request, past, items)
+    packed = tuple(pack(item) for item in items) if keeps else None
+    try:
+        ask, reply, _ = read_chat(bytearray(_encode(words.body)), context_length)
+    except RequestError as error:
+        raise words.theirs(error) from None
+    theirs = ChatWords({}, words.places)
+    return ResponseAsked(request, theirs, [ask], reply, before, packed, comparable)
+
+
+def cache_diagnostics(missed: CacheMiss | None, words: ChatWords) -> dict[str, Any]:
+    """In OpenAI's words, which are fewer: what is no change of the prompt is "unavailable".
+    `saccade_reason` and `saccade_place` say what was found.
+    """
+    if missed is None:
+        return {"type": "cache_hit"}
+    place = words.place(missed.place)
+    found = {"saccade_reason": missed.reason, "saccade_place": place}
+    if missed.reason not in ("prompt_changed", "other_settings"):
+        return {"type": "unavailable", **found}
+    changed = "tools_changed" if place.startswith("tools") else "input_changed"
+    figures = {"cache_missed_tokens": missed.tokens, "comparison_reusable_tokens": missed.token}
+    return {"type": "cache_miss", "reason": changed, **figures, **found}
+
+
+def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
+    """A response of which nothing has been generated."""
+    request = found.request
+    form, delivery = request.form, request.delivery
+    text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
+    kind = {"type": "text"} if text.format is None else _given(text.format)
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.asked.instructions,
+        "max_output_tokens": request.ending.max_output_tokens,
+        "max_tool_calls": form.max_tool_calls,
+        "metadata": delivery.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": form.parallel_tool_calls is not False,
+        "previous_response_id": request.asked.previous_response_id,
+        "prompt_cache_key": delivery.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "safety_identifier": delivery.safety_identifier,
+        "service_tier": "default",
+        "store": found.packed is not None,
+        "temperature": sampling.temperature,
+        "text": {"format": kind, "verbosity": text.verbosity or "medium"},
+        "tool_choice": form.tool_choice or "auto",
+        "tools": form.tools or [],
+        "top_logprobs": form.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": delivery.user,
+    }
+
+
+def _given(value: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a value that are not None."""
+    fields = msgspec.structs.asdict(value)
+    return {name: each for name, each in fields.items() if each is not None}
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _sse(events: Iterable[ResponseEvent]) -> bytes:
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\ndata: " + _encode(event) + b"\n\n"
+        for event in events
+    )

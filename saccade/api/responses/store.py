@@ -1,0 +1,209 @@
+"""Responses that are kept: by their id, for whoever made them, for a time and within a room.
+
+Owns what is kept and what goes when there is no room. A conversation is a chain of turns, each of
+which is kept once, however many responses continue it, and for as long as one of them is kept. What
+is kept is JSON; nothing here knows what it says. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from saccade.core.client import SHARE, Client
+from saccade.core.config import MIB
+from saccade.core.errors import NotFound
+from saccade.core.metrics import Metrics
+from saccade.core.options import ResponseOptions
+
+_OVERHEAD = 512
+"""Bytes that a response or an item takes beside its JSON, about."""
+
+Packed = tuple[str, bytes]
+"""An item: its id, and all of it as JSON."""
+
+
+@dataclass(eq=False, slots=True)
+class KeptTurn:
+    """What a request added to a conversation: items, and the answer's. `nbytes`: its own;
+    `total`: with all before it.
+    """
+
+    items: tuple[Packed, ...]
+    answer: tuple[Packed, ...]
+    before: KeptTurn | None
+    nbytes: int = field(init=False)
+    total: int = field(init=False)
+    uses: int = field(init=False, default=0)
+    """Responses that are kept with it, and turns after it that are."""
+
+    def __post_init__(self) -> None:
+        packed = (*self.items, *self.answer)
+        self.nbytes = sum(len(item) for _, item in packed) + len(packed) * _OVERHEAD
+        self.total = self.nbytes + (0 if self.before is None else self.before.total)
+
+    def chain(self) -> list[KeptTurn]:
+        """All turns up to this one, in their order."""
+        turns = list(self._back())
+        turns.reverse()
+        return turns
+
+    def _back(self) -> Iterator[KeptTurn]:
+        turn: KeptTurn | None = self
+        while turn is not None:
+            yield turn
+            turn = turn.before
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response: its body as JSON, the turn that it ends, and until when it is kept."""
+
+    id: str
+    body: bytes
+    turn: KeptTurn
+    until: float
+
+
+class OwnResponses:
+    """One owner's responses, those used least lately first."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, KeptResponse] = OrderedDict()
+        self.items: dict[str, bytes] = {}
+        """Of all turns, by their ids."""
+        self.nbytes = 0
+
+    def put(self, response: KeptResponse) -> None:
+        self.kept[response.id] = response
+        self.nbytes += len(response.body) + _OVERHEAD
+        turn: KeptTurn | None = response.turn
+        while turn is not None:
+            turn.uses += 1
+            if turn.uses > 1:
+                break
+            self.nbytes += turn.nbytes
+            self.items.update((*turn.items, *turn.answer))
+            turn = turn.before
+
+    def drop(self, response_id: str) -> None:
+        response = self.kept.pop(response_id)
+        self.nbytes -= len(response.body) + _OVERHEAD
+        turn: KeptTurn | None = response.turn
+        while turn is not None:
+            turn.uses -= 1
+            if turn.uses:
+                break
+            self.nbytes -= turn.nbytes
+            for item_id, item in (*turn.items, *turn.answer):
+                if self.items.get(item_id) is item:
+                    del self.items[item_id]
+            turn = turn.before
+
+
+class ResponseStore:
+    """All that is kept."""
+
+    def __init__(
+        self,
+        options: ResponseOptions,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._room = options.responses_mb * MIB
+        self._most = options.max_responses
+        self._seconds = options.responses_ttl
+        self._metrics = metrics
+        self._clock = clock
+        self._shelves: dict[str, OwnResponses] = {}
+        self.instance = secrets.token_hex(4)
+        """This store among those of a fleet: the ids that it gives begin with it, so that a router
+        knows where a conversation is kept.
+        """
+
+    def name(self) -> str:
+        """An id for a new response."""
+        return f"resp_{self.instance}{secrets.token_hex(20)}"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shelf.nbytes for shelf in self._shelves.values())
+
+    def __len__(self) -> int:
+        return sum(len(shelf.kept) for shelf in self._shelves.values())
+
+    def keep(self, client: Client, response_id: str, body: bytes, turn: KeptTurn) -> None:
+        """Keep a response, and let go what there is no more room for, which may be itself."""
+        self._expire()
+        shelf = self._shelves.setdefault(client.name, OwnResponses())
+        shelf.put(KeptResponse(response_id, body, turn, self._clock() + self._seconds))
+        share = SHARE if client.limited else 1.0
+        while shelf.nbytes > self._room * share or len(shelf.kept) > self._most * share:
+            shelf.drop(next(iter(shelf.kept)))
+        while self.nbytes > self._room or len(self) > self._most:
+            oldest = min((each for each in self._shelves.values() if each.kept), key=_last_used)
+            oldest.drop(next(iter(oldest.kept)))
+        self._count()
+
+    def fits(self, client: Client, nbytes: int) -> bool:
+        """Whether a conversation of so many bytes can be kept at all."""
+        return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
+
+    def find(self, client: Client, response_id: str, param: str) -> KeptResponse:
+        """A response of this client, which is then kept for longer.
+
+        Raises NotFound where there is none: another client's is none.
+        """
+        self._expire()
+        shelf = self._shelves.get(client.name)
+        if shelf is None or response_id not in shelf.kept:
+            raise NotFound(
+                f"{param}: there is no response {response_id[:200]!r}: it was made with "
+                "store=false or another key, it has been deleted, or it was let go for newer ones "
+                "(--responses-mb, --max-responses, --responses-ttl): send the conversation itself",
+                param,
+                "response_not_found",
+            )
+        found = shelf.kept.pop(response_id)
+        found = KeptResponse(found.id, found.body, found.turn, self._clock() + self._seconds)
+        shelf.kept[response_id] = found
+        return found
+
+    def item(self, client: Client, item_id: str, param: str) -> bytes:
+        """An item of a conversation that is kept. Raises NotFound where there is none."""
+        self._expire()
+        shelf = self._shelves.get(client.name)
+        if shelf is None or item_id not in shelf.items:
+            raise NotFound(
+                f"{param}: there is no item {item_id[:200]!r}: no response that is kept has it: "
+                "send the item itself",
+                param,
+                "item_not_found",
+            )
+        return shelf.items[item_id]
+
+    def delete(self, client: Client, response_id: str, param: str) -> None:
+        """Let a response go. Turns that others continue stay. Raises as `find`."""
+        self.find(client, response_id, param)
+        self._shelves[client.name].drop(response_id)
+        self._count()
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for name, shelf in list(self._shelves.items()):
+            while shelf.kept and next(iter(shelf.kept.values())).until <= now:
+                shelf.drop(next(iter(shelf.kept)))
+            if not shelf.kept:
+                del self._shelves[name]
+        self._count()
+
+    def _count(self) -> None:
+        self._metrics.set("saccade_responses_kept", len(self))
+        self._metrics.set("saccade_responses_bytes", self.nbytes)
+
+
+def _last_used(shelf: OwnResponses) -> float:
+    return next(iter(shelf.kept.values())).until

@@ -1,0 +1,207 @@
+"""The life of the server process: listen, start the engine, serve, and end in order.
+
+The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails
+what is left; a second SIGINT does not wait. When the engine dies, the server follows. Knows nothing
+of what is served but how to put it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import uvloop
+from rich.console import Console
+
+from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
+from saccade.api.trace.telemetry import Telemetry, check_installed
+from saccade.core.config import MIB, Role
+from saccade.core.garbage import settle
+from saccade.core.messages import Loading, Ready
+from saccade.core.options import (
+    ConnectionOptions,
+    EngineOptions,
+    MediaOptions,
+    ModelOptions,
+    ObservabilityOptions,
+    ParallelOptions,
+    PinOptions,
+    ResponseOptions,
+    RoleOptions,
+    ServerOptions,
+)
+from saccade.edge.headers import Stamp
+from saccade.edge.http_server import Serving, address_of, listen
+from saccade.edge.limits import Crowd, raise_descriptors
+from saccade.engine.words import describe_intake
+from saccade.front.assemble import build_front
+from saccade.front.front import Front
+from saccade.front.intake import Intake
+from saccade.front.loading import LoadingView
+
+log = logging.getLogger("saccade")
+
+FAILED_SECONDS = 5.0
+"""After the engine's death, clients and health checks get so long to see why, before the server
+goes too.
+"""
+
+STOPPED_EARLY = 128 + signal.SIGINT
+"""The exit status where Ctrl-C has ended start-up, as shells have it."""
+
+EDGE = ConnectionOptions()
+
+
+class Server(Serving):
+    """Drains the front when it is told to stop."""
+
+    def __init__(
+        self,
+        front: Front,
+        names: Sequence[str],
+        options: ServerOptions,
+        edge: ConnectionOptions = EDGE,
+        kept: ResponseOptions = KEPT,
+        watch: ObservabilityOptions = WATCH,
+        role: Role = "all",
+    ) -> None:
+        """Raises ConfigError where traces are asked for without the extra for them."""
+        url = watch.traces_url
+        self._telemetry = None if url is None else Telemetry(url, front.metrics)
+        record = None if self._telemetry is None else self._telemetry.record
+        super().__init__(
+            build_app(front, names, options, edge.body_timeout, kept, watch, record, role),
+            Crowd(edge, front.metrics),
+            edge,
+            options.max_body_mb * MIB,
+            OPEN_PATHS,
+            options.shutdown_grace,
+            Stamp(options.cors_origins),
+        )
+        self._front = front
+        self._options = options
+        self._failed_at: float | None = None
+
+    async def run_until_told(
+        self,
+        on_ready: Callable[[str, Ready], None],
+        told: Callable[[Loading], None] = lambda _: None,
+    ) -> bool:
+        """Serve until a signal (or `should_exit`); `/health` answers while the engine starts.
+        Whether it started: False where a signal came before.
+
+        `on_ready` gets the address and what the engine decided, `told` how far loading is. Raises
+        StartupError when the address cannot be had or the engine does not start.
+        """
+        bound = listen(self._options.host, self._options.port)
+        starting = asyncio.create_task(self._start(bound, on_ready, told))
+        try:
+            await self.serve([bound])
+        finally:
+            bound.close()
+            starting.cancel()
+            outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
+            await self._front.stop()
+            if self._telemetry is not None:
+                await asyncio.to_thread(self._telemetry.close)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome is None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C told it to stop."""
+        return signal.SIGINT in self._captured_signals
+
+    async def _start(
+        self,
+        bound: socket.socket,
+        on_ready: Callable[[str, Ready], None],
+        told: Callable[[Loading], None],
+    ) -> None:
+        address, host = address_of(bound), bound.getsockname()[0]
+        try:
+            ready = await self._front.start(told)
+            if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
+                log.warning(
+                    "--host %s without --api-key: whoever can reach this port may use the server",
+                    self._options.host,
+                )
+            on_ready(address, ready)
+        except BaseException:
+            self.should_exit = True
+            raise
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._front.state == "failed" and not self.should_exit:
+            self._failed_at = self._failed_at or time.monotonic()
+            self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._front.state == "ready":
+            log.info(
+                "stopping; requests that run have %g s to finish", self._options.shutdown_grace
+            )
+        draining = asyncio.create_task(self._front.drain(self._options.shutdown_grace))
+        await super().shutdown(sockets)
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+
+
+def serve(
+    model: str,
+    options: ModelOptions,
+    engine: EngineOptions,
+    parallel: ParallelOptions,
+    media: MediaOptions,
+    server: ServerOptions,
+    edge: ConnectionOptions = EDGE,
+    kept: ResponseOptions = KEPT,
+    pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
+    watch: ObservabilityOptions = WATCH,
+    role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
+) -> int:
+    """`saccade serve`: serve `model` until a signal, or until the engine has failed.
+
+    Returns the exit status. Raises StartupError.
+    """
+    raise_descriptors()
+    if watch.traces_url is not None:
+        check_installed()
+    names = server.served_model_name or (model,)
+
+    def announce(address: str, ready: Ready, intake: Intake) -> None:
+        served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
+        settle()
+        sent = describe_intake(media) if intake.spec.sees_images else ()
+        decided = (("model", served), *ready.decided, *sent, *intake.manner.described())
+        width = max(len(name) for name, _ in decided)
+        for name, value in decided:
+            print(f"{name:>{width}}  {value}")
+        print(f"serving at {address}/v1", flush=True)
+        if role.role != "encode" and not server.disable_page:
+            print(f"to try it in a browser: {address}/", flush=True)
+
+    async def run() -> int:
+        most = server.max_queued_requests
+        front = build_front(model, options, engine, parallel, media, most, pins, role)
+        serving = Server(front, names, server, edge, kept, watch, role.role)
+        with LoadingView(Console()) as view:
+
+            def on_ready(address: str, ready: Ready) -> None:
+                view.close()
+                announce(address, ready, front.intake)
+
+            started = await serving.run_until_told(on_ready, view.show)
+        if not started and front.state != "failed":
+            print("stopped before the model was loaded", flush=True)
+            return STOPPED_EARLY if serving.interrupted else 0
+        return int(front.state == "failed")
+
+    return uvloop.run(run())

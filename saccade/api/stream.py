@@ -1,0 +1,172 @@
+"""Server-sent events: an answer as it is generated.
+
+Owns the wire format of a stream and what becomes of an error in the middle of one. The response
+starts with the first event, so that whatever goes wrong before it is still an HTTP status of its
+own. Each API has a `Teller`; `Choices` is that of OpenAI's chat and text completions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.types import Send
+
+from saccade.api.chat.write import (
+    CacheDiagnostics,
+    ChoiceReply,
+    Completion,
+    Tally,
+    Usage,
+    Writer,
+)
+from saccade.api.trace.image_trace import Trace, Tracer
+from saccade.api.trace.request_trace import note_failure
+from saccade.core.errors import InternalError, RequestError
+from saccade.edge.refusal import ErrorResponse
+from saccade.front.front import Event
+from saccade.front.intake import Prepared
+
+log = logging.getLogger("saccade")
+
+UsageWanted = Literal["last", "always"] | None
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a request's answer while it is told."""
+
+    prepared: Sequence[Prepared]
+    tally: Tally
+    tracer: Tracer
+
+    async def counted(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        """`events`, each of which is counted before it is told."""
+        try:
+            async for event in events:
+                self.tally.add(event)
+                self.tracer.add(event)
+                yield event
+        except RequestError as error:
+            note_failure(error)
+            raise
+
+
+class Teller(Protocol):
+    """How an API tells one request's answer, event by event or at once. Either `shown` is called
+    for every event, or `keep`.
+    """
+
+    def shown(self, event: Event) -> bytes:
+        """What a stream says of an event; empty for nothing."""
+        ...
+
+    def ending(self) -> bytes:
+        """What a stream says after the last event."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream says when the answer fails on its way."""
+        ...
+
+    def keep(self, event: Event) -> None:
+        """An event of an answer that is told at once."""
+        ...
+
+    def whole(self) -> object:
+        """The body that tells of all events that were kept."""
+        ...
+
+
+async def stream(send: Send, events: AsyncIterator[Event], teller: Teller) -> None:
+    """Send `events` as they come.
+
+    Raises the RequestError that comes before the first event; a later one is sent as an error
+    event.
+    """
+    event: Event | None = await anext(events)
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    try:
+        while event is not None:
+            if body := teller.shown(event):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            event = await anext(events, None)
+        last = teller.ending()
+    except RequestError as error:
+        last = teller.failure(error)
+    except Exception:
+        log.exception("an answer failed while it was being streamed")
+        last = teller.failure(InternalError())
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class Choices:
+    """Completions and their chunks. `usage`: whether the last chunk says it, or every one."""
+
+    def __init__(self, writer: Writer, told: Told, usage: UsageWanted) -> None:
+        self._writer = writer
+        self._tally = told.tally
+        self._tracer = told.tracer
+        self._diagnoses = told.prepared[0].request.caching.diagnose
+        self._usage: UsageWanted = usage
+        self._opened = set[int]()
+        count = sum(each.n for each in told.prepared)
+        self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
+
+    def shown(self, event: Event) -> bytes:
+        """A chunk; before a choice's first, its opening."""
+        writer = self._writer
+        used: Usage | UnsetType | None = (
+            self._tally.usage
+            if self._usage == "always"
+            else None
+            if self._usage == "last"
+            else UNSET
+        )
+        body = b""
+        if event.choice not in self._opened:
+            self._opened.add(event.choice)
+            opening = writer.shape.opening(event.choice)
+            body = _sse(writer.chunk([opening], used)) if opening else b""
+        shape = writer.shape
+        return body + b"".join(_sse(writer.chunk([part], used)) for part in shape.chunks(event))
+
+    def ending(self) -> bytes:
+        body = b""
+        if self._usage or self._tracer.wanted or self._diagnoses:
+            usage = self._tally.usage if self._usage else UNSET
+            body = _sse(self._writer.chunk([], usage, self._trace, self._diagnostics))
+        return body + b"data: [DONE]\n\n"
+
+    def failure(self, error: RequestError) -> bytes:
+        return _sse(ErrorResponse.of(error))
+
+    def keep(self, event: Event) -> None:
+        self._answers[event.choice].add(event)
+
+    def whole(self) -> Completion:
+        usage = self._tally.usage
+        return self._writer.whole(self._answers, usage, self._trace, self._diagnostics)
+
+    @property
+    def _diagnostics(self) -> CacheDiagnostics | UnsetType:
+        return CacheDiagnostics.of(self._tally.missed) if self._diagnoses else UNSET
+
+    @property
+    def _trace(self) -> Trace | UnsetType:
+        return self._tracer.trace if self._tracer.wanted else UNSET
+
+
+def _sse(message: object) -> bytes:
+    return b"data: " + _encode(message) + b"\n\n"

@@ -1,0 +1,119 @@
+"""Journeys of requests as OpenTelemetry traces, sent to a collector by a thread of its own.
+
+Owns that thread and the journeys that wait for it (bounded: beyond, they are counted and dropped).
+The event loop only puts a journey into the queue: a collector that is slow, gone or wrong costs
+requests nothing. Knows nothing of spans (`spans.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from importlib.util import find_spec
+
+from saccade.api.trace.request_trace import Journey
+from saccade.core.errors import ConfigError
+from saccade.core.metrics import Metrics
+
+log = logging.getLogger("saccade")
+
+MOST_WAITING = 1024
+"""Journeys that wait for the thread; each is some KB."""
+MOST_IN_BATCH = 64
+BATCH_SECONDS = 1.0
+"""A journey waits so long for others to be sent with it."""
+CLOSE_SECONDS = 3.0
+"""At the end the thread gets so long to send what waits."""
+
+
+def check_installed() -> None:
+    """Raises ConfigError where the extra is missing."""
+    try:
+        missing = find_spec("opentelemetry.sdk") is None or (
+            find_spec("opentelemetry.exporter.otlp.proto.http") is None
+        )
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise ConfigError(
+            "--otlp-traces-endpoint needs OpenTelemetry's libraries: pip install '.[otel]'"
+        )
+
+
+class Telemetry:
+    """Sends journeys to the collector at `url`. `record` belongs to the event loop; `close` may be
+    called by any thread, once.
+    """
+
+    def __init__(self, url: str, metrics: Metrics) -> None:
+        """Raises ConfigError where the extra is missing."""
+        check_installed()
+        self._url = url
+        self._metrics = metrics
+        self._waiting: queue.Queue[Journey] = queue.Queue(MOST_WAITING)
+        self._closing = threading.Event()
+        self._lost = 0  # written by the thread alone
+        self._told = 0  # of those, counted in the metrics
+        self._thread = threading.Thread(target=self._run, name="saccade-traces", daemon=True)
+        self._thread.start()
+
+    def record(self, journey: Journey) -> None:
+        """Have a journey that has ended sent. Never waits."""
+        lost = self._lost
+        dropped = lost - self._told
+        self._told = lost
+        try:
+            self._waiting.put_nowait(journey)
+        except queue.Full:
+            dropped += 1
+        if dropped:
+            self._metrics.inc("saccade_traces_dropped_total", dropped)
+
+    def close(self) -> None:
+        """Send what waits, if that takes no longer than `CLOSE_SECONDS`."""
+        self._closing.set()
+        self._thread.join(CLOSE_SECONDS)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        # Only now: the libraries take their time to be imported, and tens of MB.
+        from saccade.api.trace.spans import Spans
+
+        spans = Spans(self._url)
+        reached = True
+        while batch := self._batch():
+            try:
+                sent = spans.send(batch)
+            except Exception:  # traces are not worth a server
+                log.exception("a trace could not be made")
+                sent = False
+            if not sent:
+                self._lost += len(batch)
+            if sent != reached:
+                reached = sent
+                if sent:
+                    log.info("traces reach %s again", self._url)
+                else:
+                    log.warning("traces do not reach %s; requests are not affected", self._url)
+        spans.close()
+
+    def _batch(self) -> list[Journey]:
+        """The next journeys; none when the server ends and none waits."""
+        batch: list[Journey] = []
+        due = 0.0
+        while len(batch) < MOST_IN_BATCH:
+            now = time.monotonic()
+            left = due - now if batch else BATCH_SECONDS
+            closing = self._closing.is_set()
+            try:
+                batch.append(self._waiting.get(not closing and left > 0, max(left, 0.0)))
+            except queue.Empty:
+                if batch or closing:
+                    break
+                continue
+            if len(batch) == 1:
+                due = now + BATCH_SECONDS
+        return batch

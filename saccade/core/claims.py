@@ -1,0 +1,132 @@
+"""Folders that servers have for themselves, as a marker file in them says, and files there that are
+opened whoever else may write beside them.
+
+A server removes what it finds in such a folder, so it takes no folder that somebody else uses: one
+without the marker may hold nothing but what its own names fit (earlier versions left no marker).
+Knows nothing of what is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("saccade")
+
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""No link is followed, and a pipe that nobody writes to is waited for by nobody."""
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What such a folder is for: the name of its marker, and of all else that lies in it."""
+
+    marker: str
+    names: re.Pattern[str]
+
+    def check(self, folder: Path) -> None:
+        """Raises OSError, saying why, for a folder that holds what is not ours and has no marker.
+
+        One that is not there yet may become ours.
+        """
+        try:
+            found = sorted(path.name for path in folder.iterdir())
+        except FileNotFoundError:
+            return
+        strangers = [name for name in found if not self.names.fullmatch(name)]
+        if self.marker not in found and strangers:
+            raise OSError(
+                errno.ENOTEMPTY,
+                f"it holds {strangers[0]!r} and no {self.marker}, so somebody else uses it, and "
+                "this server would remove files: name an empty folder, or a new one",
+            )
+
+    def take(self, folder: Path) -> int:
+        """Make `folder` where it is missing, and mark it. The user that files made here belong to:
+        a network file system may have its own idea. Raises OSError, saying why.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.check(folder)
+        with open(folder / self.marker, "r+b", opener=made_beside) as marker:
+            if not os.fstat(marker.fileno()).st_size:
+                marker.write(
+                    b"Saccade keeps files in this folder, and removes them. Put nothing else here."
+                    b"\n"
+                )
+        with tempfile.TemporaryFile(dir=folder) as made:
+            return os.fstat(made.fileno()).st_uid
+
+
+def warn_of_others(option: str, folder: Path) -> None:
+    """Say so where others than this user can write into a folder."""
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & OTHERS:
+        log.warning(
+            "%s %s has mode %o: whoever can write there can change what this server reads. Take "
+            "that right from others (chmod go-w)",
+            option,
+            folder,
+            mode,
+        )
+    elif found.st_uid not in (0, os.geteuid()):
+        log.warning(
+            "%s %s belongs to user %d, who can change what this server reads",
+            option,
+            folder,
+            found.st_uid,
+        )
+
+
+def beside(path: str, flags: int) -> int:
+    """An opener, for a regular file in a folder that others may write.
+
+    Raises OSError; `Strange` for what is no such file: a link leads anywhere, and a pipe holds up
+    who opens it.
+    """
+    try:
+        handle = os.open(path, flags | SAFELY, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
+            raise Strange(path) from None
+        raise
+    found = os.fstat(handle)
+    # What is written to has no other name, which could be that of somebody's file.
+    if not stat.S_ISREG(found.st_mode) or (flags & os.O_RDWR and found.st_nlink > 1):
+        os.close(handle)
+        raise Strange(path)
+    return handle
+
+
+def made_beside(path: str, flags: int) -> int:
+    """The same; the file is made where it is missing, and keeps what it holds."""
+    return beside(path, flags | os.O_CREAT)
+
+
+class Strange(OSError):
+    """Something else stands where a file of ours should."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EINVAL, f"{Path(path).name} is not a regular file of our own")
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is not a link. Raises OSError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
+    except NotADirectoryError:
+        raise OSError(errno.ENOTDIR, f"{path.name} in it is not a folder") from None
+    try:
+        yield handle
+    finally:
+        os.close(handle)

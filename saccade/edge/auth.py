@@ -1,0 +1,155 @@
+"""Whose request it is: the keys that open the server, and the client that a request comes from.
+
+Owns the reading of keys and of `--api-keys-file`, which is read again when it has changed. The only
+place where an HTTP request becomes a
+`Client`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import re
+import time
+from pathlib import Path
+
+from starlette.types import Scope
+
+from saccade.core.client import Client
+from saccade.core.errors import ConfigError
+from saccade.core.options import ServerOptions
+from saccade.edge.headers import given_key
+
+log = logging.getLogger("saccade")
+
+CLIENT = "saccade.client"
+"""Where in a scope the client stands, once its key has been found."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the file of keys has changed."""
+_LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
+
+
+class Keys:
+    """The keys by their names; the one of --api-key has the name "". With one key or none, all
+    clients are alike.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Raises ConfigError where the file of keys cannot be used."""
+        self._options = options
+        file = options.api_keys_file
+        self._file = None if file is None else Path(file)
+        self._version = self._stat()
+        self._clients = self._read()
+        self._looked = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def client(self, scope: Scope) -> Client | None:
+        """Who carries which key; None without a right one. Every key is compared, in a time that
+        tells nothing of where they differ.
+        """
+        self._look()
+        given, found = given_key(scope), None
+        for wanted, client in self._clients:
+            if hmac.compare_digest(given, wanted):
+                found = client
+        if found is None:
+            return None
+        return Client(found.name, _address(scope), found.shares_cache, found.limited)
+
+    def _look(self) -> None:
+        """Read the file again if it has changed, at most once in `LOOK_SECONDS`. One that cannot be
+        used leaves the keys as they were.
+        """
+        now = time.monotonic()
+        if self._file is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked, before = now, self._version
+        self._version = self._stat()
+        if self._version == before:
+            return
+        try:
+            self._clients = self._read()
+        except ConfigError as error:
+            log.error("%s: the keys stay as they were", error)
+        else:
+            log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
+
+    def _stat(self) -> tuple[int, ...]:
+        """What changes when the file does; nothing while it is not there."""
+        try:
+            found = None if self._file is None else self._file.stat()
+        except OSError:
+            found = None
+        return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def _read(self) -> list[tuple[bytes, Client]]:
+        """Raises ConfigError."""
+        options = self._options
+        names = {} if options.key is None else {options.key: ""}
+        if self._file is not None:
+            for key, name in read_keys(self._file).items():
+                if key in names:
+                    raise ConfigError(f"--api-keys-file: {name}: its key is --api-key's too")
+                names[key] = name
+        several = len(names) > 1
+        return [
+            (key.encode(), Client(name if several else "", "", options.share_cache, several))
+            for key, name in names.items()
+        ]
+
+
+def client_of(scope: Scope) -> Client:
+    """Who sent the request; without keys only its address is known."""
+    found = scope.get(CLIENT)
+    return found if isinstance(found, Client) else Client(address=_address(scope))
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """The keys of a file and their names: a line for each, `name:key` or `name key`; empty lines
+    and those that begin with # count for nothing.
+
+    Raises ConfigError that names the line, never the key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"--api-keys-file {path}: not UTF-8 (a file that begins with the byte order mark of "
+            "UTF-16 is none): save it as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"--api-keys-file {path}: {error}") from None
+    keys: dict[str, str] = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        parts = _LINE.fullmatch(line)
+        if parts is None:
+            raise ConfigError(
+                f"--api-keys-file {path}: line {number}: expected name:key, the name of letters, "
+                "digits and ._- (64 at most), the key without spaces"
+            )
+        name, key = parts.groups()
+        if key in keys or name in keys.values():
+            raise ConfigError(f"--api-keys-file {path}: line {number}: {name}: given twice")
+        keys[key] = name
+    if not keys:
+        raise ConfigError(f"--api-keys-file {path}: there is no key in it")
+    return keys
+
+
+def _address(scope: Scope) -> str:
+    """Where the connection comes from; of IPv6 the network, in which a client has all addresses."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return str(host)
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

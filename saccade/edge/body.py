@@ -1,0 +1,205 @@
+"""Request bodies on their way in: how large they are, how slowly they come, and how many bytes are
+held at a time.
+
+Knows nothing of what they say. One event loop; no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from saccade.core.client import ANYBODY, SHARE, Client
+from saccade.core.config import MIB
+from saccade.core.errors import (
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    TooSlow,
+    UnsupportedMedia,
+)
+from saccade.core.metrics import Metrics
+from saccade.edge.auth import client_of
+
+BODY_PAUSE = 30.0
+BODY_LEAST = 64 * 1024
+"""A body must bring so many bytes within so many seconds, or its end."""
+SMALL_BODY = 256 * 1024
+LARGE_SHARE = 7 / 8
+"""Requests that hold more than a small body may fill this share of the room; the rest is left to
+small ones.
+"""
+
+
+class Bodies:
+    """Bytes held for requests in flight, `limit` in all: what was sent until it is understood, then
+    the encoded pictures. A body has `seconds` to come.
+    """
+
+    def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
+        self.limit = limit
+        self.seconds = seconds
+        self.held = 0
+        self.of: Counter[str] = Counter()
+        """By the name of the key."""
+        self._metrics = metrics
+
+    @contextmanager
+    def hold(self, request: Request, largest: int) -> Iterator[Held]:
+        """A share for a body, which counts what has come of it: who announces much and sends
+        little takes nothing from others.
+
+        Raises Overloaded when what is announced finds no room now, before any of it is read.
+        """
+        with self.share(client_of(request.scope)) as share:
+            share.check(min(announced(request), largest))
+            yield share
+
+    @contextmanager
+    def share(self, client: Client) -> Iterator[Held]:
+        """A share that holds nothing yet, and nothing any more at the end."""
+        share = Held(self, client)
+        try:
+            yield share
+        finally:
+            share.resize(0)
+
+    def set(self, held: int) -> None:
+        self.held = held
+        self._metrics.set("saccade_request_bytes_held", held)
+
+
+@dataclass(slots=True)
+class Held:
+    """One request's share."""
+
+    bodies: Bodies
+    client: Client = ANYBODY
+    nbytes: int = 0
+
+    def resize(self, nbytes: int) -> None:
+        """Hold this many bytes. Raises as `check` does."""
+        self.check(nbytes)
+        change, self.nbytes = nbytes - self.nbytes, nbytes
+        self.bodies.set(self.bodies.held + change)
+        self.bodies.of[self.client.name] += change
+
+    def check(self, nbytes: int) -> None:
+        """Raises Overloaded for more bytes than are left, unless nobody else holds any."""
+        self._check_share(nbytes)
+        others = self.bodies.held - self.nbytes
+        room = self.bodies.limit
+        if nbytes > SMALL_BODY:
+            room = int(room * LARGE_SHARE)
+        if nbytes > self.nbytes and others and others + nbytes > room:
+            raise Overloaded(
+                f"requests in flight hold {others / MIB:.0f} MiB and this one needs "
+                f"{nbytes / MIB:.0f}; the limit is "
+                f"{self.bodies.limit / MIB:.0f} (--max-inflight-mb): try again, or upload "
+                "pictures once with /v1/files"
+            )
+
+    def reserve(self, nbytes: int) -> None:
+        """Hold so many bytes more: of what was not sent with the request (files, URLs), however
+        often it is named.
+
+        Raises Overloaded for more than is left now, TooLarge for more than there is in all.
+        """
+        if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
+            raise TooLarge(
+                f"the request and its pictures have over {self.bodies.limit / MIB:.0f} MiB; this "
+                "server holds no more at a time (--max-inflight-mb): send fewer, or smaller ones"
+            )
+        self.resize(self.nbytes + nbytes)
+
+    def _check_share(self, nbytes: int) -> None:
+        """Raises Overloaded where one of several keys would hold more than its share."""
+        mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
+        if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
+            raise Overloaded(
+                f"requests of this key hold {mine / MIB:.0f} MiB and this one needs "
+                f"{nbytes / MIB:.0f}; one of several keys may have {most / MIB:.0f} (half of "
+                "--max-inflight-mb): try again"
+            )
+
+
+async def read_json(request: Request, held: Held, largest: int) -> bytearray:
+    """The whole body, without the byte order mark that some editors put in front.
+
+    Raises as `pieces` does, InvalidRequest when it does not call itself JSON, and UnsupportedMedia
+    when it is compressed.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMedia(
+            f"Content-Encoding is {encoding[:40]}; send the body as it is, without it"
+        )
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidRequest(
+            f"Content-Type is {kind}; this path takes application/json",
+            code="unsupported_media_type",
+        )
+    body = bytearray()
+    async for piece in pieces(request, held, largest):
+        body += piece
+    if body.startswith(codecs.BOM_UTF8):
+        del body[: len(codecs.BOM_UTF8)]
+    return body
+
+
+def announced(request: Request) -> int:
+    """Bytes of the body by its header; 0 where that does not tell."""
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
+
+
+async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes; each piece is held before it is given out.
+
+    Raises TooLarge by its announced or its real length, Overloaded, and TooSlow. What still comes
+    after that is the connection's business.
+    """
+    size = announced(request)
+    if size <= largest:
+        size = 0
+        async for piece in _steadily(request, held.bodies.seconds):
+            size += len(piece)
+            if size > largest:
+                break
+            held.resize(max(size, held.nbytes))
+            yield piece
+    if size > largest:
+        raise TooLarge(f"the body is larger than {largest // MIB} MiB, the limit (--max-body-mb)")
+
+
+async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, None]:
+    """Pieces that keep coming, and end within `seconds`."""
+    chunks = request.stream()
+    now = asyncio.get_running_loop().time
+    end = now() + seconds
+    due, came = now() + BODY_PAUSE, 0
+    while True:
+        try:
+            async with asyncio.timeout_at(min(due, end)):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            if now() < end:
+                raise TooSlow(
+                    f"the body comes too slowly: {came} bytes in {BODY_PAUSE:g} seconds"
+                ) from None
+            raise TooSlow(
+                f"the body has not come within {seconds:g} seconds, the limit (--body-timeout)"
+            ) from None
+        came += len(chunk)
+        if came >= BODY_LEAST:
+            due, came = now() + BODY_PAUSE, 0
+        yield chunk

@@ -1,0 +1,487 @@
+"""One HTTP connection: uvicorn's, which reads no more than it has to.
+
+uvicorn gives its parser whatever has come, and the parser keeps what it is given. Here the parser
+gets the bytes of one message at a time, a head of bounded size first; the next message waits,
+unread, until the one before it is answered. The rest are clocks: heads that do not come, answers
+that are not read, bodies that go on after they were refused. Knows nothing of what requests mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast
+
+import httptools
+from starlette.datastructures import Headers
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from saccade.core.errors import (
+    HeadTooLarge,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    TooSlow,
+)
+from saccade.core.options import ConnectionOptions
+from saccade.edge.headers import Stamp, name_of
+from saccade.edge.limits import Crowd
+from saccade.edge.listener import TURNS_TO_READ
+from saccade.edge.refusal import refusal
+
+HEAD_BYTES = 32 * 1024
+"""Largest request line with its headers; also the most that chunked framing may add in one go."""
+HEAD_LINES = 128
+"""Most headers."""
+PIECE = 8192
+"""Bytes of heads and chunked framing that are parsed of one connection before others have their
+turn.
+"""
+MEAN_CHUNK, MEAGRE_PIECE = 64, 1024
+"""The same where the chunks of a body have been smaller on average: each costs a call."""
+MEAGRE, MEAGRE_CHUNKS = 32, 4_000
+"""Bytes; a body of so many chunks that are smaller on average is refused."""
+LINGER_SECONDS = 20.0
+"""A client that still sends after it was refused has so long to notice, before it is cut off."""
+EMPTY_LINE = b"\r\n\r\n"
+
+
+@dataclass(slots=True)
+class _Message:
+    """How far a request has come.
+
+    `given`: bytes that the parser has had of its head or, in a chunked body, since the last byte of
+    content. `left`: bytes of the body still to come; None where its own framing ends it.
+    `chunks`, `content`: pieces and bytes of the body that the parser has given out.
+    `keep_alive`: whether its client keeps the connection. `refused`: why it gets no answer.
+    """
+
+    given: int = 0
+    lines: int = 0
+    chunks: int = 0
+    content: int = 0
+    tail: bytes = b""
+    in_body: bool = False
+    ended: bool = False
+    left: int | None = None
+    keep_alive: bool = True
+    refused: RequestError | None = None
+
+    @property
+    def meagre(self) -> bool:
+        """Whether a chunked body's pieces are small, or none has come that tells."""
+        return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
+
+
+class _Outlet:
+    """What an answer is written to. Counts, so that an answer that nobody reads is noticed."""
+
+    def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
+        self._transport = transport
+        self._on_close = on_close
+        self._written = 0
+        self._taken = 0
+        self._since = 0.0
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._written += len(data)
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._on_close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def stalled(self, now: float) -> float:
+        """Seconds for which none of what waits was taken."""
+        waiting = self._transport.get_write_buffer_size()
+        taken = self._written - waiting
+        if not waiting or taken > self._taken or not self._since:
+            self._taken, self._since = taken, now
+        return now - self._since
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control; who may read on is the connection's to say."""
+
+    def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resume = on_resume
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._on_resume()
+
+    def open(self) -> None:
+        """Read on."""
+        if not self._transport.is_closing():
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    """See the module. `largest`: bytes that are still taken of a body that was refused.
+
+    `open_paths`: what a connection beyond the limit may ask for. `stamp`: what answers carry that
+    are made here.
+    """
+
+    def __init__(
+        self,
+        crowd: Crowd,
+        options: ConnectionOptions,
+        largest: int,
+        open_paths: frozenset[bytes],
+        stamp: Stamp,
+        **uvicorns: object,
+    ) -> None:
+        super().__init__(**uvicorns)  # type: ignore[arg-type]
+        self._crowd = crowd
+        self._options = options
+        self._largest = largest
+        self._open_paths = open_paths
+        self._stamp = stamp
+        self._welcome = True
+        self._message = _Message()
+        self._surplus = bytearray()  # what the parser has not been given yet
+        self._counted = 0  # of it, what the crowd knows of
+        self._deadline: float | None = None  # of a head, or of lingering
+        self._lingering: int | None = None  # bytes that are still thrown away
+        self._outlet = cast(_Outlet, None)
+        self._stopping = False
+        # Not read yet for the first time; or a piece of work is asked for.
+        self._due: Literal["", "new", "soon"] = "new"
+        self.url = b""  # uvicorn knows none before a request has begun
+
+    @property
+    def waits(self) -> bool:
+        return self._due == "new" or (self._due == "soon" and not self._message.meagre)
+
+    def _age(self, turns: int) -> None:
+        if turns:
+            self.loop.call_soon(self._age, turns - 1)
+        elif self._due == "new":
+            self._due = ""
+
+    # ---- what the transport says
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._outlet = _Outlet(transport, self._finish)
+        self.flow = _Flow(transport, self._pump_soon)
+        self._deadline = self.loop.time() + self._options.header_timeout
+        self._age(TURNS_TO_READ)
+        self._welcome = self._crowd.join(self, self.client[0] if self.client else "")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self)
+        self._drop_surplus()
+        self._lingering = 0
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            self._lingering -= len(data)
+            if self._lingering < 0:
+                self.drop("body")
+            else:
+                self.flow.pause_reading()
+                self._crowd.soon(self.flow.open)  # type: ignore[attr-defined]
+            return
+        left = self._message.left
+        if not self._surplus and left is not None and len(data) <= left:
+            self._message.left = left - len(data)
+            self._parse(data)  # most of what comes: part of a body, which needs no look
+            return
+        self._surplus += data
+        if not self._message.meagre and self._crowd.at_once():
+            self._pump()
+        else:
+            self.flow.pause_reading()
+            self._pump_soon()
+
+    def shutdown(self) -> None:
+        self._stopping = True
+        if self._lingering is not None:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    # ---- message by message
+
+    def _pump_soon(self) -> None:
+        if not self._surplus:
+            self.flow.open()  # type: ignore[attr-defined]
+        elif self._due != "soon":
+            self._due = "soon"
+            self._crowd.soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give the parser what has come of this message; what belongs to the next waits."""
+        self._due = ""
+        budget = PIECE
+        while self._surplus and budget > 0 and self._lingering is None:
+            if self._message.ended:
+                if not self.cycle.response_complete:
+                    break
+                self._message = _Message()
+            elif self._is_full():
+                break
+            budget -= self._feed()
+            if self._message.meagre:
+                budget = 0
+        if self._lingering is not None or self.transport.is_closing():
+            self._drop_surplus()
+        elif not self._surplus and not self._is_full():
+            self._count_surplus()
+            self.flow.open()  # type: ignore[attr-defined]
+        else:
+            self.flow.pause_reading()
+            if self._message.ended and not self._count_surplus():
+                # Too much waits already: the client may send it again after this answer.
+                self._drop_surplus()
+                self.cycle.keep_alive = self._message.keep_alive = False
+            elif budget <= 0:
+                self._pump_soon()
+
+    def _is_full(self) -> bool:
+        """Whether the application has to take some of the body first."""
+        message = self._message
+        unread = len(self.cycle.body) if message.in_body and not message.ended else 0
+        return unread > HIGH_WATER_LIMIT
+
+    def _feed(self) -> int:
+        """Give the parser a piece of what waits; what it cost, in bytes looked at one by one."""
+        message, surplus = self._message, self._surplus
+        self._unset_keepalive_if_required()
+        if not message.in_body and self._deadline is None:
+            self._deadline = self.loop.time() + self._options.header_timeout
+        if message.left is not None:
+            size, cost = min(message.left, len(surplus)), 0
+            message.left -= size
+        else:
+            # Heads and chunked bodies end with an empty line, and nowhere else.
+            size = min(MEAGRE_PIECE if message.meagre else PIECE, len(surplus))
+            end = (message.tail + surplus[:size]).find(EMPTY_LINE)
+            if end >= 0:
+                size = end + len(EMPTY_LINE) - len(message.tail)
+            message.tail = (message.tail + surplus[:size])[-3:]
+            message.given += size
+            cost = size + 64
+        piece = bytes(surplus) if size == len(surplus) else bytes(surplus[:size])
+        del surplus[:size]
+        self._parse(piece)
+        return cost
+
+    def _parse(self, piece: bytes) -> None:
+        message = self._message
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # answered as if it had not asked
+        except httptools.HttpParserError as error:
+            message.refused = message.refused or InvalidRequest(
+                f"this is not valid HTTP: {error}", code="invalid_http"
+            )
+        if message.left == 0 and not message.ended and message.refused is None:
+            message.refused = InvalidRequest("the body has another length", code="invalid_http")
+        if message.chunks > MEAGRE_CHUNKS and message.content < MEAGRE * message.chunks:
+            message.refused = message.refused or InvalidRequest(
+                f"the body comes in over {MEAGRE_CHUNKS} chunks of under {MEAGRE} bytes: send "
+                "larger ones",
+                code="invalid_http",
+            )
+        if message.given > HEAD_BYTES and message.refused is None:
+            message.refused = HeadTooLarge(
+                f"request line and headers, or what frames the body, are over {HEAD_BYTES} bytes"
+            )
+        if message.refused is not None:
+            self._refuse(message.refused)
+
+    # ---- what the parser says
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._message.in_body:
+            return  # a trailer: none means anything here, and none may pass for a header
+        self._message.lines += 1
+        if self._message.lines <= HEAD_LINES:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        message = self._message
+        message.refused = self._objection()
+        if message.refused is not None:
+            return
+        self._deadline = None
+        self._crowd.busy(self)
+        super().on_headers_complete()
+        names = dict(self.headers)
+        message.in_body, message.given, message.tail = True, 0, b""
+        if b"transfer-encoding" not in names:
+            message.left = int(names.get(b"content-length", b"0"))
+        self.cycle.transport = cast(asyncio.Transport, self._outlet)
+        message.keep_alive = self.cycle.keep_alive and self._welcome
+        # Until the body is there: an answer before that ends the connection.
+        self.cycle.keep_alive = False
+
+    def _objection(self) -> RequestError | None:
+        """What is wrong with a head."""
+        message = self._message
+        if message.lines > HEAD_LINES:
+            return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
+        if why := self._malformed():
+            return InvalidRequest(why, code="invalid_http")
+        if not self._welcome and self._path() not in self._open_paths:
+            return Overloaded(
+                f"too many connections: at most {self._crowd.limit} are kept, "
+                f"{self._crowd.limit_per_address} of one address, and all are in use "
+                "(--max-connections, --max-connections-per-address); try again"
+            )
+        return None
+
+    def _malformed(self) -> str:
+        """Why a head is no HTTP that everybody reads alike; "" where it is."""
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            return f"the request speaks HTTP/{version}: send HTTP/1.1"
+        if hosts > 1:
+            return "the request has several Host headers"
+        if not hosts and version == "1.1":
+            return "the request has no Host header, which HTTP/1.1 demands"
+        if codings and [value.lower() for value in codings] != [b"chunked"]:
+            return "Transfer-Encoding is not chunked, once: send a body so, or with Content-Length"
+        return ""
+
+    def _path(self) -> bytes:
+        """What the request asks for, as far as that has come."""
+        return self.url.partition(b"?")[0]
+
+    def on_body(self, body: bytes) -> None:
+        message = self._message
+        message.given = 0
+        if message.left is None:
+            message.chunks += 1
+            message.content += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._message.refused is not None:
+            return
+        self._message.ended = True
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._message.keep_alive and not self._stopping
+        super().on_message_complete()
+
+    # ---- what an answer says
+
+    def on_response_complete(self) -> None:
+        if self._lingering is not None:
+            self.server_state.total_requests += 1
+            return
+        self._crowd.idle(self)
+        super().on_response_complete()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer for the application, and end the connection."""
+        if self._message.in_body:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.drop("body")
+                return
+        asked = Headers(raw=[*(self.headers or ())])
+        name = name_of(asked)
+        status, headers, body = refusal(self._path().decode("latin-1"), error, name)
+        lines = [
+            STATUS_LINE[status].rstrip(),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            *(f"{name}: {value}".encode() for name, value in headers.items()),
+            *self._stamp.lines(name, asked),
+        ]
+        self._outlet.write(b"\r\n".join([*lines, b"", body]))
+        self._message.ended = False
+        self._finish()
+
+    def _finish(self) -> None:
+        """End the connection after what was written. A client that still sends would lose it: the
+        rest of its request is taken and thrown away, within reason.
+        """
+        if self.transport.is_closing() or self._lingering is not None:
+            return
+        if self._message.ended and not self._surplus:
+            self.transport.close()
+            return
+        self._drop_surplus()
+        self._unset_keepalive_if_required()
+        self._lingering = 2 * self._largest
+        self._deadline = self.loop.time() + LINGER_SECONDS
+        self._crowd.idle(self)
+        self.transport.write_eof()
+        self.flow.open()  # type: ignore[attr-defined]
+
+    # ---- clocks
+
+    def check(self, now: float) -> None:
+        """Once a second: end what is overdue."""
+        if self._outlet.stalled(now) > self._options.write_timeout:
+            self.drop("unread")
+        elif self._deadline is not None and now > self._deadline:
+            if self._lingering is not None:
+                self.drop("body")
+                return
+            self._crowd.closed("head")
+            if self._message.given or self._surplus:
+                self._refuse(
+                    TooSlow(
+                        "the head of the request has not come within "
+                        f"{self._options.header_timeout:g} seconds"
+                    )
+                )
+            else:
+                self.transport.abort()
+
+    def drop(self, reason: str) -> None:
+        """End the connection at once; whoever answers it is told."""
+        self._crowd.closed(reason)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._lingering = 0
+        self.flow.resume_writing()
+        self.transport.abort()
+
+    # ---- what waits
+
+    def _count_surplus(self) -> bool:
+        more = len(self._surplus) - self._counted
+        if not self._crowd.hold_surplus(more):
+            return False
+        self._counted += more
+        return True
+
+    def _drop_surplus(self) -> None:
+        self._surplus.clear()
+        self._count_surplus()
+
+
+def connections(
+    crowd: Crowd,
+    options: ConnectionOptions,
+    largest: int,
+    open_paths: frozenset[bytes],
+    stamp: Stamp,
+) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes its connections with."""
+    return partial(Connection, crowd, options, largest, open_paths, stamp)

@@ -1,0 +1,122 @@
+"""An HTTP server's life, whatever it serves: its socket, its connections, its signals.
+
+The first SIGINT or SIGTERM lets what is under way finish. Knows no application: `api/serve.py`
+puts a model's together, `saccade route` its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+from starlette.types import ASGIApp
+from uvicorn import Config
+from uvicorn import Server as Uvicorn
+
+from saccade.core.errors import StartupError
+from saccade.core.options import ConnectionOptions
+from saccade.edge.connection import connections
+from saccade.edge.headers import Stamp
+from saccade.edge.limits import Crowd
+from saccade.edge.listener import Listener
+
+TICKS = 10
+"""uvicorn ticks ten times a second; connections are looked after once."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Raises StartupError when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise StartupError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host and "
+            "--port"
+        ) from None
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """The URL that `bound` is reached at."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Serving(Uvicorn):
+    """uvicorn with our connections, which leaves signals as it found them."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        crowd: Crowd,
+        edge: ConnectionOptions,
+        largest: int,
+        open_paths: frozenset[str],
+        grace: float,
+        stamp: Stamp,
+    ) -> None:
+        """`largest`: bytes of a body. `open_paths`: what a connection beyond the limit may ask for.
+        `grace`: seconds that requests have to end when it is told to stop.
+        """
+        paths = frozenset(path.encode() for path in open_paths)
+        config = Config(
+            app,
+            http=connections(crowd, edge, largest, paths, stamp),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",  # what is usual, the callers say themselves
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
+            # Those who outlast the draining are still sending their request: not worth the wait.
+            timeout_graceful_shutdown=int(grace) + 1,
+        )
+        super().__init__(config)
+        self._crowd = crowd
+        self.servers = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but accept a few connections in a turn of the event loop."""
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        factory = partial(
+            make,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [Listener(each, factory) for each in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self._crowd.check(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of
+        # what was served.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

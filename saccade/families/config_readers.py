@@ -1,0 +1,82 @@
+"""Fields that several families' config.json and image processors have in common, read and checked.
+
+Every function raises CheckpointError with the file and the field. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+from saccade.nn.text_config import ExpertsConfig
+
+Colour = tuple[float, float, float]
+"""A value for red, green and blue, of 0 to 1."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""What the number of experts is called; the second since transformers 5."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def text_section(config: Section) -> Section:
+    """Where the language model's fields are."""
+    return config.section("text_config") if config.has("text_config") else config
+
+
+def refuse_unsupported(text: Section, *flags: str) -> None:
+    """Raises CheckpointError where one of `flags` is set, or another activation than silu."""
+    for name in flags:
+        if text.flag(name):
+            raise CheckpointError(f"{text.where}: {name} is not supported")
+    if (activation := text.text("hidden_act", default="silu")) != "silu":
+        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
+
+
+def read_heads(text: Section) -> tuple[int, int]:
+    """Attention's heads of queries, and of keys and values. Raises CheckpointError."""
+    heads = text.integer("num_attention_heads")
+    kv_heads = text.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
+    return heads, kv_heads
+
+
+def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:
+    """`image_mean` and `image_std`, or these where they are absent. Raises CheckpointError."""
+    means = processor.numbers("image_mean", default=mean)
+    stds = processor.numbers("image_std", default=std)
+    if len(means) != 3 or len(stds) != 3:
+        raise CheckpointError(
+            f"{processor.where}: image_mean and image_std must have three values each"
+        )
+    return (means[0], means[1], means[2]), (stds[0], stds[1], stds[2])
+
+
+def experts_config(text: Section) -> ExpertsConfig:
+    """Which layers have experts: as in transformers' `Qwen3MoeDecoderLayer`."""
+    count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: num_experts_per_tok must be from 1 to {count} (num_experts), not {top}"
+        )
+    plain = text.integers("mlp_only_layers", default=())
+    step = max(1, text.integer("decoder_sparse_step", default=1))
+    layers = range(text.integer("num_hidden_layers"))
+    sparse = frozenset(i for i in layers if i not in plain and not (i + 1) % step)
+    return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
+
+
+def read_rope(text: Section, *kinds: str) -> Section:
+    """What a file says of the rotary embedding, by either name of the section.
+
+    kinds: those that are supported; by default, Qwen-VL's. Raises CheckpointError for others.
+    """
+    kinds = kinds or ("default", "mrope")
+    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    kind = rope.text("rope_type", "type", default="default")
+    if kind not in kinds:
+        raise CheckpointError(
+            f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(kinds)} are)"
+        )
+    return rope

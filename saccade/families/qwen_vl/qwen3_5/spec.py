@@ -1,0 +1,74 @@
+"""What can be said of a Qwen3.5 checkpoint without tensors. Pictures, prompts and positions are
+Qwen3-VL's; the language model's layers keep keys and values, or a state per sequence. Knows nothing
+of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
+from saccade.families.checkpoint import Checkpoint
+from saccade.families.config_readers import text_section
+from saccade.families.qwen_vl.qwen3_5.config import HybridConfig, parse_config
+from saccade.families.qwen_vl.spec import QwenVLSpec
+
+NO_TOKEN = -1
+"""Stands for no image: to a model without a tower, every token is text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen35Spec(QwenVLSpec):
+    """CPU facts of one Qwen3.5 checkpoint; implements `core.family.FamilySpec`."""
+
+    hybrid: HybridConfig
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        text, delta = self.text, self.hybrid.delta
+        shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
+        channels = (2 * delta.keys + delta.values) // ranks
+        full = heads_cache(text.kv_heads, text.head_dim, ranks)
+        linear = (
+            Cache("recurrent", shape, "sequence", "float32"),
+            Cache("conv", (delta.taps - 1, channels), "sequence"),
+        )
+        return KVSpec(tuple(full if is_full else linear for is_full in self.hybrid.full))
+
+    @property
+    def cuts(self) -> Cuts:
+        text, delta, vision = self.text, self.hybrid.delta, self.vision
+        experts = text.experts
+        return Cuts(
+            text=(
+                (text.heads, "attention heads"),
+                (delta.key_heads, "linear attention key heads"),
+                (delta.value_heads, "linear attention value heads"),
+                (text.intermediate, "MLP values"),
+            ),
+            kv_heads=text.kv_heads,
+            encoder=(
+                (vision.heads, "vision attention heads"),
+                (vision.intermediate, "vision MLP values"),
+            ),
+            encoder_width=vision.hidden,
+            experts=experts.count if experts else 0,
+            expert_width=experts.width if experts else 0,
+        )
+
+
+def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
+    """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
+    vision, text, hybrid, rules = parse_config(checkpoint)
+    section = text_section(checkpoint.config)
+    return Qwen35Spec(
+        family="qwen3_5_moe" if text.experts else "qwen3_5",
+        vision=vision,
+        text=text,
+        hybrid=hybrid,
+        image_rules=rules,
+        image_token_id=checkpoint.config.integer("image_token_id", default=248056)
+        if vision.depth
+        else NO_TOKEN,
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
+    )

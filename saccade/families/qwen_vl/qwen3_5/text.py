@@ -1,0 +1,225 @@
+"""The language model of Qwen3.5: layers of the gated delta rule, and layers of attention whose
+output is gated, each followed by an MLP, or by experts and one that is shared.
+
+Norms hold what their weights are more than 1. Rotary tables are computed once per forward and
+shared by all layers of attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.families.qwen_vl.qwen3_5.config import DeltaConfig, HybridConfig
+from saccade.kernels.fp8 import Rows
+from saccade.kernels.layer import QKNorm
+from saccade.kernels.linear import linear
+from saccade.kernels.norm import gated_rms_norm
+from saccade.kernels.rotary import Rotation
+from saccade.nn.decoder import Decoder, DecoderLayer
+from saccade.nn.linear import Linear, RowLinear, share
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.moe import MoEShape, SparseMLP
+from saccade.nn.norm import RMSNorm
+from saccade.nn.protocol import Attention, DeltaInputs
+from saccade.nn.text_config import ExpertsConfig, TextConfig
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+
+class GatedAttention:
+    """Causal self-attention, each of whose outputs is multiplied by the sigmoid of a gate.
+
+    The checkpoint has each head's query and gate side by side; here all queries, keys, values and
+    gates are one product, in that order.
+    """
+
+    __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "wide")
+
+    def __init__(
+        self, weights: Weights, name: str, config: TextConfig, shard: Shard, layer: int
+    ) -> None:
+        self.layer = layer
+        dim, hidden = config.head_dim, config.hidden
+        self.heads = shard.divide(config.heads, "attention heads")
+        sharing = shard.over(config.kv_heads)
+        self.kv_heads = sharing.divide(config.kv_heads, "key/value heads")
+        shape = (2 * config.heads * dim, hidden)
+        queries, gates = (
+            [
+                Part(f"{name}.q_proj.weight", shape, (slice(at * dim, (at + 1) * dim),))
+                for at in range(2 * shard.rank * self.heads + half, 2 * config.heads, 2)
+            ][: self.heads]
+            for half in (0, 1)
+        )
+        kv = config.kv_heads * dim
+        mine = share(sharing, 0, kv, f"outputs of {name}")
+        keys, values = (
+            Part(f"{name}.{each}.weight", (kv, hidden), (mine,)) for each in ("k_proj", "v_proj")
+        )
+        self.wide = Linear(weights.load_matrix(*queries, keys, values, *gates))
+        self.group = self.wide.group
+        self.out = RowLinear(
+            weights, f"{name}.o_proj", config.heads * dim, hidden, shard, bias=False
+        )
+        q_norm, k_norm = (
+            RMSNorm(weights, f"{name}.{each}", dim, config.rms_eps, around_one=True).weight
+            for each in ("q_norm", "k_norm")
+        )
+        weight = torch.stack([q_norm] * self.heads + [k_norm] * self.kv_heads)
+        self.qk_norm = QKNorm(weight, config.rms_eps)
+
+    def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]"""
+        wide = self.wide(x).unflatten(1, (2 * (self.heads + self.kv_heads), -1))
+        qkv, gates = wide.split((self.heads + 2 * self.kv_heads, self.heads), dim=1)
+        attended = attention(qkv, rotation, self.qk_norm, self.layer)
+        return self.out((attended * torch.sigmoid(gates)).flatten(1))
+
+
+class GatedDelta:
+    """Linear attention by the gated delta rule; what it reads is normalised, and gated."""
+
+    __slots__ = (
+        "bias",
+        "eps",
+        "gate_width",
+        "layer",
+        "norm",
+        "out",
+        "rate",
+        "taps",
+        "thin",
+        "wide",
+    )
+
+    group = 0  # what is thin reads rows as they are
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        config: TextConfig,
+        delta: DeltaConfig,
+        shard: Shard,
+        layer: int,
+    ) -> None:
+        self.layer = layer
+        self.eps = config.rms_eps
+        self.gate_width = shard.divide(delta.values, "linear attention values")
+        cuts = _cuts(delta, shard)
+        rows = (2 * delta.keys + delta.values, config.hidden)
+        self.wide = Linear(
+            weights.load_matrix(
+                *(Part(f"{name}.in_proj_qkv.weight", rows, (cut,)) for cut in cuts),
+                Part(
+                    f"{name}.in_proj_z.weight",
+                    (delta.values, config.hidden),
+                    (share(shard, 0, delta.values, "gates"),),
+                ),
+            )
+        )
+        heads = share(shard, 0, delta.value_heads, "linear attention value heads")
+        thin = (delta.value_heads, config.hidden)
+        # Few rows, and what they say is exponentiated: never in 8 bits.
+        self.thin = weights.load(
+            Part(f"{name}.in_proj_b.weight", thin, (heads,)),
+            Part(f"{name}.in_proj_a.weight", thin, (heads,)),
+        )
+        kernel = (rows[0], 1, delta.taps)
+        taps = weights.load(*(Part(f"{name}.conv1d.weight", kernel, (cut,)) for cut in cuts))
+        self.taps = taps.squeeze(1).t().contiguous()  # [K, C]
+        rates, self.bias = (
+            weights.load(Part(f"{name}.{each}", (delta.value_heads,), (heads,))).float()
+            for each in ("A_log", "dt_bias")
+        )
+        self.rate = -rates.exp()
+        self.norm = weights.load(Part(f"{name}.norm.weight", (delta.value_dim,)))
+        self.out = RowLinear(
+            weights, f"{name}.out_proj", delta.values, config.hidden, shard, bias=False
+        )
+
+    def __call__(self, x: Rows, _: Rotation, attention: Attention) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden], whatever the positions."""
+        assert isinstance(x, torch.Tensor)
+        wide = self.wide(x)
+        mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
+        betas, steps = linear(x, self.thin).chunk(2, dim=1)
+        decay = F.softplus(steps.float() + self.bias) * self.rate
+        beta = torch.sigmoid(betas).float()
+        read = attention.recurrence(DeltaInputs(mixed, self.taps, decay, beta), self.layer)
+        gated = gated_rms_norm(read, gate.view(read.shape), self.norm, self.eps)
+        return self.out(gated.flatten(1))
+
+
+def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
+    """This rank's rows of queries, keys and values."""
+    return (
+        share(shard, 0, delta.keys, "linear attention queries"),
+        share(shard, delta.keys, delta.keys, "linear attention keys"),
+        share(shard, 2 * delta.keys, delta.values, "linear attention values"),
+    )
+
+
+class SharedSparseMLP:
+    """Experts, and one that all rows go to, of which a gate says how much."""
+
+    __slots__ = ("gate", "shared", "sparse")
+
+    group = 0  # router and gate read rows as they are
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        hidden: int,
+        experts: ExpertsConfig,
+        shared: int,
+        shard: Shard,
+    ) -> None:
+        shape = MoEShape(
+            hidden, experts.width, experts.count, experts.top, "silu", outputs_first=True
+        )
+        self.sparse = SparseMLP(weights, name, shape, shard)
+        self.shared = GatedMLP(
+            weights, f"{name}.shared_expert", (hidden, shared), "silu", shard, bias=False
+        )
+        self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        assert isinstance(x, torch.Tensor)
+        return torch.sigmoid(linear(x, self.gate)) * self.shared(x) + self.sparse(x)
+
+
+def _hybrid_layer(
+    weights: Weights, layer: int, config: TextConfig, hybrid: HybridConfig, shard: Shard
+) -> DecoderLayer[GatedAttention | GatedDelta]:
+    def mixer(name: str) -> GatedAttention | GatedDelta:
+        if hybrid.full[layer]:
+            return GatedAttention(weights, f"{name}.self_attn", config, shard, layer)
+        return GatedDelta(weights, f"{name}.linear_attn", config, hybrid.delta, shard, layer)
+
+    def mlp(name: str) -> GatedMLP | SharedSparseMLP:
+        if config.experts is None:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        return SharedSparseMLP(
+            weights, f"{name}.mlp", config.hidden, config.experts, hybrid.shared, shard
+        )
+
+    return DecoderLayer(weights, layer, config, mixer, mlp, around_one=True)
+
+
+def hybrid_model(
+    weights: Weights, config: TextConfig, hybrid: HybridConfig, shard: Shard
+) -> Decoder[GatedAttention | GatedDelta]:
+    """The language model of Qwen3.5."""
+    return Decoder(
+        weights,
+        config,
+        shard,
+        lambda layer: _hybrid_layer(weights, layer, config, hybrid, shard),
+        rotary_dim=hybrid.rotary_dim,
+        around_one=True,
+    )

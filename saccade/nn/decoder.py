@@ -1,0 +1,212 @@
+"""The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
+(normalised queries and keys), the latter also with experts.
+
+Rotary tables are computed once per forward and shared by all layers; only rows whose logits
+somebody asks for go through the last norm and the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from saccade.kernels.fp8 import Rows
+from saccade.kernels.rotary import Rotation, rotary_tables, section_axes
+from saccade.nn.attention import AttentionShape, CausalAttention
+from saccade.nn.embedding import TokenEmbedding, TokenHead
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.moe import MoEShape, SparseMLP
+from saccade.nn.norm import RMSNorm
+from saccade.nn.protocol import Attention, Batch
+from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+
+
+class MultiRope:
+    """Rotary tables over the axes that positions have: each frequency belongs to one of them
+    (mRoPE).
+    """
+
+    __slots__ = ("axis", "inv_freq")
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        self.inv_freq = 1.0 / config.theta**steps  # [D / 2]
+        self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
+
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        """What positions [axes, T] turn queries and keys by."""
+        return Rotation(
+            *rotary_tables(positions.float().t().index_select(1, self.axis) * self.inv_freq)
+        )
+
+
+class Mixer(Protocol):
+    """What mixes tokens: attention, or what stands for it. group: as `nn.linear.Linear`'s."""
+
+    @property
+    def group(self) -> int: ...
+
+    def __call__(self, x: Rows, rotation: Rotation, attention: Attention, /) -> torch.Tensor: ...
+
+
+class FeedForward(Protocol):
+    """An MLP, or experts."""
+
+    @property
+    def group(self) -> int: ...
+
+    def __call__(self, x: Rows, /) -> torch.Tensor: ...
+
+
+M = TypeVar("M", bound=Mixer)
+
+
+class DecoderLayer(Generic[M]):
+    """What mixes tokens, then an MLP or experts, each on normalised input and added to the stream.
+
+    mixer, mlp: make the two, from the layer's name in the checkpoint. around_one: norms hold what
+    their weights are more than 1.
+    """
+
+    __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
+
+    def __init__(
+        self,
+        weights: Weights,
+        layer: int,
+        config: TextConfig,
+        mixer: Callable[[str], M],
+        mlp: Callable[[str], FeedForward],
+        *,
+        around_one: bool = False,
+    ) -> None:
+        def norm(part: str) -> RMSNorm:
+            sizes = (config.hidden, config.rms_eps)
+            return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=around_one)
+
+        name = f"language_model.layers.{layer}"
+        # In the order in which checkpoints of random numbers are drawn.
+        self.mixer_norm = norm("input_layernorm")
+        self.mixer = mixer(name)
+        self.mlp_norm = norm("post_attention_layernorm")
+        self.mlp = mlp(name)
+
+    def __call__(
+        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, hidden] is x + delta, before and after: what follows adds it as it
+        normalises.
+        """
+        normed: Rows
+        if delta is None:
+            normed = self.mixer_norm(x)
+        else:
+            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
+        mixed = self.mixer(normed, rotation, attention)
+        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
+        return x, self.mlp(normed)
+
+
+def _attention_layer(
+    weights: Weights, layer: int, config: TextConfig, shard: Shard
+) -> DecoderLayer[CausalAttention]:
+    shape = AttentionShape(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        qkv_bias=config.qkv_bias,
+        qk_norm_eps=config.rms_eps if config.qk_norm else None,
+    )
+
+    def mixer(name: str) -> CausalAttention:
+        return CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
+
+    def mlp(name: str) -> GatedMLP | SparseMLP:
+        experts = config.experts
+        if experts is None or layer not in experts.layers:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
+        return SparseMLP(weights, f"{name}.mlp", routed, shard)
+
+    return DecoderLayer(weights, layer, config, mixer, mlp)
+
+
+class Decoder(Generic[M]):
+    """Tokens and spliced image rows to states, states to logits; implements
+    `nn.protocol.LanguageModel`. Layers are made by `layer`, by their numbers.
+    """
+
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: TextConfig,
+        shard: Shard,
+        layer: Callable[[int], DecoderLayer[M]],
+        *,
+        rotary_dim: int,
+        around_one: bool = False,
+    ) -> None:
+        """rotary_dim: values of a head that are turned. around_one: as DecoderLayer's."""
+        table = (config.vocab_size, config.hidden)
+        self.hidden = config.hidden
+        self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
+        self.layers = [layer(i) for i in range(config.layers)]
+        self.norm = RMSNorm(
+            weights,
+            "language_model.norm",
+            config.hidden,
+            config.rms_eps,
+            around_one=around_one,
+        )
+        self.head = TokenHead(
+            weights,
+            self.embedding
+            if config.tied
+            else TokenEmbedding(weights, "lm_head.weight", table, shard),
+        )
+        self.rope = MultiRope(config.rope, rotary_dim, weights.device)
+
+    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """States [T, hidden] after the last layer.
+
+        Image rows take the first level of their embedding instead of the token's, and level i + 1
+        is added after layer i.
+        """
+        x = self.embedding(batch.tokens)  # [T, hidden]
+        deep: list[torch.Tensor] = []
+        if batch.splice_rows.shape[0]:
+            first, *deep = batch.embeddings.split(self.hidden, dim=1)
+            x.index_copy_(0, batch.splice_rows, first)
+        rotation = self.rope(batch.positions)
+        delta: torch.Tensor | None = None
+        for i, layer in enumerate(self.layers):
+            x, delta = layer(x, delta, rotation, attention)
+            if i < len(deep):
+                x = (x + delta).index_add_(0, batch.splice_rows, deep[i])
+                delta = None
+        return x if delta is None else x + delta
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab_size] in float32."""
+        return self.head(self.norm(states)).float()
+
+
+def attention_decoder(
+    weights: Weights, config: TextConfig, shard: Shard
+) -> Decoder[CausalAttention]:
+    """Qwen2's or Qwen3's, by its configuration."""
+    return Decoder(
+        weights,
+        config,
+        shard,
+        lambda layer: _attention_layer(weights, layer, config, shard),
+        rotary_dim=config.head_dim,
+    )

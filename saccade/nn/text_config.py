@@ -1,0 +1,49 @@
+"""The shape of a language model: a family reads it from a checkpoint, `nn/decoder.py` builds it.
+
+Knows nothing of torch: what is said of a checkpoint without tensors uses it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: `sections` are frequencies per axis (of Qwen-VL time, height, width), in
+    blocks or interleaved.
+    """
+
+    theta: float
+    sections: tuple[int, ...]
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The experts in place of MLPs in `layers`: `count` of `width` values, a row goes to `top`."""
+
+    layers: frozenset[int]
+    count: int
+    top: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """The language model. `experts` None: each layer has an MLP of its own."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+    rope: RopeConfig
+    context_length: int
+    qkv_bias: bool
+    qk_norm: bool
+    tied: bool
+    experts: ExpertsConfig | None = None

@@ -1,0 +1,115 @@
+"""`python -m tests.launching`: a whole worker of each family, every kernel launched as on a GPU
+down to a stand-in for libcuda (`lab/aot_launch.py`): warm-up, steps as of graphs, prompts, images,
+drawn tokens, caches of 8 bits.
+
+Nothing is computed: each token is the same. What is asked is that no launch is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from lab.aot_launch import digest_of, once, stubbed
+from lab.checkpoint import make_checkpoint
+from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
+from saccade.core.types import Request
+from saccade.families.registry import load_spec
+from saccade.kernels import device, sample_gpu
+from saccade.runtime.weights import load_net
+from tests.engine.harness import Harness, set_threads
+
+PRESETS = (
+    *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
+    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl"),
+)
+DRAWN = 7
+"""What every row draws: nothing computes it."""
+
+
+def traffic(over: Harness) -> list[Request]:
+    """Prompts of several lengths, an image, tokens drawn and taken."""
+    rng = np.random.default_rng(0)
+    spec: Any = over.net.spec
+    asked = []
+    for at in range(7):
+        tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 60))]
+        shown = []
+        if at == 0 and hasattr(spec, "image_rules"):
+            factor = spec.image_rules.factor
+            pixels = rng.integers(0, 256, (7 * factor, 5 * factor, 3), np.uint8)
+            tokens.insert(len(tokens) // 2, spec.image_token_id)
+            shown = [over.image(pixels, "one")]
+        way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
+        asked.append(over.request(str(at), tokens, shown, max_tokens=5, seed=at, **way))
+    return asked
+
+
+def run(preset: str, kept: KVDtype) -> list[str]:
+    """What went wrong with a family whose cache has that format."""
+    drawn = sample_gpu.launch_sample
+
+    def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return drawn(*args, **kwargs).fill_(DRAWN)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_checkpoint(preset, Path(scratch) / "model")
+        cpu = torch.device("cpu")
+        net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, progress=False)
+        unit = net.spec.patch_unit
+        towers = tuple(-(-size // unit) * unit for size in (64, 1024))
+        try:
+            with patch.object(sample_gpu, "launch_sample", draw):
+                sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 64}
+                over = Harness(
+                    net,
+                    dtype="bfloat16",
+                    context_length=512,
+                    kv_pages=600,
+                    encoder=EncoderConfig("triton", towers),
+                    graphs=StepGraphSizes((1, 4, 12), (0, 4), (8, 32)),
+                    kv=KVConfig(kept),
+                    **sizes,
+                )
+                asked = traffic(over)
+                outcomes = over.run(asked)
+        except Exception as error:  # whatever Triton or the launcher raises is the outcome
+            return [f"{preset}: {type(error).__name__}: {str(error)[:400]}"]
+    return [
+        f"{preset}: request {id} ended after {len(each.tokens)} tokens: {each.error}"
+        for id, each in outcomes.items()
+        if each.error or len(each.tokens) != 5
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 where a launch fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.launching", description=__doc__)
+    parser.add_argument("presets", nargs="*", default=PRESETS)
+    args = parser.parse_args(argv)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as lab.aot
+
+    def work() -> list[str]:
+        bad = []
+        set_threads()
+        with stubbed() as stub, patch.object(device, "runs_triton", lambda _: True):
+            for preset in args.presets:
+                before = stub.launches
+                bad += run(preset, "fp8_e4m3" if preset == "tiny-qwen3-vl" else "auto")
+                print(f"{preset}: {stub.launches - before} launches")
+        return bad
+
+    return once(digest_of(["saccade", "lab", "tests"], *args.presets), work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
