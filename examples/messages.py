@@ -43,12 +43,14 @@ def png(width: int = 128, height: int = 128) -> bytes:
 
 
 def main(url: str, data: bytes) -> None:
-    """Ask twice about a picture; the second time most of the prompt is found in the cache."""
+    """Ask twice about a picture; the second time most of the prompt is found in the cache. The demo
+    model knows questions like these; ask another model what you like.
+    """
     client: Any = anthropic.Anthropic(base_url=url, api_key="any")
     model = client.models.list().data[0].id
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     picture = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
-    for question in ("What colour is the square?", "What shape is it?"):
+    for question in ("What shape is red?", "What colour is the square?"):
         content = [picture, {"type": "text", "text": question}]
         asked = {"model": model, "messages": [{"role": "user", "content": content}]}
         count = client.messages.count_tokens(**asked).input_tokens

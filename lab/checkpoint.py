@@ -250,7 +250,17 @@ def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
         name if name.startswith("lm_head.") else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(tensors, folder / "model.safetensors")
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """A file of weights, for whom the umask lets read it, as the others of its folder: safetensors
+    leaves its own to their owner alone.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -128,8 +128,8 @@ H200 = Profile(
         pair=1.2e-6,
         row=0.01,  # assumed: sampling and the like
         context=3.8e-5,  # 147 kB of keys and values at 80 % of 4.8 TB/s
-        # The three that follow go exactly through SPEC.md S5's 17 / 39 / 88 ms for 3520 / 8160 /
-        # 14400 patches.
+        # The three that follow go exactly through the published 17 / 39 / 88 ms for 3520 / 8160 /
+        # 14400 patches (github.com/sgl-project/sglang/pull/22038).
         encode=8.52,
         patch=1.402e-3,
         patch_pair=2.859e-7,
@@ -150,7 +150,8 @@ H200 = Profile(
         limits=SchedulerLimits(256, 8192, 262144, 65536),
         budgets=EmbeddingBudgets(2 * GIB, 32 * GIB),
     ),
-    "Qwen3-VL-8B on one H200: published figures (SPEC.md S5) and the data sheet; not measured",
+    "Qwen3-VL-8B on one H200: published figures (SGLang's pull request 22038) and the data sheet; "
+    "not measured",
 )
 
 CPU = Profile(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from lab.checkpoint import write_tensors
 from saccade.core.errors import ConfigError
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels.fp8 import FP8, LARGEST, to_fp8
@@ -43,7 +43,7 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
                 if ".layers." in name and model.projection(model.canonical_name(name)):
                     tensors[name], scales = quantise_blocks(tensors[name])
                     tensors[f"{name}_scale_inv"] = scales
-        save_file(tensors, folder / path.name, metadata={"format": "pt"})
+        write_tensors(tensors, folder / path.name)
         places |= dict.fromkeys(tensors, path.name)
     if len(files) > 1:
         index = {"metadata": {}, "weight_map": places}

@@ -19,7 +19,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab import quick
@@ -45,6 +44,7 @@ from lab.trace import RequestTrace, Synthetic
 from saccade.core.errors import ConfigError
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
+from saccade.tools.counted import counted
 
 STEPWISE_REQUESTS = 5_000
 """More take minutes, step by step."""
@@ -180,18 +180,14 @@ def one(
 
 @contextmanager
 def _progress(quiet: bool, total: int) -> Iterator[Callable[[], None]]:
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet
-    ) as progress:
-        task = progress.add_task("", total=total)
+    with counted("simulating", total, quiet=quiet) as tell:
         done = 0
 
         def told() -> None:
             nonlocal done
             done += 1
             if done % 100 == 0:
-                progress.update(task, completed=done)
+                tell(done)
 
         yield told
 

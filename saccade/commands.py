@@ -191,15 +191,24 @@ def ray(
     serve_options:
         After --: options of saccade serve, the same for each server.
     """
-    from saccade.route.deploy import as_yaml, check_serve_options, ray_config
+    from saccade.route.deploy import (
+        as_yaml,
+        check_serve_options,
+        describe_booking,
+        ray_config,
+        with_bookings,
+    )
 
     check_serve_options(serve_options)
     app.parse_args(["serve", model, *serve_options])
+    options = with_bookings(options)
     told = as_yaml(ray_config(model, serve_options, options, spread))
     if options.output is None:
         print(told, end="")
     else:
         Path(options.output).write_text(told)
+    where = options.output or "FILE"
+    print(f"{describe_booking(model, options)}; next: serve run {where}", file=sys.stderr)
 
 
 @app.command

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
     parser.add_argument("task", nargs="?", default="Which button is red? Click it.")
     parser.add_argument("--force", type=int, default=0, metavar="N")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # options before, between and after
     client = openai.OpenAI(base_url=f"{options.url.rstrip('/')}/v1", api_key="none")
     model = client.models.list().data[0].id
     screen = Screen()

@@ -83,10 +83,14 @@ class DeployOptions:
     """
     target_requests: float = 32.0
     """Requests of a server, running and waiting, that more servers are started above."""
-    gpus: float = 1.0
-    """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs."""
-    cpus: float = 4.0
-    """CPU cores that Ray books for each server. Ray books, and hinders nobody."""
+    gpus: float | None = None
+    """GPUs of each server, as many as its --tp-size; 0: it runs on CPUs. Derived: 1 where this
+    machine has an NVIDIA driver, else 0.
+    """
+    cpus: float | None = None
+    """CPU cores that Ray books for each server. Ray books, and hinders nobody. Derived: 4, or what
+    this machine has left beside the ingresses, shared by the servers, if that is less.
+    """
     encoders: int = 0
     """Servers of role encode, which encode the images of all others; each has as much of the
     cluster as the others have. 0: each server encodes. With keys, set SACCADE_ENCODER_KEY to that

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import ConfigError
+from saccade.core.options import usable_cores
 from saccade.core.route_options import DeployOptions, SpreadOptions
 
 ENGINE, INGRESS, ENCODER = "engine", "ingress", "encoder"
@@ -21,8 +24,36 @@ ROUTER = "saccade.route.ray.DigestAffinityRouter"
 POLICY = "saccade.route.ray:by_queue"
 GRACE = "--shutdown-grace"
 INGRESS_CPUS = 0.5
+SERVER_CPUS = 4.0
+"""Of each server, where the machine has so many."""
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 MARGIN_SECONDS = 20.0
 """After a server's own grace, until Ray kills its replica."""
+
+
+def with_bookings(
+    deploy: DeployOptions, files: Sequence[Path] = DRIVER_FILES, cores: int | None = None
+) -> DeployOptions:
+    """With what Ray books for each server where nobody says: what this machine has."""
+    gpus, cpus = deploy.gpus, deploy.cpus
+    if gpus is None:
+        gpus = float(any(path.exists() for path in files))
+    if cpus is None:
+        left = (cores or usable_cores()) - INGRESS_CPUS * deploy.ingresses
+        cpus = min(SERVER_CPUS, max(INGRESS_CPUS, left / (deploy.replicas + deploy.encoders)))
+    return replace(deploy, gpus=gpus, cpus=round(cpus, 2))
+
+
+def describe_booking(model: str, deploy: DeployOptions) -> str:
+    """What is deployed, for people."""
+    servers = f"{deploy.replicas} server{'s' * (deploy.replicas != 1)}"
+    if deploy.max_replicas is not None:
+        servers = f"{deploy.replicas} to {deploy.max_replicas} servers"
+    encoders = f", {deploy.encoders} of role encode" if deploy.encoders else ""
+    return (
+        f"{servers} of {model}{encoders}, each with {deploy.cpus:g} cores (--cpus) and "
+        f"{deploy.gpus:g} GPUs (--gpus)"
+    )
 
 
 def check_serve_options(options: Sequence[str]) -> None:
@@ -46,6 +77,7 @@ def ray_config(
     model: str, serve_options: Sequence[str], deploy: DeployOptions, spread: SpreadOptions
 ) -> dict[str, Any]:
     """The file's content."""
+    deploy = with_bookings(deploy)
     told = any(option.partition("=")[0] == GRACE for option in serve_options)
     grace = [] if told else [GRACE, f"{deploy.drain:g}"]
     args: dict[str, Any] = {

@@ -36,6 +36,8 @@ from saccade.tools.report.stats import Comparison, compare, workloads
 
 STOP_SECONDS = 20.0
 ANSWER_TOKENS = 48
+ENOUGH_RUNS, ENOUGH_REQUESTS = 3, 20
+"""Of each side; with fewer, the verdict is given with a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,21 @@ class Verdict:
 
     speed: tuple[Comparison, ...]
     accuracy: AccuracyPair | None
+    runs: int = ENOUGH_RUNS
+    requests: int = ENOUGH_REQUESTS
+    """Runs of each side, and requests of the smallest."""
 
     def lines(self, first: str, second: str) -> list[str]:
-        """Two sentences."""
+        """Two sentences; before them a warning, where so little was measured that neither says
+        much.
+        """
         told = [f"Speed, {second} against {first}: " + "; ".join(map(phrase, self.speed)) + "."]
+        if self.runs < ENOUGH_RUNS or self.requests < ENOUGH_REQUESTS:
+            told.insert(
+                0,
+                f"WARNING: {self.runs} run{'s' * (self.runs != 1)} of {self.requests} requests: "
+                "what follows may be chance; measure with --repeats 3 and --num-prompts 20 or more",
+            )
         if self.accuracy is None:
             return told
         a, b = self.accuracy.first, self.accuracy.second
@@ -167,8 +180,10 @@ def judge(
         for row in compare(first, second)
         if row.metric.endswith("median") or row.metric == "Requests"
     )
+    each = [[run for run in runs if run.label == side.label] for side in sides]
+    few = min(map(len, each)), min(len(run.requests) for run in runs)
     if not answers:
-        return Verdict(speed, None)
+        return Verdict(speed, None, *few)
     by_id = [{answer.id: answer for answer in answers[side]} for side in sides]
     pairs = [(by_id[0][key], by_id[1][key]) for key in by_id[0]]
     gaps = np.asarray([b.score - a.score for a, b in pairs])
@@ -179,6 +194,7 @@ def judge(
         AccuracyPair(
             results[0], results[1], same, float(gaps.mean()), float(gaps.std() / np.sqrt(len(gaps)))
         ),
+        *few,
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import mimetypes
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -91,6 +92,10 @@ def typed() -> Iterator[str]:
         return
     import readline  # from here on, `input` has a line to edit and a history
 
+    def interrupt(*_: object) -> None:  # the line is gone when `input` has ended
+        raise KeyboardInterrupt(readline.get_line_buffer())
+
+    signal.signal(signal.SIGINT, interrupt)
     print(HELP)
     while True:
         try:
@@ -98,9 +103,9 @@ def typed() -> Iterator[str]:
         except EOFError:
             print()
             return
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupted:
             print()
-            if not readline.get_line_buffer():
+            if not any(interrupted.args):
                 return
             continue
         yield line

@@ -161,3 +161,27 @@ def test_a_module_that_does_not_start_has_ended_with_its_status() -> None:
     assert child.wait_sync(10.0) == 1
     assert child.ending == "ended with status 1"
     child.release()
+
+
+def test_a_child_that_is_still_importing_ends_with_its_parent(tmp_path: Path) -> None:
+    """What it imports takes seconds, and for ever here."""
+    (tmp_path / "slow_to_import.py").write_text("import time\nprint('here')\ntime.sleep(600)\n")
+    program = (
+        "from saccade.core.child import Child\n"
+        "child = Child.spawn('slow_to_import', None)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait_sync()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", program]
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "here\n"
+        parent.kill()
+        gone, alive = psutil.wait_procs([child], timeout=20)
+        for each in alive:
+            each.kill()
+        assert gone and not alive

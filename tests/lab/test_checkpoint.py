@@ -31,6 +31,12 @@ REAL = [
 ]
 
 
+def test_every_file_of_a_made_checkpoint_is_for_the_same_readers(tmp_path: Path) -> None:
+    folder = make_checkpoint("tiny-qwen3-vl", tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert "model.safetensors" in modes and len({*modes.values()}) == 1, modes
+
+
 def test_the_command_line_knows_every_preset() -> None:
     assert get_args(PresetName) == tuple(PRESETS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from saccade.commands import app
 from saccade.core.errors import ConfigError
 from saccade.core.route_options import DeployOptions, SpreadOptions
-from saccade.route.deploy import as_yaml, ray_config
+from saccade.route.deploy import as_yaml, ray_config, with_bookings
 
 SERVE = ("--dtype", "float32", "--served-model-name", 'it\'s "x": #1\n')
 
@@ -44,11 +45,33 @@ def test_the_command_writes_it_without_ray(tmp_path: Path) -> None:
     path = tmp_path / "deploy.yaml"
     words = ["deploy", "ray", "demo", "--output", str(path), "--", "--dtype", "float32"]
     hide = f"import sys; sys.modules['ray'] = None; sys.argv[1:] = {words!r}"
-    subprocess.run(
-        [sys.executable, "-c", f"{hide}\nfrom saccade.__main__ import main; main()"], check=True
+    program = f"{hide}\nfrom saccade.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert re.fullmatch(
+        r"1 server of demo, each with [0-9.]+ cores \(--cpus\) and [01] GPUs \(--gpus\); "
+        rf"next: serve run {path}\n",
+        done.stderr,
     )
     (application,) = yaml.safe_load(path.read_text())["applications"]
     assert application["args"]["model"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "booked"), [(2, 1, 1.5), (2, 2, 0.75), (1, 4, 0.5), (64, 1, 4.0)]
+)
+def test_cores_that_are_there_are_booked(cores: int, replicas: int, booked: float) -> None:
+    assert with_bookings(DeployOptions(replicas=replicas), cores=cores).cpus == booked
+    assert with_bookings(DeployOptions(replicas=replicas, cpus=8), cores=cores).cpus == 8
+
+
+def test_a_gpu_is_booked_where_there_is_a_driver(tmp_path: Path) -> None:
+    driver = tmp_path / "nvidiactl"
+    assert with_bookings(DeployOptions(), (driver,)).gpus == 0
+    driver.touch()
+    assert with_bookings(DeployOptions(), (driver,)).gpus == 1
+    assert with_bookings(DeployOptions(gpus=2)).gpus == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,10 @@ def test_the_verdict_says_speed_and_accuracy(tmp_path: Path, keep_running: bool)
     ttft = next(row for row in verdict.speed if row.metric == "TTFT, median")
     assert ttft.ratio.low > 1
     assert verdict.accuracy is not None and verdict.accuracy.equal and verdict.accuracy.same == 4
-    speed, accuracy = verdict.lines("slow", "fast")
+    warning, speed, accuracy = verdict.lines("slow", "fast")
+    assert warning.startswith("WARNING: 2 runs of 4 requests: what follows may be chance")
+    enough = replace(verdict, runs=3, requests=20).lines("slow", "fast")
+    assert enough == [speed, accuracy]
     assert re.match(
         r"Speed, fast against slow: TTFT, median [0-9.]+ × better \([0-9.]+ → [0-9.]+ ms\);", speed
     )

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,9 @@ def test_ctrl_c_forgets_a_line_that_was_begun_and_ends_the_session_on_an_empty_o
         terminal.until("\n> ")
         terminal.type("half a ques")
         terminal.until("half a ques")
+        time.sleep(
+            0.5
+        )  # Python misses a signal between the echo of a key and its wait for the next
         terminal.type(CTRL_C)
         terminal.until("\n> ")
         terminal.type("whole\n")

@@ -91,4 +91,8 @@ def _download(name: str, pattern: str) -> Path:
             )
         )
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
-        raise ConfigError(f"{name}: no such local file, and the hub says: {error}") from None
+        raise ConfigError(
+            f"{name}: there is no such file or folder here, and the hub says: {str(error)[:300]}; "
+            f"without the hub: download the data set elsewhere (hf download {name} --repo-type "
+            "dataset --local-dir FOLDER), put FOLDER here and give --dataset-path FOLDER"
+        ) from None

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from saccade.core.errors import ConfigError
 from saccade.tools.bench.client import TIMEOUT, headers
 from saccade.tools.bench.workload import parse_extra
+from saccade.tools.counted import counted
 from saccade.tools.eval import mmmu, ocr, ocrbench, shapes
 from saccade.tools.eval.consistency import PASSES, consistency
 from saccade.tools.eval.contract import EvalResult, GradedAnswer, Item, Sampler, append, grade
@@ -69,27 +69,13 @@ def _ask(
     name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalOptions
 ) -> EvalResult:
     """With a bar that shows the share of right answers so far."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     scores: list[float] = []
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=options.quiet
-    ) as progress:
-        task = progress.add_task(
-            name, total=len(items) * (len(PASSES) if name == "consistency" else 1)
-        )
+    total = len(items) * (len(PASSES) if name == "consistency" else 1)
+    with counted(name, total, quiet=options.quiet) as tell:
 
         def told(answer: GradedAnswer) -> None:
             scores.append(answer.score)
-            progress.update(
-                task,
-                advance=1,
-                description=f"{name}, {100 * sum(scores) / len(scores):.1f} % right so far",
-            )
+            tell(len(scores), f"{100 * sum(scores) / len(scores):.1f} % right so far")
 
         run = consistency if name == "consistency" else partial(grade, name)
         return run(items, sampler, options.concurrency, options.output_file, told)

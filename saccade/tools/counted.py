@@ -1,0 +1,57 @@
+"""How far a long command is: a bar in a terminal, elsewhere a line every few seconds. Knows nothing
+of what is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+LINE_SECONDS = 5.0
+"""Where lines stay, they are so far apart at least."""
+
+
+class Tell(Protocol):
+    """Hears how many are done, as often as one likes, and perhaps something to say of them."""
+
+    def __call__(self, done: int, beside: str = "") -> None: ...
+
+
+@contextmanager
+def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
+    """Tells of `total` things, on stderr."""
+    console = Console(stderr=True)
+    if quiet or console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(
+            *columns, console=console, transient=True, refresh_per_second=4, disable=quiet
+        ) as bar:
+            task = bar.add_task(what, total=total)
+
+            def move(done: int, beside: str = "") -> None:
+                told = f"{what}, {beside}" if beside else what
+                bar.update(task, completed=done, description=told)
+
+            yield move
+        return
+    said = time.monotonic()
+    print(f"{what}: {total} to do", file=console.file, flush=True)
+
+    def tell(done: int, beside: str = "") -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said >= LINE_SECONDS:
+            said = now
+            told = f"{what}: {done} of {total} done{f', {beside}' if beside else ''}"
+            print(told, file=console.file, flush=True)
+
+    yield tell
