@@ -346,6 +346,8 @@ class Grammars:
             fill_mask(self._lexicon, matcher, self._row)
             if not (matcher.is_error() or self._row.any()):
                 return "no token of this model begins it"
+            # What is forced from the start may be too long to be followed.
+            matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
 
     def _explain(self, wish: Wish, error: str) -> InvalidRequest:
