@@ -16,10 +16,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from saccade.core.arena import Arena
@@ -271,9 +271,8 @@ class Encoders:
             came += len(piece)
         if came != nbytes:
             raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
-        digest = await asyncio.to_thread(partial(_digest, target))
-        if digest != given.blake3:
-            raise NoEmbedding("damaged", "the checksum of an embedding is wrong")
+        if error := await asyncio.to_thread(_fault, target, given):
+            raise NoEmbedding("damaged", error)
 
 
 def _listed(path: Path) -> list[str]:
@@ -283,8 +282,24 @@ def _listed(path: Path) -> list[str]:
     return [parse_worker(line, "--encoders-file")[0] for line in lines]
 
 
-def _digest(values: memoryview) -> str:
-    return blake3(values).hexdigest()
+_EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
+"""Bits that are all set in what is no number."""
+_CHECKED_BYTES = 1 << 20
+"""Of values that are looked at together."""
+
+
+def _fault(values: memoryview, given: EmbeddingGiven) -> str:
+    """What is wrong with an embedding's values; empty: nothing."""
+    if blake3(values).hexdigest() != given.blake3:
+        return "the checksum of an embedding is wrong"
+    bits = _EXPONENTS[given.tower.dtype]
+    wide = given.tower.dtype == "float32"
+    numbers: np.ndarray = np.frombuffer(values, np.uint32 if wide else np.uint16)
+    for start in range(0, len(numbers), _CHECKED_BYTES // numbers.itemsize):
+        part = numbers[start : start + _CHECKED_BYTES // numbers.itemsize]
+        if ((part & bits) == bits).any():
+            return "an embedding has values that are no numbers (NaN or infinity)"
+    return ""
 
 
 async def _said(pieces: AsyncIterator[bytes]) -> str:

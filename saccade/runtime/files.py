@@ -154,6 +154,8 @@ class EmbeddingFiles:
                     raise Damaged("its size is wrong")
                 if blake3(values).hexdigest() != header.checksum:
                     raise Damaged("its checksum is wrong")
+                if not bool(rows.isfinite().all()):
+                    raise Damaged("it has values that are no numbers")
             except (Damaged, OSError):
                 give(rows)
                 raise

@@ -9,23 +9,50 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InternalError, InvalidRequest, RequestError
 from saccade.core.lexicon import begin_match, fill_mask, mask_words
 
-MAX_KEPT_BYTES = 8 << 20
-"""Of the texts of grammars whose prototypes are kept, each of which takes up to ten times its text.
+MAX_KEPT_BYTES = 128 << 20
+"""Of memory that prototypes take, as far as malloc tells."""
+LEAST_KEPT_BYTES = 16 << 10
+"""What one counts as at least."""
+GROWTH_BYTES = 200 << 20
+"""What a prototype may have grown by in a second of slow masks: all that follow its grammar share
+its lexer, which remembers states.
 """
+MASK_SECONDS = 5.0
+TOKEN_SECONDS = 2e-3
+"""CPU time that following a grammar may take in one answer: so much, and so much for each token."""
 SLOW_SECONDS = 5e-4
 """A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
 made beside the loop.
 """
+
+
+@dataclass(slots=True)
+class Prototype:
+    """A grammar that has been begun, its first mask made: `match` is only ever copied. nbytes: what
+    that took. slow_seconds: what the slow masks of all its copies took since.
+    """
+
+    match: LLMatcher
+    nbytes: int
+    slow_seconds: float = 0.0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it may take by now."""
+        return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
 
 
 class Matcher:
@@ -35,9 +62,17 @@ class Matcher:
     """
 
     def __init__(
-        self, match: LLMatcher, lexicon: LLTokenizer, ends: frozenset[int], words: int
+        self,
+        prototype: Prototype,
+        match: LLMatcher,
+        lexicon: LLTokenizer,
+        ends: frozenset[int],
+        words: int,
     ) -> None:
-        """`match` belongs to this object from here on. `words`: of one row of a mask."""
+        """`match`, a copy of the prototype's, belongs to this object from here on. `words`: of one
+        row of a mask.
+        """
+        self._prototype = prototype
         self._match = match
         self._lexicon = lexicon
         self._ends = ends
@@ -138,9 +173,14 @@ class Matcher:
             done = self._match.rollback(count)
             assert done, self._match.get_error()
 
+    def charge(self, seconds: float) -> None:
+        """A slow mask took so long."""
+        self._prototype.slow_seconds += seconds
+
     def clone(self) -> Matcher:
         """Another sequence at the same place."""
-        other = Matcher(self._match.deep_copy(), self._lexicon, self._ends, self._words)
+        match = self._match.deep_copy()
+        other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
         other._length, other._ended = self._length, self._ended
         return other
 
@@ -182,6 +222,7 @@ class Guide:
         self._wake = wake
         self._slow_seconds = slow_seconds
         self._slow = slow_seconds <= 0
+        self._spent = 0.0
         self._fault: RequestError | None = None
         self._filling: Future[None] | None = None
         self._forced: deque[int] = deque()  # to be drawn one by one
@@ -212,15 +253,17 @@ class Guide:
         """The next token was drawn under the mask. Raises as `Matcher.accept`."""
         if self._forced and token != self._forced.popleft():
             raise InternalError(f"token {token} was drawn where another was forced")
-        self._matcher.accept((token,))
+        with self._timed():
+            self._matcher.accept((token,))
 
     def jump(self, planned: bool) -> tuple[int, ...]:
         """Take the tokens that must follow, and return them. `planned`: a plan in flight draws the
         first. Raises as `Matcher.accept`.
         """
-        tokens = self._matcher.forced()
-        if tokens:
+        with self._timed():
+            tokens = self._matcher.forced()
             self._matcher.accept(tokens)
+        if tokens:
             self._only = tokens[0] if planned else None
         return tokens
 
@@ -236,9 +279,9 @@ class Guide:
         if self._forced:
             return
         if planned or not self._slow:
-            begin = time.thread_time()  # of this thread alone: the machine may be busy
+            before = self._spent
             self._fill()
-            self._slow |= time.thread_time() - begin > self._slow_seconds
+            self._slow |= self._spent - before > self._slow_seconds
         else:
             self._filling = self._threads.submit(self._fill)
             self._filling.add_done_callback(lambda _: self._wake())
@@ -261,9 +304,31 @@ class Guide:
             raise self._fault
         return self._row.tobytes()
 
-    def _fill(self) -> None:
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the CPU time of this thread alone: the machine may be busy."""
+        begin = time.thread_time()
         try:
-            self._matcher.fill(self._row)
+            yield
+        finally:
+            took = time.thread_time() - begin
+            self._spent += took
+            if took > SLOW_SECONDS:
+                self._matcher.charge(took)
+
+    def _fill(self) -> None:
+        length = self._matcher.length
+        if self._spent > MASK_SECONDS + TOKEN_SECONDS * length:
+            self._fault = InvalidRequest(
+                f"the grammar is too slow to follow: {self._spent:.1f} s of CPU time for {length} "
+                f"tokens; the limit is {MASK_SECONDS:g} s and {TOKEN_SECONDS * 1e3:g} ms a token: "
+                "simplify it (fewer ways to write the same text)",
+                code="grammar_too_complex",
+            )
+            return
+        try:
+            with self._timed():
+                self._matcher.fill(self._row)
         except RequestError as error:
             self._fault = error
             return
@@ -289,16 +354,21 @@ class Matchers:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: prototypes kept, and what their grammars' texts come to; the one
-        asked for last is kept whatever it takes.
+        """`most`, `most_bytes`: prototypes kept, and what they may take; the one asked for last is
+        kept whatever it takes.
         """
-        self.nbytes = 0
         self._most_bytes = most_bytes
         self._lexicon = lexicon
         self._words = mask_words(vocab_size)
+        self._row = np.zeros(self._words, np.uint32)
         self._ends = frozenset(ends)
         self._most = most
-        self._prototypes: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._prototypes: OrderedDict[str, Prototype] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """What the prototypes that are kept may take."""
+        return sum(each.kept_bytes for each in self._prototypes.values())
 
     @property
     def words(self) -> int:
@@ -306,20 +376,32 @@ class Matchers:
         return self._words
 
     def begin(self, grammar: str) -> Matcher:
-        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
+        """A matcher before its first token. `grammar`: `text.grammar.Grammar.text`. One thread at
+        a time.
 
-        Raises InvalidRequest where the grammar does not compile, which the front has ruled out.
+        Raises InvalidRequest where the grammar does not compile, or its first mask cannot be made,
+        which the front has ruled out: then nothing is kept.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:
-            prototype = begin_match(self._lexicon, grammar)
-            if prototype.is_error():
-                raise InvalidRequest(f"the grammar does not compile: {prototype.get_error()}")
-            self._prototypes[grammar] = prototype
-            self.nbytes += len(grammar)
-            while len(self._prototypes) > 1 and (
-                len(self._prototypes) > self._most or self.nbytes > self._most_bytes
-            ):
-                self.nbytes -= len(self._prototypes.popitem(last=False)[0])
+            prototype = self._prototypes[grammar] = self._compile(grammar)
         self._prototypes.move_to_end(grammar)
-        return Matcher(prototype.deep_copy(), self._lexicon, self._ends, self._words)
+        while len(self._prototypes) > 1 and (
+            len(self._prototypes) > self._most or self.nbytes > self._most_bytes
+        ):
+            self._prototypes.popitem(last=False)
+        match = prototype.match.deep_copy()
+        return Matcher(prototype, match, self._lexicon, self._ends, self._words)
+
+    def _compile(self, grammar: str) -> Prototype:
+        before = allocated_bytes()
+        match = begin_match(self._lexicon, grammar)
+        if not match.is_error():
+            fill_mask(self._lexicon, match, self._row)
+        if match.is_error():
+            raise InvalidRequest(
+                f"the grammar does not compile: {match.get_error().splitlines()[0]}",
+                code="grammar_too_complex",
+            )
+        taken = allocated_bytes() - before  # others may have allocated, or freed, meanwhile
+        return Prototype(match, max(LEAST_KEPT_BYTES, len(grammar), taken))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ MAX_INTERSECTIONS = 8
 MAX_KEPT_BYTES = 16 << 20
 """Of the texts of all grammars that are kept."""
 MAX_CHOICES = 1_000
+EXPLAIN_SECONDS = 0.5
+"""CPU time after which the place of a fault is not looked for any more: others wait."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("json", "regex", "choice", "grammar", "json_object")
 _OUR_WORDS = re.compile(
@@ -341,10 +344,17 @@ class Grammars:
         matcher = begin_match(self._lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
             fill_mask(self._lexicon, matcher, self._row)
+            if not (matcher.is_error() or self._row.any()):
+                return "no token of this model begins it"
+            # What is forced from the start may be too long to be followed.
+            matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
 
     def _explain(self, wish: Wish, error: str) -> InvalidRequest:
-        """The library's words; for a schema, of the innermost place that has a fault by itself."""
+        """The library's words; for a schema, of the innermost place that has a fault by itself,
+        where that is found soon.
+        """
+        late = time.thread_time() + EXPLAIN_SECONDS
         for inner in wish.inner:
             if fault := self._fault(self._parts(inner)):
                 return self._explain(inner, fault)
@@ -353,6 +363,8 @@ class Grammars:
             # A branch that nothing satisfies is a fault only where the whole has the same.
             empty = error.startswith(_NOTHING_FITS)
             for place, alone in subschemas(prepare_schema(wish.value, param)):
+                if time.thread_time() > late:
+                    break
                 fault = self._fault([schema_part("answer", alone, wish.spacing)])
                 if fault and fault.startswith(_NOTHING_FITS) == empty:
                     param, error = place_name(param, place), fault

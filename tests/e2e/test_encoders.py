@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from blake3 import blake3
 
 from tests.checkpoints import picture
 from tests.e2e.server import Server, serving
@@ -138,6 +139,14 @@ def flipped(_: dict[str, str], content: bytes) -> bytes:
     return bytes([content[0] ^ 1]) + content[1:]
 
 
+def no_numbers(headers: dict[str, str], content: bytes) -> bytes:
+    """With their own checksum, as an encoder whose weights are damaged sends them."""
+    bad = b"\xff" * len(content)
+    before, after = (blake3(each).hexdigest() for each in (content, bad))
+    headers[EMBEDDING] = headers[EMBEDDING].replace(before, after)
+    return bad
+
+
 def cut(_: dict[str, str], content: bytes) -> bytes:
     return content[:-4]
 
@@ -170,6 +179,7 @@ def test_an_encoder_that_is_not_to_be_trusted_costs_nobody_an_answer(
     """
     kinds = {
         flipped: "damaged",
+        no_numbers: "damaged",
         cut: "damaged",
         longer: "damaged",
         unnamed: "damaged",

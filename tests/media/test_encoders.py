@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+from blake3 import blake3
 
 import saccade.media.encoders
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
-from saccade.core.exchange import EmbeddingWanted
+from saccade.core.exchange import GIVEN_HEADER, EmbeddingGiven, EmbeddingWanted
 from saccade.core.metrics import Metrics
 from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
@@ -66,6 +70,52 @@ def test_a_file_of_encoders_is_read_again(
     # One that has just failed is left alone; another is asked at once.
     assert found == ["away", "away", "unreachable", "away", "unreachable", "away", "away"]
     assert "https://secret" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_embedding_with_values_that_are_no_numbers_is_refused_though_its_checksum_is_right(
+    dtype: str,
+) -> None:
+    tower = Tower("f", dtype, 8)
+    kind = getattr(torch, dtype)
+    largest = torch.finfo(kind).max
+    sound = torch.tensor([0.0, -0.0, 1.5, largest, -largest, torch.finfo(kind).tiny] * 6)[:32]
+    answers = [sound.to(kind, copy=True)]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        answers.append(sound.to(kind, copy=True))
+        answers[-1][31] = value
+    given = iter(answers)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                values = next(given).view(torch.uint8).numpy().tobytes()
+                told = EmbeddingGiven(tower, 4, blake3(values).hexdigest(), 1.0)
+                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(values)}\r\n{GIVEN_HEADER}: "
+                writer.write(head.encode() + msgspec.json.encode(told) + b"\r\n\r\n" + values)
+                await writer.drain()
+
+    async def scene() -> list[str]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        slot, found = PixelSlot(0, 64, 64, 1 << 16), []
+        for _ in answers:
+            options = RoleOptions(
+                role="language", encoders=(f"http://127.0.0.1:{port}",), encoder_key="k"
+            )
+            encoders = Encoders(options, Arena.create(1 << 20), Metrics())
+            encoders.trust(tower)
+            found.append((await encoders.ask(EmbeddingWanted(IMAGE, tower), b"", slot)).outcome)
+            await encoders.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        return found
+
+    assert asyncio.run(scene()) == ["embedding", *["damaged"] * 3]
 
 
 def test_encoders_are_named_once_and_only_where_somebody_asks_them() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
 from saccade.core.types import ImageKey
@@ -165,6 +166,31 @@ def test_a_file_damaged_later_is_removed_when_it_is_read(
     tier.read(A)
     assert tier.collect(wait=True) == ((A, "not read"),)
     assert not files[0].exists()
+    tier.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_file_with_values_that_are_no_numbers_is_removed_when_it_is_read(
+    tmp_path: Path, files: list[Path], value: float
+) -> None:
+    """Its own checksum is right: whoever made it had them already."""
+    data = files[0].read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, values = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
+    dtype = header[on_disk.TENSOR]["dtype"]
+    size = 4 if dtype == "F32" else 2
+    bad = torch.tensor([value], dtype={"F32": torch.float32, "BF16": torch.bfloat16}[dtype])
+    values[-size:] = bad.view(torch.uint8).numpy().tobytes()
+    before = header["__metadata__"]["blake3"].encode()
+    files[0].write_bytes(
+        data[: 8 + length].replace(before, blake3(values).hexdigest().encode()) + values
+    )
+    tier = open_tier(tmp_path)
+    tier.read(A)
+    assert tier.collect(wait=True) == ((A, "not read"),)
+    assert not files[0].exists()
+    tier.read(B)
+    assert tier.collect(wait=True) == ((B, "read"),)
     tier.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from llguidance import LLParserLimits
 from saccade.core import lexicon
 from saccade.core.errors import InvalidRequest
 from saccade.core.plan import Masks, Plan, StepResult
+from saccade.sched import masks
 from saccade.text.grammar import Grammars, Wish
 from tests.sched.drawing import Drawing
 from tests.text.lexicons import DEMO_VOCAB, demo_lexicon
@@ -145,6 +147,24 @@ def test_an_abort_leaves_the_others_as_they_are() -> None:
     answers = drawing.run()
     assert answers["1"].finish == "abort"
     assert all(300 <= len(answers[id].text) <= 400 for id in ("0", "2", "3"))
+
+
+@pytest.mark.parametrize("slow_seconds", [10.0, 0.0], ids=["quick", "slow"])
+def test_a_grammar_whose_masks_take_too_long_together_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, slow_seconds: float
+) -> None:
+    lark = 'start: e "!!"\ne: e e | e e e | e e e e | /[a-z ]{1,5}/ | " "'
+    slow = GRAMMARS.compile(Wish("lark", lark, "x")).text
+    monkeypatch.setattr(masks, "MASK_SECONDS", 0.2)  # of one answer to `slow`: many seconds
+    drawing = Drawing(slow_seconds=slow_seconds)
+    drawing.add("slow", slow, max_tokens=400)
+    drawing.add("letters", LETTERS)
+    drawing.add("plain", max_tokens=30, ignore_eos=True)
+    answers = drawing.run()
+    assert (answers["slow"].finish, answers["slow"].code) == ("error", "grammar_too_complex")
+    said = answers["slow"].error or ""
+    assert re.search(r"too slow to follow: .* s of CPU time for \d+ tokens", said)
+    assert answers["plain"].finish == "length" and answers["letters"].finish == "stop"
 
 
 def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(

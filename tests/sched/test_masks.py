@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saccade.core.allocated import allocated_bytes
 from saccade.core.errors import InternalError, InvalidRequest
 from saccade.sched.masks import Matcher, Matchers
 from tests.text.lexicons import (
@@ -167,19 +168,46 @@ def test_an_end_token_that_a_client_names_ends_nothing_by_itself(
         matcher.accept(next_tokens[:1])
 
 
-def test_prototypes_are_bounded_in_bytes() -> None:
-    def grammar(number: int) -> str:
-        return lark(f'start: "{number:03}" "{"x" * 1000}"')
+def test_prototypes_are_bounded_in_bytes_that_they_take() -> None:
+    """Not in those of their texts: 25 bytes once kept 165 MB."""
 
-    room = 4 * len(grammar(0))
+    def grammar(number: int) -> str:
+        return lark(f"start: /{number}((a{{1000}}){{1000}})/")
+
+    room = 64 << 20
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS, most_bytes=room)
+    before = allocated_bytes()
     for number in range(40):
         matchers.begin(grammar(number))
-        assert matchers.nbytes <= room
-    matchers.begin(lark(f'start: "{"y" * 2 * room}"'))
-    assert matchers.nbytes > room, "what was asked for last is kept"
-    matchers.begin(grammar(0))
-    assert matchers.nbytes == len(grammar(0))
+        assert 1 << 20 < matchers.nbytes <= room
+    assert allocated_bytes() - before < 2 * room
+    few = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS, most_bytes=1 << 20)
+    few.begin(grammar(0))
+    assert few.nbytes > 1 << 20, "what was asked for last is kept"
+    few.begin(lark('start: "a"'))
+    assert few.nbytes < 1 << 20
+
+
+def test_what_slow_masks_add_to_a_prototype_counts() -> None:
+    matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
+    used = matchers.begin(lark('start: "a"'))
+    before = matchers.nbytes
+    used.charge(0.1)
+    assert matchers.nbytes > before + (10 << 20)
+    used.charge(10.0)
+    matchers.begin(lark('start: "b"'))
+    assert matchers.nbytes < before + (1 << 20), "it has made room"
+
+
+COSTLY = "start: T\nT: /.*a.{9}/ & /.*b.{8}/ & /.*c.{7}/ & /.*d.{6}/"
+
+
+@pytest.mark.parametrize("text", ["begin: /a/", "start: /a[/", COSTLY])
+def test_a_grammar_that_was_refused_is_not_kept(text: str) -> None:
+    matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
+    with pytest.raises(InvalidRequest, match="does not compile"):
+        matchers.begin(lark(text))
+    assert matchers.nbytes == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,39 @@
+"""How much memory this process's native code has allocated: what a library takes that tells nothing
+of it is the difference of two looks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import cast
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _Info(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
+
+
+def _find() -> Callable[[], _Info] | None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    function = library.mallinfo2
+    function.restype = _Info
+    return cast(Callable[[], _Info], function)
+
+
+_mallinfo = _find()
+
+
+def allocated_bytes() -> int:
+    """Bytes in use of all of malloc's arenas and mappings; 0 where the C library does not say (it
+    is not glibc of 2.33 or later). Takes microseconds.
+    """
+    if _mallinfo is None:
+        return 0
+    info = _mallinfo()
+    return int(info.uordblks + info.hblkhd)
