@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import uvloop
@@ -32,6 +33,7 @@ from saccade.core.options import (
     RoleOptions,
     ServerOptions,
 )
+from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.engine.words import describe_intake
 from saccade.front.assemble import build_front
 from saccade.front.front import Front
@@ -150,7 +152,10 @@ def serve(
 
     Returns the exit status. Raises StartupError.
     """
-
+    # Once read, keys are in no process's environment.
+    server = replace(server, api_key=server.key)
+    role = replace(role, encoder_key=role.key or None)
+    forget(*KEY_VARIABLES)
     raise_descriptors()
     if watch.traces_url is not None:
         check_installed()
