@@ -262,8 +262,6 @@ class Nursery:
         if os.WIFEXITED(status) and not worker.ready:
             raise RuntimeError("an image worker does not start")
         self.fork(worker.number)
-        if worker.order is None:
-            return
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         cpu = max(0.0, used.ru_utime + used.ru_stime - worker.cpu)
         fate = signal.SIGSYS if worker.strange else fate
