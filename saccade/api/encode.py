@@ -7,6 +7,7 @@ the image opened as any other, the engine, the answer from shared memory. Knows 
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +30,7 @@ from saccade.core.exchange import (
     EmbeddingGiven,
     EmbeddingWanted,
 )
-from saccade.core.types import Request, SamplingParams, Span
+from saccade.core.types import Image, Request, SamplingParams, Span
 from saccade.edge.auth import client_of
 from saccade.edge.body import Held, pieces
 from saccade.edge.disconnect import while_connected
@@ -74,6 +75,7 @@ class EmbeddingDoor:
         """What is wanted. Raises InvalidRequest, OtherTower."""
         try:
             wanted = msgspec.json.decode(told, type=EmbeddingWanted)
+            self._check_size(wanted.image)
             tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             raise InvalidRequest(f"{WANTED_HEADER}: {error}", WANTED_HEADER) from None
@@ -85,9 +87,28 @@ class EmbeddingDoor:
                 f"{mine.dtype}: give both servers the same checkpoint, --dtype, --device and "
                 "--patch-embed, on processors of one kind"
             )
-        if min(image.grid) < 0 or not tokens == image.num_tokens >= 1:
+        if tokens != image.num_tokens:
             raise InvalidRequest(f"{WANTED_HEADER}: no image is like that", WANTED_HEADER)
+        if not self._media.holds(mine.nbytes(tokens)):
+            raise _too_large("num_tokens", tokens)
         return wanted
+
+    def _check_size(self, image: Image) -> None:
+        """Every number, before anything is made of it. Raises InvalidRequest."""
+        most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
+        numbers: tuple[int, ...]
+        for name, numbers in (
+            ("grid", image.grid),
+            ("num_tokens", (image.num_tokens,)),
+            ("num_patches", (image.num_patches,)),
+            ("canvas", image.canvas),
+        ):
+            if max(numbers) > most:
+                raise _too_large(name, max(numbers))
+            if min(numbers) < (name != "grid"):
+                raise InvalidRequest(f"{WANTED_HEADER}: no image is like that", WANTED_HEADER)
+        if not self._media.holds(3 * math.prod(image.canvas)):
+            raise _too_large("canvas", math.prod(image.canvas))
 
     async def _answer(self, send: Send, wanted: EmbeddingWanted, body: bytes, held: Held) -> None:
         opened = await self._open(wanted, body, held) if body else None
@@ -142,6 +163,14 @@ class EmbeddingDoor:
             piece = bytes(values[start : start + PIECE])
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _too_large(field: str, number: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"{WANTED_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
+        "memory (--arena-mb) holds",
+        WANTED_HEADER,
+    )
 
 
 def _prepare(wanted: EmbeddingWanted, opened: OpenedImage | None, held: Held) -> Prepared:

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import uvloop
 from rich.console import Console
@@ -35,6 +36,7 @@ from saccade.core.options import (
     RoleOptions,
     ServerOptions,
 )
+from saccade.core.secrets import KEY_VARIABLES, forget
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import Crowd, raise_descriptors
@@ -171,6 +173,10 @@ def serve(
 
     Returns the exit status. Raises StartupError.
     """
+    # Once read, keys are in no process's environment.
+    server = replace(server, api_key=server.key)
+    role = replace(role, encoder_key=role.key or None)
+    forget(*KEY_VARIABLES)
     raise_descriptors()
     if watch.traces_url is not None:
         check_installed()

@@ -1,9 +1,9 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates it and hands its descriptor to the image workers (who write pixels) and to the
-workers (who read them). It has no name: when the last process that holds it has gone, however it
-went, the memory is gone too. Which bytes hold whose pixels is for the engine to say
-(`sched/slots.py`).
+The front creates it and hands its descriptor to the nursery of image workers (which copies their
+pixels into it; they never have it) and to the workers (who read them). It has no name: when the
+last process that holds it has gone, however it went, the memory is gone too. Which bytes hold whose
+pixels is for the engine to say (`sched/slots.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class Arena:
     def whole(self) -> npt.NDArray[np.uint8]:
         """All of it, for who registers the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)
+
+    def keep_from_children(self) -> None:
+        """Processes that this one forks do not have the memory. (They must not close it.)"""
+        self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
         """Let go of this process's mapping; views that still live keep the memory until they are

@@ -71,6 +71,36 @@ class Codec(Generic[Sent, Received]):
         return message
 
 
+class Frames(Generic[Sent, Received]):
+    """What has come of a stream of frames, however it was cut."""
+
+    def __init__(self, codec: Codec[Sent, Received], longest: int | None = None) -> None:
+        """`longest`: bytes that a message may have, where the other end is not to be trusted."""
+        self._codec = codec
+        self._longest = longest
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Received]:
+        """The messages that are whole now. Raises ValueError for one that is too long, and what
+        its decoding raises.
+        """
+        buffer = self._buffer
+        buffer += data
+        found: list[Received] = []
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            length, kind = _HEADER.unpack_from(buffer, start)
+            if self._longest is not None and length > self._longest:
+                raise ValueError(f"a message of {length} bytes; the limit is {self._longest}")
+            begin = start + _HEADER.size
+            if len(buffer) - begin < length:
+                break
+            found.append(self._codec.decode(kind, buffer[begin : begin + length]))
+            start = begin + length
+        del buffer[:start]
+        return found
+
+
 class Channel(Generic[Sent, Received]):
     """The blocking end, for a process that computes. Any thread may send; one receives."""
 
@@ -111,7 +141,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
     def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
         self.over = False
         self._codec = codec
-        self._buffer = bytearray()
+        self._frames = Frames(codec)
         self._messages: deque[Received] = deque()
         self._arrived = arrived or asyncio.Event()
         self._closed = asyncio.Event()
@@ -182,18 +212,9 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         )  # by its methods: uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _HEADER.size:
-            length, kind = _HEADER.unpack_from(buffer, start)
-            begin = start + _HEADER.size
-            if len(buffer) - begin < length:
-                break
-            self._messages.append(self._codec.decode(kind, buffer[begin : begin + length]))
-            start = begin + length
-        del buffer[:start]
-        if start:
+        found = self._frames.feed(data)
+        self._messages += found
+        if found:
             self._arrived.set()
 
     def connection_lost(self, _: Exception | None) -> None:

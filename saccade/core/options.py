@@ -27,6 +27,7 @@ from saccade.core.config import (
     Role,
 )
 from saccade.core.errors import ConfigError
+from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
 
 MOST_RUNNING = 65_536
@@ -575,14 +576,22 @@ def check_folder(option: str, name: str, claim: Claim) -> None:
 
 def engine_environment() -> dict[str, str]:
     """The environment of the engine process and its workers: what the user has; a bound on
-    OpenMP's spinning, and segments of GPU memory that grow, unless the user has said otherwise.
+    OpenMP's spinning, and segments of GPU memory that grow, unless the user has said otherwise; no
+    keys.
     """
-    environment = dict(os.environ)
+    environment = without_secrets(os.environ)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = OPENMP_SPINS
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
         environment["PYTORCH_ALLOC_CONF"] = ALLOCATION
     return environment
+
+
+def image_environment() -> dict[str, str]:
+    """The environment of image workers: one thread each, for they are many, and more would not live
+    through a fork.
+    """
+    return bare(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def usable_cores() -> int:

@@ -1,24 +1,37 @@
 """Image workers as processes: a lane for each, which takes one order at a time and hears of its
 end, whatever becomes of the process behind it.
 
-Owns a stock (`media/worker.py`), has it fork a nursery for the one that was killed, and starts
+Owns a stock (`media/nursery.py`), has it fork a nursery for the one that was killed, and starts
 another stock when it has ended. Knows nothing of what orders are for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from signal import SIGKILL
 
 from saccade.core.arena import Arena
 from saccade.core.child import AsyncChannel, Child, Disconnected
 from saccade.core.metrics import Metrics
-from saccade.media import worker
-from saccade.media.worker import FRONT, Answer, Decoded, Header, Kill, Lost, Order, WorkersReady
+from saccade.core.options import image_environment
+from saccade.media import nursery
+from saccade.media.worker import (
+    FRONT,
+    Answer,
+    Boot,
+    Decoded,
+    Header,
+    Kill,
+    Lost,
+    Order,
+    WorkersReady,
+)
+
+log = logging.getLogger("saccade")
 
 START_SECONDS = 120.0
 """How long the stock may take to import torch, on a machine where everything else starts at the
@@ -39,11 +52,14 @@ KEPT_INBOX_BYTES = 64 << 20
 
 
 class WorkerLost(Exception):
-    """A worker ended before its order was done. `signal` is what killed it, or 0."""
+    """A worker ended before its order was done. `signal` is what killed it, or 0; `cpu` the seconds
+    of processor time that the order, or what was left of it, had taken.
+    """
 
-    def __init__(self, signal: int) -> None:
+    def __init__(self, signal: int, cpu: float = 0.0) -> None:
         super().__init__(f"signal {signal}")
         self.signal = signal
+        self.cpu = cpu
 
 
 class WorkerLane:
@@ -77,7 +93,7 @@ class WorkerLane:
         """The next answer to the order. Raises WorkerLost."""
         answer = await self._answers.get()
         if isinstance(answer, Lost):
-            raise WorkerLost(answer.signal)
+            raise WorkerLost(answer.signal, answer.cpu)
         return answer
 
     async def fill(self, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
@@ -103,22 +119,23 @@ class WorkerLane:
 
 
 class Lanes:
-    """A nursery for workers that `decode`, or read headers, and a lane for each of them.
+    """A nursery for workers that decode into `arena`, or without one read headers, and a lane for
+    each of them. `memory`: bytes that one may take, whatever bytes do to it.
 
     `changed` is called when lanes can be used; `unusable`, with the reason, when they cannot.
     """
 
     def __init__(
         self,
-        arena: Arena,
+        arena: Arena | None,
         workers: int,
-        decode: bool,
+        memory: int,
         metrics: Metrics,
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
         self._arena = arena
-        self._decode = decode
+        self._memory = memory
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
@@ -159,15 +176,19 @@ class Lanes:
             raise WorkerLost(SIGKILL)
         self._channel.send(order)
 
-    async def kill(self, lane: WorkerLane) -> None:
-        """End the worker that has a lane's order, and wait: it writes nowhere any more."""
+    async def kill(self, lane: WorkerLane) -> float:
+        """End the worker that has a lane's order, and wait: it writes nowhere any more. The seconds
+        of processor time that the order, or what was left of it, had taken.
+        """
         if lane.life != self._life:
-            return
+            return 0.0
         if self._channel is not None:
             self._channel.send(Kill(lane.number, lane.serial))
-        with suppress(WorkerLost):
+        try:
             while True:
                 await lane.answer()
+        except WorkerLost as lost:
+            return lost.cpu
 
     async def _keep_alive(self) -> None:
         failures = 0
@@ -201,11 +222,11 @@ class Lanes:
 
     def _spawn(self) -> Child:
         inboxes = tuple(lane.inbox for lane in self._lanes)
-        boot = worker.Boot(self._decode, self._arena.fd, self._arena.size, inboxes)
-        # One thread each: they are many, and more would not live through a fork.
-        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        inherit = (self._arena.fd, *inboxes)
-        return Child.spawn(worker.__name__, boot, inherit, {**os.environ, **single})
+        boot, inherit = Boot(inboxes, self._memory), inboxes
+        if self._arena is not None:
+            boot = Boot(inboxes, self._memory, self._arena.fd, self._arena.size)
+            inherit = (self._arena.fd, *inboxes)
+        return Child.spawn(nursery.__name__, boot, inherit, image_environment())
 
     async def _raise_nursery(self, child: Child) -> bool:
         """One nursery's life, from its start to the end of its last worker; whether it was ready in
@@ -242,7 +263,8 @@ class Lanes:
         channel = await AsyncChannel.open(connection, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
-                await channel.receive()
+                ready = await channel.receive()
+            self._tell(ready)
             self._channel = channel
             self._life += 1
             self._changed()
@@ -255,6 +277,16 @@ class Lanes:
         finally:
             self._channel = None
             channel.close()
+
+    def _tell(self, ready: Answer) -> None:
+        """What a nursery says first."""
+        assert isinstance(ready, WorkersReady)
+        if ready.exposed and not self._life:
+            log.warning(
+                "image workers run without %s: bytes that take one over reach further than they "
+                "should",
+                ", ".join(ready.exposed),
+            )
 
     def _hear(self, answer: Answer) -> None:
         assert not isinstance(answer, WorkersReady)

@@ -459,6 +459,10 @@ class Media:
         """What a picture has cost for those who hold it."""
         return self._spent.get(key) or Spent()
 
+    def holds(self, nbytes: int) -> bool:
+        """Whether shared memory is as large."""
+        return nbytes <= self._arena.size
+
     def embedding(self, offset: int, nbytes: int) -> memoryview:
         """What the engine has put into the arena to be sent."""
         return self._arena.flat(offset, nbytes)

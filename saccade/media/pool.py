@@ -24,13 +24,17 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
-from saccade.media.jobs import Job, JobQueue, decoding_bytes
+from saccade.media.jobs import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
-from saccade.media.worker import Decode, Decoded, Header, ReadHeaders
+from saccade.media.worker import HEADER_BYTES, Decode, Decoded, Header, ReadHeaders
 
 TRIES = 2
 """Tries per image that loses its worker: the second tells a bad image from bad luck. There is none
-after a time-out.
+after a time-out in which the worker has computed.
+"""
+BLAME = 0.25
+"""Share of a time limit that a worker must have computed for its image to bear the blame. Else the
+worker was stopped, or the machine was: what time has passed says nothing of an image.
 """
 GRACE_SECONDS = 0.2
 """How long a decode may go on that nobody waits for: most end sooner, and the worker is kept."""
@@ -41,9 +45,14 @@ processor time is limited to far less.)
 SLACK_BYTES = 128 * MIB
 """Address space of a worker beside the price of its images, for what the allocator rounds up."""
 
+NO_TIME = "the image workers get no processor time: try again"
+
 REFUSED_IMAGES = 1 << 12
 REFUSED_SECONDS = 600.0
 """How many digests are refused after they cost a worker, and for how long."""
+
+LONGEST_MODE = 16
+"""Characters of a mode's name in Pillow: "I;16B" and the like."""
 
 BATCH_IMAGES = 16
 """Headers in one order: few, for all requests take turns."""
@@ -141,11 +150,14 @@ class DecodePool:
     def __init__(self, arena: Arena, options: MediaOptions, metrics: Metrics) -> None:
         self._options = options
         self._metrics = metrics
+        header = HEADER_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._readers = Lanes(
-            arena, 1, False, metrics, self._dispatch_readings, self._fail_readings
+            None, 1, header, metrics, self._dispatch_readings, self._fail_readings
         )
+        # An image's price counts its bytes twice; the worker's view of them is beside it.
+        pixels = options.decode_memory * 3 // 2 + SLACK_BYTES
         self._decoders = Lanes(
-            arena, options.workers, True, metrics, self._dispatch_jobs, self._fail_jobs
+            arena, options.workers, pixels, metrics, self._dispatch_jobs, self._fail_jobs
         )
         self._headers = HeaderQueue()
         self._readings: dict[bytes, Reading] = {}
@@ -309,9 +321,11 @@ class DecodePool:
                 self._read_one(reading, header)
                 read += 1
         except TimeoutError:
-            await self._readers.kill(lane)
-            self._refuse_header(readings[read], "reading the picture's header takes too long")
-            read += 1
+            if await self._readers.kill(lane) >= BLAME * HEADER_SECONDS:
+                self._refuse_header(readings[read], "reading the picture's header takes too long")
+                read += 1
+            else:
+                read += self._try_again(readings[read])
         except WorkerLost as lost:
             readings[read].tries += 1
             if readings[read].tries >= TRIES:
@@ -321,10 +335,20 @@ class DecodePool:
                 read += 1
         self._headers.put_back(readings[read:])
 
+    def _try_again(self, reading: Reading) -> bool:
+        """Its worker did not run. Whether it has no try left."""
+        reading.tries += 1
+        if reading.tries < TRIES:
+            return False
+        _fail(reading.done, EngineUnavailable(NO_TIME))
+        return True
+
     def _read_one(self, reading: Reading, header: Header) -> None:
         self._metrics.inc("saccade_headers_read_total")
         if header.slow:
             self._refuse_header(reading, header.error)
+        elif header.probe is not None and not _credible(header.probe):
+            self._refuse_header(reading, "the picture's header crashes its reader")
         elif header.probe is None:
             _fail(reading.done, ImageError(header.error, code=header.code))
         elif not reading.done.done():
@@ -358,10 +382,8 @@ class DecodePool:
                 for work in works:
                     work.job.ms = answer.ms
         except TimeoutError:
-            await self._decoders.kill(lane)
-            if batch.wanted:
-                error = f"decoding it takes longer than {self._options.decode_timeout:g} s"
-                self._refused[job.digest] = f"the picture cannot be decoded: {error}"
+            cpu = await self._decoders.kill(lane)
+            error = self._late(batch, cpu) if batch.wanted else None
         except WorkerLost as lost:
             error = self._lost(batch, lost.signal)
         finally:
@@ -387,17 +409,38 @@ class DecodePool:
         assert isinstance(answer, Decoded)
         return answer
 
-    def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
-        """The worker has ended: what is said to those who have no try left. The others wait
-        again.
+    def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
+        """The worker was given up after `cpu` seconds of processor time: as `_lost`."""
+        limit = self._options.decode_timeout
+        if cpu >= BLAME * limit:
+            error = f"decoding it takes longer than {limit:g} s"
+            self._refused[batch.works[0].job.digest] = f"the picture cannot be decoded: {error}"
+            return error
+        left = self._left(batch)
+        for work in left or ():
+            _fail(work.done, EngineUnavailable(NO_TIME))
+        return None
+
+    def _left(self, batch: DecodeBatch) -> list[Decoding] | None:
+        """The worker has ended: those who still want the image, one of whom has no try left. None:
+        all of them wait again.
         """
         left = [work for work in batch.works if not work.done.done()]
         for work in left:
             work.tries += 1
-        if all(work.tries < TRIES for work in left):
-            for work in left:
-                self._wait(work)
-            batch.works = []
+        if any(work.tries >= TRIES for work in left):
+            return left
+        for work in left:
+            self._wait(work)
+        batch.works = []
+        return None
+
+    def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
+        """The worker has ended: what is said to those who want the image, if it is not tried
+        again.
+        """
+        left = self._left(batch)
+        if not left:
             return None
         if signal != SIGKILL:
             self._refused[left[0].job.digest] = "the picture cannot be decoded: its decoder crashed"
@@ -418,6 +461,16 @@ class DecodePool:
                 _fail(work.done, ImageError(f"the picture cannot be decoded: {error}"))
             elif not work.done.done():
                 work.done.set_result(None)
+
+
+def _credible(probe: Probe) -> bool:
+    """Whether a sound worker can have said so: hostile bytes may speak for theirs."""
+    return (
+        probe.format in BYTES_PER_PIXEL
+        and min(probe.height, probe.width) >= 0
+        and 1 <= probe.orientation <= 8
+        and len(probe.mode) <= LONGEST_MODE
+    )
 
 
 def _fail(done: asyncio.Future[Any], error: Exception) -> None:

@@ -45,6 +45,7 @@ from saccade.route.keys import Bearing, bearing_of_body, bearing_of_path
 log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
+BODILESS = (204, 304)
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
@@ -188,8 +189,11 @@ class Proxy:
     ) -> None:
         """An answer as it comes. Once it has begun it ends here, were it in an error."""
         headers = answer_headers(answer)
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+        if streams or answer.status in BODILESS:
+            # What is sent may have another length than what came: an event more, or nothing.
+            headers = [header for header in headers if header[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         events = Events() if streams else None
         try:
             async for piece in content:

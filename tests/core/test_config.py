@@ -315,8 +315,9 @@ def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
         config = decide(spec, embedding_cache_dir=str(tmp_path), **options)
         return config.embeddings.disk_bytes
 
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "embedding").write_bytes(bytes(64 * MIB))
+    for model in ("model", "0" * 32):  # the first is somebody else's
+        (tmp_path / model).mkdir()
+        (tmp_path / model / ("0" * 40 + ".safetensors")).write_bytes(bytes(64 * MIB))
     free = shutil.disk_usage(tmp_path).free  # others may write meanwhile
     assert abs(budget() - (free + 64 * MIB) // 4) < 8 * MIB
     assert budget(embedding_cache_disk_mb=5) == 5 * MIB

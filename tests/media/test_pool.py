@@ -26,6 +26,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
+from saccade.media import pool as media_pool
 from saccade.media.content import Probe, digest, encode_array
 from saccade.media.header import probe
 from saccade.media.jobs import OVERTAKEN, Job, JobQueue
@@ -141,24 +142,88 @@ def test_a_picture_that_ends_every_worker_fails_alone(
     asyncio.run(scenario())
 
 
-def test_a_hang_ends_at_the_time_limit_and_its_picture_is_refused_for_a_while(
-    arena: Arena,
+@pytest.fixture
+def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of a time limit a worker gets to run, it is its image's to bear."""
+    monkeypatch.setattr(media_pool, "BLAME", 0.01)
+
+
+def test_what_takes_too_much_processor_time_is_refused_for_a_while(
+    arena: Arena, busy_machine: None
 ) -> None:
     """No second try, and no work for whoever asks again, at any size."""
 
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics, decode_timeout=1.5) as pool:
-            data = encode(noise(300, 300))
-            (await worker_process()).suspend()
-            with pytest.raises(ImageError, match=r"takes longer than 1\.5 s"):
-                await pool.decode(job(data), 0)
+        async with running(arena, metrics, decode_timeout=0.2) as pool:
+            data = png(12_000, 12_000, bytes(12_000 * 36_001))  # more than a second of work
+            await worker_process()
+            with pytest.raises(ImageError, match=r"takes longer than 0\.2 s"):
+                await pool.decode(job(data, (64, 64)), 0)
             assert metrics.value(RESTARTS) == 1
             for size in (64, 96):
-                with pytest.raises(ImageError, match=r"takes longer than 1\.5 s"):
+                with pytest.raises(ImageError, match=r"takes longer than 0\.2 s"):
                     await pool.decode(job(data, (size, size)), 0)
-            await pool.decode(job(encode_array(noise(32, 32))), 0)
+            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_worker_is_replaced_and_the_image_is_not_to_blame(arena: Arena) -> None:
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics, decode_timeout=1.5) as pool:
+            data = encode(noise(300, 300))
+            stopped = await worker_process()
+            stopped.suspend()
+            await pool.decode(job(data), 0)
+            np.testing.assert_array_equal(arena.view(PixelSlot(0, 300, 300)), decoded(data))
+            assert not stopped.is_running()
             assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 2)
+
+    asyncio.run(scenario())
+
+
+def test_an_image_whose_workers_are_stopped_again_and_again_is_the_machines_error(
+    arena: Arena,
+) -> None:
+    """And is decoded as soon as a worker runs."""
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics, decode_timeout=0.5) as pool:
+            data, seen = encode(noise(300, 300)), set[int]()
+            await worker_process()
+            waiting = asyncio.create_task(pool.decode(job(data), 0))
+            while not waiting.done():
+                for process in workers():
+                    if process.pid not in seen:
+                        process.suspend()
+                        seen.add(process.pid)
+                await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailable, match="no processor time"):
+                await waiting
+            for process in workers():
+                process.resume()
+            await pool.decode(job(data), 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_reader_is_replaced_and_the_image_is_not_to_blame(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_pool, "HEADER_SECONDS", 1.0)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics) as pool:
+            await until(lambda: bool(workers("saccade-header")))
+            for process in workers("saccade-header"):
+                process.suspend()
+            data = encode(noise(20, 20))
+            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+            assert metrics.value(RESTARTS) == 1
 
     asyncio.run(scenario())
 
@@ -180,22 +245,20 @@ def test_one_decode_serves_all_sizes_asked_of_the_same_bytes(arena: Arena) -> No
     asyncio.run(scenario())
 
 
-def test_the_same_bytes_cost_one_time_out_however_many_ask(arena: Arena) -> None:
+def test_the_same_bytes_cost_one_time_out_however_many_ask(
+    arena: Arena, busy_machine: None
+) -> None:
     async def scenario() -> None:
         metrics = Metrics()
-        async with running(arena, metrics, media_workers=2, decode_timeout=2.0) as pool:
-            data = encode(noise(300, 300))
+        async with running(arena, metrics, media_workers=2, decode_timeout=0.2) as pool:
+            data = png(12_000, 12_000, bytes(12_000 * 36_001))
             await until(lambda: len(workers()) == 2)
-            for process in workers():
-                process.suspend()
-            first = asyncio.create_task(pool.decode(job(data), 0))
+            first = asyncio.create_task(pool.decode(job(data, (64, 64)), 0))
             await until(lambda: metrics.value(DECODES) == 1)
             later = [pool.decode(job(data, (32, 32 * n)), n << 20) for n in range(1, 41)]
             results = await asyncio.gather(first, *later, return_exceptions=True)
             assert all(isinstance(result, ImageError) for result in results)
             assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
-            for process in workers():
-                process.resume()
 
     asyncio.run(scenario())
 
@@ -435,8 +498,9 @@ def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(are
 
 def test_an_order_has_a_memory_limit() -> None:
     code = (
-        "import numpy\nfrom saccade.media.worker import limited_memory\n"
-        "with limited_memory(64 << 20):\n    numpy.ones(16 << 20, numpy.uint8)\n"
+        "import numpy, os\nfrom saccade.media.worker import limited_memory\n"
+        "statm = os.open('/proc/self/statm', os.O_RDONLY)\n"
+        "with limited_memory(64 << 20, statm):\n    numpy.ones(16 << 20, numpy.uint8)\n"
         "    try:\n        numpy.ones(256 << 20, numpy.uint8)\n"
         "    except MemoryError:\n        print('refused')"
     )

@@ -315,6 +315,39 @@ def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> No
     asyncio.run(scenario())
 
 
+UNFIT = {
+    "events, with a length": OK
+    + b"content-type: text/event-stream\r\ncontent-length: 20\r\n\r\ndata: 1\n\ndata: 2 and ",
+    "no content, with a length": b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
+    "not modified, with a length": b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n",
+    "more than its length": OK + b"content-length: 2\r\n\r\nabcdef",
+    "less than its length": OK + b"content-length: 20\r\n\r\nabcdef",
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_length_that_does_not_fit_is_nobodys_fault(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No traceback; what is short ends with its connection, and others are answered."""
+
+    async def scenario() -> None:
+        async with worker() as made, routing(made) as client:
+            made.tell = lambda path, body: UNFIT[name] if path == "/odd" else answer(b"{}")
+            made.closes = True
+            if name.startswith("less"):
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await client.get("/odd")
+            else:
+                assert (await client.get("/odd")).status_code == int(UNFIT[name][9:12])
+            made.closes = False
+            assert (await client.get("/v1/models")).json() == {}
+
+    asyncio.run(scenario())
+    ours = [each for each in caplog.records if each.name.startswith(("uvicorn", "saccade"))]
+    assert not [each for each in ours if each.exc_info], "a traceback"
+
+
 def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
     """Also where it went by a connection that had been used before, whose worker is gone."""
 

@@ -1,0 +1,398 @@
+"""Where image workers come from, and how messages pass between them and the front.
+
+Started by `media/lanes.py` as `python -m saccade.media.nursery`. That process, a stock, loads what
+workers need and forks a nursery, which forks the workers. There are two: one for workers that read
+headers, which has no torch and starts in a moment, and one for those that decode. A nursery passes
+orders on, and answers once they fit what was asked; it copies pixels from a worker's outbox into
+the arena, ends a worker when told, and forks another in the place of one that has ended, in
+milliseconds. It never looks at an image, and believes no worker: what one says is bounded, and
+nobody waits for the rest of it. A stock does nothing but fork the next nursery when one was killed,
+so that nothing is loaded again. Encoded bytes lie in memory files, one per worker, that the front
+fills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+import PIL.Image
+
+from saccade.core.arena import Arena
+from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
+from saccade.core.garbage import settle
+from saccade.media.sandbox import confine
+from saccade.media.worker import (
+    FRONT,
+    NURSERY,
+    OUTBOX_SPARE,
+    Answer,
+    Boot,
+    Bytes,
+    Decode,
+    Decoded,
+    Desk,
+    Header,
+    Kill,
+    Lost,
+    Order,
+    ReadHeaders,
+    WorkersReady,
+    serve,
+)
+
+KEPT_BYTES = 64 << 20
+"""Freed memory that is kept for the next job: having the kernel clear it again can cost as much as
+decoding.
+"""
+MOST_SAID = 1 << 16
+"""Bytes of a worker's answer."""
+ORDER_SECONDS = 2.0
+"""How long a worker may take to take an order that its socket has no room for."""
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+class Outbox:
+    """Memory that one worker writes its pixels to: as many bytes as its order needs, for the worker
+    has no descriptor to make it larger.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """`nbytes`: the most it is ever to have."""
+        self._file = os.memfd_create("saccade-outbox", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, nbytes)
+        self._memory = mmap.mmap(self._file, nbytes)
+        self._memory.madvise(mmap.MADV_DONTFORK)  # no other worker's
+        os.ftruncate(self._file, 0)
+        self._size = 0
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """A process that is forked inside has the memory, too."""
+        self._memory.madvise(mmap.MADV_DOFORK)
+        yield
+        self._memory.madvise(mmap.MADV_DONTFORK)
+
+    def make_room(self, nbytes: int) -> None:
+        """For an order."""
+        assert nbytes <= len(self._memory)
+        if nbytes > self._size or self._size > KEPT_BYTES:
+            os.ftruncate(self._file, nbytes)
+            self._size = nbytes
+
+    @property
+    def pixels(self) -> Bytes:
+        """All of it; what an order needs has been made."""
+        return np.frombuffer(self._memory, np.uint8)
+
+
+@dataclass(slots=True, eq=False)
+class ImageWorker:
+    """A forked process as the nursery sees it. `order` is its last, `told` the answers to it; `cpu`
+    the processor time it had taken at the last word between them.
+    """
+
+    number: int
+    pid: int
+    socket: socket.socket
+    outbox: Outbox | None
+    frames: Frames[Order, Answer]
+    ready: bool = False
+    order: ReadHeaders | Decode | None = None
+    told: int = 0
+    cpu: float = 0.0
+    strange: bool = False
+    channel: Channel[Order, Answer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.channel = Channel(self.socket, FRONT)
+
+    @property
+    def serial(self) -> int:
+        return -1 if self.order is None else self.order.serial
+
+    def fits(self, answer: Answer) -> bool:
+        """Whether the worker may say that now."""
+        if isinstance(answer, WorkersReady):
+            return not self.ready
+        if isinstance(answer, Lost) or self.order is None:
+            return False
+        if (answer.worker, answer.serial) != (self.number, self.serial):
+            return False
+        if isinstance(answer, Header):
+            asked = isinstance(self.order, ReadHeaders) and len(self.order.places)
+            return answer.place == self.told < asked
+        return isinstance(self.order, Decode) and not self.told
+
+
+class Nursery:
+    """Forks workers, and passes messages between them and the front."""
+
+    def __init__(self, boot: Boot, front: socket.socket, lifeline: int) -> None:
+        """`lifeline`: what a worker holds to its end, to be seen to live."""
+        self._boot = boot
+        self._lifeline = lifeline
+        self._arena: Bytes | None = None
+        if boot.arena is not None:
+            arena = Arena.attach(boot.arena, boot.arena_bytes)
+            arena.keep_from_children()
+            self._arena = arena.whole()
+        self._front = Channel(front, NURSERY)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(front, selectors.EVENT_READ, None)
+        self._workers: dict[int, ImageWorker] = {}
+        self._ready = False
+        self._exposed: set[str] = set()
+
+    def fork(self, number: int) -> None:
+        """Put a new worker into a place."""
+        outbox = None
+        if number in self._workers:
+            outbox = self._workers[number].outbox
+        elif self._arena is not None:
+            outbox = Outbox(self._boot.arena_bytes + OUTBOX_SPARE)
+        ours, theirs = socket.socketpair()
+        nursery = os.getpid()
+        with contextlib.nullcontext() if outbox is None else outbox.lent():
+            pid = os.fork()
+        if not pid:
+            self._be_worker(number, theirs, outbox, nursery)
+        theirs.close()
+        ours.settimeout(ORDER_SECONDS)
+        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MOST_SAID))
+        self._workers[number] = worker
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def run(self) -> None:
+        """Until the front has gone. No worker is left then."""
+        with contextlib.suppress(Disconnected):
+            while True:
+                for key, _ in self._selector.select():
+                    if key.data is None:
+                        self._pass_on(self._front.receive())
+                    else:
+                        self._hear(key.data)
+        for worker in self._workers.values():
+            os.kill(worker.pid, signal.SIGKILL)
+        for worker in self._workers.values():
+            os.waitpid(worker.pid, 0)
+
+    def _pass_on(self, order: Order) -> None:
+        worker = self._workers[order.worker]
+        if isinstance(order, Kill):
+            if order.serial == worker.serial:
+                os.kill(worker.pid, signal.SIGKILL)
+            return
+        worker.order, worker.told, worker.cpu = order, 0, cpu_seconds(worker.pid)
+        if isinstance(order, Decode) and worker.outbox is not None:
+            worker.outbox.make_room(order.outbox[-1])
+        try:
+            worker.channel.send(order)
+        except Disconnected:  # it has ended: its socket tells, in a moment; or it does not listen
+            os.kill(worker.pid, signal.SIGKILL)
+
+    def _hear(self, worker: ImageWorker) -> None:
+        """What a worker says: all of it is its own order's answer, or it ends."""
+        try:
+            data = worker.socket.recv(MOST_SAID, socket.MSG_DONTWAIT)
+        except OSError:
+            data = b""
+        if not data:
+            self._replace(worker)
+            return
+        try:
+            for answer in worker.frames.feed(data):
+                if not worker.fits(answer):
+                    raise ValueError("nobody has asked for that")
+                self._answer(worker, answer)
+        except (ValueError, IndexError, msgspec.MsgspecError):
+            worker.strange = True
+            self._selector.unregister(worker.socket)
+            os.kill(worker.pid, signal.SIGKILL)
+            self._replace(worker)
+
+    def _answer(self, worker: ImageWorker, answer: Answer) -> None:
+        if isinstance(answer, WorkersReady):
+            worker.ready = True
+            self._exposed.update(answer.exposed)
+            if not self._ready and all(each.ready for each in self._workers.values()):
+                self._ready = True
+                self._front.send(WorkersReady(tuple(sorted(self._exposed))))
+            return
+        worker.told += 1
+        worker.cpu = cpu_seconds(worker.pid)
+        if isinstance(answer, Decoded) and answer.error is None:
+            self._deliver(worker)
+        self._front.send(answer)
+
+    def _deliver(self, worker: ImageWorker) -> None:
+        """Copy a worker's pixels into the arena."""
+        assert isinstance(worker.order, Decode)
+        assert worker.outbox is not None
+        assert self._arena is not None
+        made = worker.outbox.pixels
+        for (offset, recipe), start in zip(worker.order.targets, worker.order.outbox):
+            nbytes = 3 * prod(recipe.canvas)
+            self._arena[offset : offset + nbytes] = made[start : start + nbytes]
+
+    def _replace(self, worker: ImageWorker) -> None:
+        """A worker has ended, or was killed."""
+        if not worker.strange:
+            self._selector.unregister(worker.socket)
+        worker.channel.close()
+        _, status, used = os.wait4(worker.pid, 0)
+        if os.WIFEXITED(status) and not worker.ready:
+            raise RuntimeError("an image worker does not start")
+        self.fork(worker.number)
+        fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        cpu = max(0.0, used.ru_utime + used.ru_stime - worker.cpu)
+        fate = signal.SIGSYS if worker.strange else fate
+        self._front.send(Lost(worker.number, worker.serial, fate, cpu))
+
+    def _be_worker(
+        self, number: int, connection: socket.socket, outbox: Outbox | None, nursery: int
+    ) -> NoReturn:
+        """Work as a worker in this process, which was forked, to its end."""
+        status = 1
+        try:
+            if follows(nursery, b"saccade-header" if outbox is None else b"saccade-decode"):
+                # To be read, not written: a worker shall not change what comes after its order.
+                source = f"/proc/self/fd/{self._boot.inboxes[number]}"
+                inbox = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+                statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+                memory = np.empty(0, np.uint8) if outbox is None else outbox.pixels
+                keep = (connection.fileno(), inbox, statm, self._lifeline)
+                exposed = confine(keep, self._boot.memory)
+                channel: Channel[Answer, Order] = Channel(connection, NURSERY)
+                channel.send(WorkersReady(tuple(exposed)))
+                serve(channel, Desk(inbox, memory, statm))
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a child has taken."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
+    except OSError:
+        return 0.0  # it has ended
+
+
+def follows(parent: int, name: bytes) -> bool:
+    """Name this process, which was forked, and have it end with `parent`; whether that still is."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NAME, name)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def stock(boot: Boot, link: ParentLink) -> int:
+    """Fork a nursery for each socket that the front sends, one after the other; exit status 0 once
+    the front has gone. A nursery that was killed says nothing against the next; one that failed by
+    itself ends this process too, with its status.
+
+    Beside the socket comes the write end of a pipe, which the nursery and its workers hold: it is
+    closed when the last of them has gone.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    while True:
+        _, received, _, _ = socket.recv_fds(link.socket, 1, 2)
+        if not received:
+            return 0
+        front, lifeline = received
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            link.socket.close()
+            be_nursery(boot, socket.socket(fileno=front), lifeline, parent)
+        os.close(front)
+        os.close(lifeline)
+        ended = 0
+        while ended != pid:  # also workers of a nursery that was killed
+            ended, status = os.wait()
+        if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
+            return code
+
+
+def be_nursery(boot: Boot, front: socket.socket, lifeline: int, parent: int) -> NoReturn:
+    """Be a nursery in this process, which was forked, to its end."""
+    status = 1
+    try:
+        if follows(parent, b"saccade-nursery"):
+            nursery = Nursery(boot, front, lifeline)
+            for number in range(len(boot.inboxes)):
+                nursery.fork(number)
+            nursery.run()
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def main() -> int:
+    # here, not above: the front, which starts this module, must not read images
+    from PIL import AvifImagePlugin
+
+    boot, link = enter(Boot)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NAME, b"saccade-images")
+    libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)  # the most it takes
+    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
+    warm_up(boot.arena is not None)
+    settle()
+    return stock(boot, link)
+
+
+def warm_up(decode: bool) -> None:
+    """Load what the workers need, once for all: they may open no file. For decoding it takes a
+    second or two.
+    """
+    from saccade.media.decode import FORMATS
+    from saccade.media.header import probe
+
+    images = []
+    for kind in FORMATS:
+        encoded = io.BytesIO()
+        PIL.Image.new("RGB", (64, 64)).save(encoded, kind)
+        images.append(encoded.getvalue())
+    for image in images:
+        probe(image, 64 * 64)
+    if not decode:
+        return
+    import torch
+
+    from saccade.core.recipe import whole
+    from saccade.media.decode import decode_into
+
+    torch.set_num_threads(1)  # more would not live through a fork
+    for image in images:
+        canvas = np.empty((32, 32, 3), np.uint8)
+        decode_into([(canvas, whole((32, 32)))], memoryview(image), (64, 64), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""What a process that reads hostile bytes gives up before it reads the first: everything but
+computing, and talking to its nursery.
+
+An allow-list of system calls, in a filter that the kernel keeps to the process's end: what is not
+on it fails with EPERM, as if it were forbidden by any other rule, so that libraries fall back. (A
+list of what is denied would have to know every call that kernels will get.) No file, no socket, no
+process, no thread, no memory that can be executed; of descriptors those it is told to keep, of
+memory, files and processes hard limits, of root's rights none. Knows nothing of images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 1 << 2
+"""The flag leaves the processor's guesses as they are: before Linux 5.16 a filter slowed down all
+of a process for the sake of secrets, of which this one has none.
+"""
+CAPABILITY_VERSION_3 = 0x20080522
+
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+KILL, ALLOW, REFUSE = 0x8000_0000, 0x7FFF_0000, 0x0005_0001
+"""REFUSE: fail with errno 1, EPERM."""
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+"""Places in what the kernel shows a filter. An argument has 8 bytes, the lower half first."""
+X32 = 0x4000_0000
+"""Calls by another table of numbers."""
+
+MAPPED_EXECUTABLE = 4
+"""PROT_EXEC"""
+PLAIN_CONTROLS = (1, 2, 3, 1030)
+"""Of fcntl: F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
+
+X86_64 = {
+    "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "munmap": 11, "brk": 12, "rt_sigaction": 13,
+    "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17, "sched_yield": 24, "mremap": 25,
+    "madvise": 28, "nanosleep": 35, "getitimer": 36, "setitimer": 38, "getpid": 39, "sendto": 44,
+    "recvfrom": 45, "exit": 60, "gettimeofday": 96, "getrusage": 98, "sigaltstack": 131,
+    "gettid": 186, "futex": 202, "sched_getaffinity": 204, "restart_syscall": 219,
+    "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
+    "ppoll": 271, "getrandom": 318, "mmap": 9, "mprotect": 10, "fcntl": 72, "prlimit64": 302,
+}  # fmt: skip
+AARCH64 = {
+    "close": 57, "fstat": 80, "lseek": 62, "munmap": 215, "brk": 214, "rt_sigaction": 134,
+    "rt_sigprocmask": 135, "rt_sigreturn": 139, "pread64": 67, "sched_yield": 124, "mremap": 216,
+    "madvise": 233, "nanosleep": 101, "getitimer": 102, "setitimer": 103, "getpid": 172,
+    "sendto": 206, "recvfrom": 207, "exit": 93, "gettimeofday": 169, "getrusage": 165,
+    "sigaltstack": 132, "gettid": 178, "futex": 98, "sched_getaffinity": 123,
+    "restart_syscall": 128, "clock_gettime": 113, "clock_getres": 114, "clock_nanosleep": 115,
+    "exit_group": 94, "ppoll": 73, "getrandom": 278, "mmap": 222, "mprotect": 226, "fcntl": 25,
+    "prlimit64": 261,
+}  # fmt: skip
+MACHINES = {
+    "x86_64": (0xC000_003E, 317, 126, X86_64),
+    "aarch64": (0xC000_00B7, 277, 91, AARCH64),
+}
+"""The kernel's name for the machine, the numbers of seccomp and capset, and of what is allowed."""
+
+Step = tuple[int, int, int, int]
+"""An instruction: code, instructions to skip if true, if false, operand."""
+
+
+def confine(keep: Collection[int], memory: int, descriptors: int = 32) -> list[str]:
+    """Give up all that is said above, in this process, which has one thread.
+
+    `keep`: the descriptors that stay open. `memory`: bytes that its address space may grow by,
+    ever; `descriptors`: one more than the highest. What the kernel refuses to take is returned, in
+    words.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    close_all_but(keep)
+    steps: dict[str, Callable[[], None]] = {
+        "hard limits": lambda: _limit(memory, descriptors),
+        "non-dumpable": lambda: _check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)),
+        "dropped capabilities": lambda: _drop_capabilities(libc),
+        "no_new_privs": lambda: _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        "a seccomp filter": lambda: _filter(libc),
+    }
+    missing = []
+    for name, step in steps.items():
+        try:
+            step()
+        except (OSError, ValueError) as error:
+            missing.append(f"{name} ({error})")
+    return missing
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close descriptors; standard input, output and errors lead nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    try:
+        opened = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - of numbers
+    except OSError:
+        opened = [*range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])]
+    for number in opened:
+        if number > 2 and number not in keep:
+            with suppress(OSError):  # the list's own
+                os.close(number)
+
+
+def address_space() -> int:
+    """Bytes of this process's."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _limit(memory: int, descriptors: int) -> None:
+    limits = {
+        resource.RLIMIT_AS: address_space() + memory,
+        resource.RLIMIT_NOFILE: descriptors,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for limit, most in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Root's rights, of which one is to raise hard limits. Raises OSError."""
+    capset = _machine()[2]
+    head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
+    _check(libc.syscall(capset, head, bytes(24)))
+
+
+def _filter(libc: ctypes.CDLL) -> None:
+    """Raises OSError."""
+    code = b"".join(struct.pack("<HBBI", *step) for step in program())
+    held = ctypes.create_string_buffer(code, len(code))
+    told = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
+    seccomp, mode = _machine()[1], SECCOMP_SET_MODE_FILTER
+    if libc.syscall(seccomp, mode, SECCOMP_FILTER_FLAG_SPEC_ALLOW, told):
+        _check(libc.syscall(seccomp, mode, 0, told))
+
+
+def program() -> list[Step]:
+    """The filter, for this machine. Raises OSError where its numbers are not known."""
+    name, _, _, numbers = _machine()
+    ruled: dict[str, list[Step]] = {
+        "mmap": _none_of(2, MAPPED_EXECUTABLE),
+        "mprotect": _none_of(2, MAPPED_EXECUTABLE),
+        "prlimit64": _one_of(0, 0),  # its own
+        "fcntl": _one_of(1, *PLAIN_CONTROLS),
+    }
+    code: list[Step] = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_IF_EQUAL, 1, 0, name),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        (JUMP_IF_AT_LEAST, 0, 1, X32),
+        (RETURN, 0, 0, KILL),
+    ]
+    for call, number in numbers.items():
+        verdict = ruled.get(call, [(RETURN, 0, 0, ALLOW)])
+        code += [(JUMP_IF_EQUAL, 0, len(verdict), number), *verdict]
+    return [*code, (RETURN, 0, 0, REFUSE)]
+
+
+def _one_of(argument: int, *values: int) -> list[Step]:
+    """Allow where the lower half of an argument, which is all that these calls read, is of
+    `values`.
+    """
+    checks: list[Step] = [
+        (JUMP_IF_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
+    ]
+    return [_load(argument), *checks, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+
+
+def _none_of(argument: int, bits: int) -> list[Step]:
+    """Allow where an argument has none of `bits`."""
+    refused: list[Step] = [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+    return [_load(argument), (JUMP_IF_ANY, 0, 1, bits), *refused]
+
+
+def _load(argument: int) -> Step:
+    return LOAD, 0, 0, ARGUMENTS + 8 * argument
+
+
+def _machine() -> tuple[int, int, int, dict[str, int]]:
+    found = MACHINES.get(platform.machine())
+    if found is None:
+        raise OSError(f"the numbers of system calls on {platform.machine()} are not known")
+    return found
+
+
+def _check(status: int) -> None:
+    """Raises OSError where a call has failed."""
+    if status:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

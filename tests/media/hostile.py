@@ -1,0 +1,175 @@
+"""Image workers that hostile bytes have taken over, for `test_sandbox.py`: a stock as ours, whose
+workers give up all that ours do, and then run an attack that the bytes of their order name.
+
+Started as `python -m tests.media.hostile` in the place of `saccade.media.nursery`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from saccade.core.child import Channel
+from saccade.media import nursery
+from saccade.media.worker import Answer, Decode, Decoded, Desk, Header, Order, ReadHeaders
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+SYSCALLS = {
+    "x86_64": {
+        "ptrace": 101, "process_vm_readv": 310, "io_uring_setup": 425, "memfd_create": 319,
+        "unshare": 272, "mount": 165, "bpf": 321, "userfaultfd": 323, "pidfd_open": 434,
+        "openat": 257, "open": 2, "execve": 59, "clone3": 435, "fork": 57, "socket": 41,
+        "sendmsg": 46, "recvmsg": 47, "write": 1, "truncate": 76, "ftruncate": 77, "kill": 62,
+        "tgkill": 234, "prctl": 157, "seccomp": 317, "setuid": 105, "capset": 126, "shmget": 29,
+        "keyctl": 250, "ioctl": 16, "unlink": 87, "perf_event_open": 298, "dup": 32, "pipe": 22,
+    },
+}  # fmt: skip
+"""What an attack may try by number."""
+CALLS = SYSCALLS.get(os.uname().machine, {})
+
+
+def raw(name: str) -> str:
+    """A system call, with arguments that need not make sense."""
+    number = CALLS[name]
+    status = LIBC.syscall(number, 0, 0, 0, 0, 0)
+    return "it worked" if status >= 0 else os.strerror(ctypes.get_errno())
+
+
+def attempt(what: Callable[[], object]) -> str:
+    try:
+        return f"it worked: {what()!r}"
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+def descriptors(desk: Desk) -> str:
+    """Those that are open, and of each whether it can be made to hold something else."""
+    found = []
+    for number in range(4096):
+        try:
+            fcntl.fcntl(number, fcntl.F_GETFD)
+        except OSError:
+            continue
+        try:
+            mmap.mmap(number, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            found.append("memory to write")
+        except (OSError, ValueError):
+            found.append("the inbox" if number == desk.inbox else "else")
+    return ", ".join(sorted(found))
+
+
+def threads() -> str:
+    begun = threading.Thread(target=ignore)
+    begun.start()
+    return "a thread"
+
+
+def grow() -> int:
+    """As much memory as there is, of any kind."""
+    resource.setrlimit(
+        resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2
+    )  # what is soft is no limit
+    held = []
+    while True:
+        try:
+            held.append(mmap.mmap(-1, 16 << 20))
+        except OSError:
+            return len(held) * 16
+
+
+ATTACKS: dict[str, Callable[[Desk], object]] = {
+    "socket": lambda _: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+    "local socket": lambda _: socket.socketpair(),
+    "read a file": lambda _: Path("/etc/passwd").read_bytes(),
+    "write a file": lambda _: Path("/tmp/written-by-an-image").write_bytes(b""),
+    "look at a file": lambda _: Path("/etc/passwd").stat(),
+    "list a folder": lambda _: [*Path("/tmp").iterdir()],
+    "own memory's map": lambda _: Path("/proc/self/maps").read_bytes(),
+    "exec": lambda _: os.execv("/bin/true", ["true"]),
+    "spawn": lambda _: subprocess.run(["/bin/true"], check=False),
+    "fork": lambda _: os.fork(),
+    "thread": lambda _: threads(),
+    "kill the nursery": lambda _: os.kill(int(os.environ.get("PARENT", "1")), 0),
+    "memory to execute": lambda _: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC),
+    "raise a hard limit": lambda _: resource.setrlimit(resource.RLIMIT_AS, (1 << 45, 1 << 45)),
+    "another's limits": lambda _: resource.prlimit(1, resource.RLIMIT_NOFILE),
+    "a signal's owner": lambda desk: fcntl.fcntl(desk.inbox, fcntl.F_SETOWN, 1),
+    "a larger outbox": lambda desk: len(bytes(desk.outbox[-1:])),
+    "environment": lambda _: sorted(
+        name for name in os.environ if "KEY" in name or "TOKEN" in name
+    ),
+    "descriptors": descriptors,
+    "grow": lambda _: grow(),
+}
+
+
+def do(name: str, desk: Desk) -> object:
+    return ATTACKS[name](desk)
+
+
+def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
+    """Answers that no worker may give."""
+    connection = channel._socket
+    match how:
+        case "another's answer":
+            channel.send(Decoded(1 - order.worker, order.serial, "of another's image", 0.0))
+        case "an answer before its order":
+            channel.send(Decoded(order.worker, order.serial + 1, None, 0.0))
+        case "an answer of another kind":
+            channel.send(Header(order.worker, order.serial, 0, None))
+        case "half an answer":
+            connection.sendall(b"\x10")
+            time.sleep(600)
+        case "an endless answer":
+            connection.sendall(struct.pack("<IB", 0xFFFF_FFF0, 1))
+        case "no answer of any kind":
+            connection.sendall(struct.pack("<IB", 3, 200) + b"abc")
+        case "nonsense":
+            connection.sendall(struct.pack("<IB", 3, 1) + b"\xc1\xc1\xc1")
+    time.sleep(600)
+
+
+def attack(channel: Channel[Answer, Order], desk: Desk) -> None:
+    """In the place of a worker's life."""
+    while True:
+        order = channel.receive()
+        if isinstance(order, ReadHeaders):
+            answer = Header(
+                order.worker, order.serial, 0, None, attempt(partial(descriptors, desk))
+            )
+            channel.send(answer)
+            continue
+        assert isinstance(order, Decode)
+        with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
+            kind, _, name = held[:].decode().partition(":")
+        if kind == "forge":
+            forged(channel, order, name)
+        if kind == "good":
+            desk.outbox[: order.outbox[-1]] = 7
+            channel.send(Decoded(order.worker, order.serial, None, 0.0))
+            continue
+        told = raw(name) if kind == "raw" else attempt(partial(do, name, desk))
+        channel.send(Decoded(order.worker, order.serial, told, 0.0))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGSYS, signal.SIG_DFL)
+    vars(nursery)["serve"] = attack
+    sys.exit(nursery.main())

@@ -1,0 +1,220 @@
+"""Code that hostile bytes run in an image worker reaches nothing: no file, no socket, no process,
+no other's pixels, no key. And nothing that sound bytes need is out of reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from saccade.core.arena import Arena
+from saccade.core.errors import ImageError
+from saccade.core.metrics import Metrics
+from saccade.core.plan import PixelSlot
+from saccade.core.recipe import whole
+from saccade.media import lanes, sandbox
+from saccade.media.content import Probe
+from saccade.media.decode import FORMATS
+from saccade.media.header import probe
+from saccade.media.jobs import Job
+from saccade.media.pool import DecodePool
+from tests.media import hostile
+from tests.media.pictures import decoded, encode, photo, resized, with_orientation
+from tests.media.test_pool import RESTARTS, job, running, worker_process, workers
+
+MACHINE = os.uname().machine
+pytestmark = pytest.mark.skipif(
+    MACHINE not in sandbox.MACHINES, reason="no numbers for this machine"
+)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(64 << 20)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run attacks."""
+    monkeypatch.setattr(lanes, "nursery", SimpleNamespace(__name__=hostile.__name__))
+
+
+def order(told: str) -> Job:
+    """For a worker that runs attacks."""
+    return Job(told.encode(), told.encode(), Probe("PNG", 32, 32, "RGB", 1, 1), whole((32, 32)))
+
+
+async def outcome(pool: DecodePool, told: str) -> str:
+    with pytest.raises(ImageError) as caught:
+        await pool.decode(order(told), 0)
+    return caught.value.message.removeprefix("the picture cannot be decoded: ")
+
+
+REFUSED = "PermissionError: [Errno 1] Operation not permitted"
+EXPECTED = {
+    "memory to execute": REFUSED,
+    "raise a hard limit": "ValueError: not allowed to raise maximum limit",
+    "thread": "RuntimeError: can't start new thread",
+    "environment": "it worked: []",
+    # Standard input, output and errors lead nowhere; a socket, the lifeline, the address space's
+    # size, and the encoded bytes to be read.
+    "descriptors": "it worked: 'else, else, else, else, else, else, the inbox'",
+    "a larger outbox": "",
+}
+KEYS = ("SACCADE_API_KEY", "SACCADE_ENCODER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
+
+
+def test_code_in_a_worker_reaches_nothing(
+    arena: Arena, taken_over: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEYS:
+        monkeypatch.setenv(name, "secret-of-this-test")
+
+    async def scenario() -> dict[str, str]:
+        async with running(arena, Metrics(), decode_memory_mb=256) as pool:
+            told = {name: await outcome(pool, f"do:{name}") for name in hostile.ATTACKS}
+            calls = hostile.CALLS
+            told |= {f"call {name}": await outcome(pool, f"raw:{name}") for name in calls}
+        return told
+
+    told = asyncio.run(scenario())
+    for name in ("environment", "descriptors"):
+        assert told.pop(name) == EXPECTED[name]
+    grown = told.pop("grow")
+    assert 128 < int(grown.removeprefix("it worked: ")) <= 256 * 3 // 2 + 128, grown
+    assert told.pop("a larger outbox").startswith("its decoder crashed")
+    for name, found in told.items():
+        refused = ("Operation not permitted",) if name.startswith("call ") else (REFUSED,)
+        assert found.startswith(EXPECTED.get(name, refused[0])), f"{name}: {found}"
+    assert not Path("/tmp/written-by-an-image").exists()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("another's answer", "an answer before its order", "an answer of another kind"),
+        *("half an answer", "an endless answer", "no answer of any kind", "nonsense"),
+    ],
+)
+def test_what_a_worker_may_not_say_ends_it_and_no_other(
+    arena: Arena, taken_over: None, how: str
+) -> None:
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with running(arena, metrics, media_workers=2, decode_timeout=2.0) as pool:
+            lying = asyncio.create_task(pool.decode(order(f"forge:{how}"), 0))
+            for number in range(8):
+                await pool.decode(order(f"good:{number}"), 1 << 20)
+            assert (arena.view(PixelSlot(1 << 20, 32, 32)) == 7).all()
+            with pytest.raises(Exception, match=r"decoder crashed|no processor time"):
+                await lying
+            assert metrics.value(RESTARTS) == 2
+            assert (arena.view(PixelSlot(0, 32, 32)) == 0).all()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="/proc of such a process is root's")
+def test_no_worker_has_the_arena_or_another_workers_memory(arena: Arena) -> None:
+    async def scenario() -> None:
+        async with running(arena, media_workers=2) as pool:
+            await worker_process()
+            await pool.decode(job(encode(photo(64, 64))), 0)
+            for name, own in (("saccade-decode", 1), ("saccade-header", 0)):
+                for process in workers(name):
+                    proc = Path(f"/proc/{process.pid}")
+                    maps = (proc / "maps").read_text()
+                    links = [str(each.readlink()) for each in (proc / "fd").iterdir()]
+                    status = (proc / "status").read_text()
+                    environment = (proc / "environ").read_text()
+                    assert "saccade-arena" not in maps + " ".join(links)
+                    assert maps.count("saccade-outbox") == own
+                    assert "saccade-outbox" not in " ".join(links)
+                    assert sum("saccade-inbox" in link for link in links) == 1
+                    assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
+                    assert "CapPrm:\t0000000000000000" in status
+                    assert "CapEff:\t0000000000000000" in status
+                    assert "KEY" not in environment
+
+    asyncio.run(scenario())
+
+
+def of_every_kind() -> dict[str, bytes]:
+    """Each format, with what decoders do differently."""
+    pixels = photo(70, 90)
+    image = PIL.Image.fromarray(pixels)
+    made = {
+        "JPEG progressive": encode(image, "JPEG", progressive=True),
+        "JPEG grey": encode(image.convert("L"), "JPEG"),
+        "JPEG CMYK": encode(image.convert("CMYK"), "JPEG"),
+        "PNG palette": encode(image.quantize(64), "PNG"),
+        "PNG alpha": encode(image.convert("RGBA"), "PNG"),
+        "PNG 16 bits": encode(PIL.Image.fromarray(pixels[..., 0].astype(np.uint16) << 8), "PNG"),
+        "WEBP lossless": encode(image, "WEBP", lossless=True),
+        "TIFF lzw": encode(image, "TIFF", compression="tiff_lzw"),
+        "TIFF deflate": encode(image, "TIFF", compression="tiff_deflate"),
+        "TIFF jpeg": encode(image, "TIFF", compression="jpeg"),
+        "TIFF group4": encode(image.convert("1"), "TIFF", compression="group4"),
+    }
+    plain = {kind: encode(image, kind) for kind in FORMATS}
+    turned = {
+        f"{kind} turned": with_orientation(pixels, 6, kind)
+        for kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")
+    }
+    return made | plain | turned
+
+
+def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
+    """Headers, and pixels as stored and resized, bit for bit."""
+
+    async def scenario() -> None:
+        async with running(arena) as pool:
+            for kind, data in of_every_kind().items():
+                found = probe(data, 10**9)
+                assert await pool.read_header(data, data) == found, kind
+                for size in (found.upright, (56, 84), (224, 252)):
+                    await pool.decode(job(data, size), 4096)
+                    made = arena.view(PixelSlot(4096, *size))
+                    told = f"{kind} at {size}"
+                    np.testing.assert_array_equal(made, resized(decoded(data), size), told)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_kernel_does_not_take_is_said_and_the_work_goes_on(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes, "nursery", SimpleNamespace(__name__="tests.media.unconfined"))
+
+    async def scenario() -> None:
+        async with running(arena) as pool:
+            data = encode(photo(64, 64))
+            await pool.decode(job(data), 0)
+            np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
+
+    asyncio.run(scenario())
+    told = "image workers run without a seccomp filter (the numbers of system calls on abacus are"
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize("machine", sandbox.MACHINES)
+def test_each_machines_calls_are_the_same(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for `poll`, which newer machines lack."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    numbers = sandbox.MACHINES[machine][3]
+    assert numbers.keys() - {"poll"} == sandbox.AARCH64.keys()
+    assert len(set(numbers.values())) == len(numbers)
+    program = sandbox.program()
+    for at, (code, yes, no, _) in enumerate(program):
+        if code not in (sandbox.LOAD, sandbox.RETURN):
+            assert at + 1 + max(yes, no) < len(program), "no jump leads out"
+    assert program[-1] == (sandbox.RETURN, 0, 0, sandbox.REFUSE)

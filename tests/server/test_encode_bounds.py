@@ -1,0 +1,70 @@
+"""What a server of role encode is asked for is bounded before anything is made of its numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from saccade.api.encode import EmbeddingDoor
+from saccade.core.arena import Arena
+from saccade.core.errors import InvalidRequest
+from saccade.core.exchange import EmbeddingWanted
+from saccade.core.family import LargestImage
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.core.types import Grid, Image, ImageKey, Size, Tower
+from saccade.media.media import Media
+from tests.media.conftest import PictureSpec
+
+TOWER = Tower("ab" * 16, "bfloat16", 2048)
+FITS = Image(ImageKey(bytes(32), bytes(16)), (1, 4, 4), 4, 16, (64, 64))
+
+
+class Spec(PictureSpec):
+    largest_image = LargestImage(1024 * 1024, 1024)
+
+
+def read(image: Image) -> EmbeddingWanted:
+    """As a request for it is read, by a server with 16 MiB of shared memory."""
+    spec, arena = Spec(), Arena.create(16 << 20)
+    media = Media(spec, MediaOptions(), arena, Metrics())  # type: ignore[arg-type]
+    intake = SimpleNamespace(spec=spec, media=media)
+    front = SimpleNamespace(intake=intake, check_ready=lambda: SimpleNamespace(tower=TOWER))
+    door = EmbeddingDoor(SimpleNamespace(front=front))  # type: ignore[arg-type]
+    try:
+        return door._read(msgspec.json.encode(EmbeddingWanted(image, TOWER)).decode())
+    finally:
+        arena.close()
+
+
+def image(grid: Grid, num_tokens: int, patches: int = 16, canvas: Size = (64, 64)) -> Image:
+    return Image(FITS.key, grid, num_tokens, patches, canvas)
+
+
+def test_an_image_that_there_can_be_is_read() -> None:
+    assert read(FITS).image == FITS
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (image((1, 4, 5 * 10**7), 5 * 10**7), "grid is 50000000: beyond"),
+        (image((1, 4, 10**9), 10**9), "grid is 1000000000: beyond"),
+        (image((1, 4, 2**62), 2**62), f"grid is {2**62}: beyond"),
+        (image((1, 4, 10**6), 10**6), "num_tokens is 1000000: beyond"),
+        (image((1, 4, 4), 2**62), f"num_tokens is {2**62}: beyond"),
+        (image((1, 4, 4), 4, patches=2**62), f"num_patches is {2**62}: beyond"),
+        (image((1, 4, 4), 4, canvas=(2**62, 1)), f"canvas is {2**62}: beyond"),
+        (image((1, 4, 4), 4, canvas=(1 << 20, 1 << 20)), "canvas is 1099511627776: beyond"),
+        (image((1, -4, -4), 4), "no image is like that"),
+        (image((1, 4, 4), 4, canvas=(64, -64)), "no image is like that"),
+        (image((1, 4, 4), 5), "no image is like that"),
+        (image((0, 0, 0), 0), "no image is like that"),
+    ],
+)
+def test_numbers_beyond_all_images_are_refused_by_name(wanted: Image, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        read(wanted)
+    assert caught.value.param == "x-saccade-image"
