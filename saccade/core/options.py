@@ -336,8 +336,8 @@ class ServerOptions:
     """
     api_keys_file: str | None = None
     """Ask clients for one of the keys in this file: a line name:key for each; it is read again
-    within a second of its change. Where there are several keys, each sees its own files, finds its own
-    images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
+    within a second of its change. Where there are several keys, each sees its own files, finds its
+    own images cached, and holds at most half of --max-queued-requests and --max-inflight-mb.
     """
     share_cache: bool = False
     """Several keys share what is cached of images and prompts; each still has its own files."""

