@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -144,7 +144,7 @@ class Prepared:
 
     `opened[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
     "messages[2].content[0]". `reading`: how the answers are to be read. `landmarks`: as in
-    `Prompt`. `silent`: as in `Ask`.
+    `Prompt`. `silent`: as in `Ask`. `ignored`: fields that the model has no switch for.
     """
 
     request: Request
@@ -154,6 +154,7 @@ class Prepared:
     reading: ReadAs = PLAIN
     landmarks: tuple[tuple[int, str], ...] = ()
     silent: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
@@ -267,6 +268,7 @@ class Intake:
             reading,
             prompt.landmarks,
             ask.silent,
+            tuple(self._passed_over(ask.prompt)) if isinstance(ask.prompt, Chat) else (),
         )
 
     def _wish(self, ask: Ask) -> Wish | MakeWish | None:
@@ -424,37 +426,33 @@ class Intake:
         return Rendered(text, text)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables, among them what it makes of effort and verbosity."""
-        return {**self._verbosity(chat), **self._effort(chat)}
-
-    def _verbosity(self, chat: Chat) -> Mapping[str, Any]:
-        if chat.verbosity is None or "verbosity" in chat.variables:
-            return {}
-        if "verbosity" in self.template.names:
-            return {"verbosity": chat.verbosity}
-        if chat.verbosity == "medium":  # as without it
-            return {}
-        raise InvalidRequest(
-            "verbosity: this model's chat template has no word for it",
-            "verbosity",
-            "unsupported_parameter",
-        )
-
-    def _effort(self, chat: Chat) -> Mapping[str, Any]:
-        effort, names = chat.effort, self.template.names
-        if effort is None or {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
-            return chat.variables
+        """The template's variables: those that the client names itself, and what the template makes
+        of effort, verbosity and thinking.
+        """
+        wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
+        names = self.template.names
         if "reasoning_effort" in names:
-            return {**chat.variables, "reasoning_effort": effort}
-        if "enable_thinking" in names:
-            return {**chat.variables, "enable_thinking": effort != "none"}
-        if effort == "none" and not self.manner.reasons:
-            return chat.variables
-        raise InvalidRequest(
-            "reasoning_effort: this model's chat template has no switch for it",
-            "reasoning_effort",
-            "unsupported_parameter",
-        )
+            wishes["reasoning_effort"] = chat.effort
+        elif chat.effort is not None and chat.thinks is None:
+            wishes["enable_thinking"] = chat.effort != "none"
+        if {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
+            wishes = {"verbosity": chat.verbosity}
+        known = {name: wish for name, wish in wishes.items() if name in names and wish is not None}
+        return {**known, **chat.variables}
+
+    def _passed_over(self, chat: Chat) -> Iterator[str]:
+        """Fields of a request that this model's template has no word for. Of a model that does not
+        reason, none is passed over that wants it not to.
+        """
+        names, reasons = self.template.names, self.manner.reasons
+        if chat.verbosity not in (None, "medium") and "verbosity" not in names:
+            yield "verbosity"
+        wanted = chat.effort is not None and (reasons or chat.effort != "none")
+        if wanted and not {"reasoning_effort", "enable_thinking"} & names:
+            yield "reasoning_effort"
+        wanted = chat.thinks is not None and (reasons or chat.thinks)
+        if wanted and "enable_thinking" not in names:
+            yield "thinking"
 
     def _reasoning_at(self, chat: Chat, text: str) -> Where:
         if not chat.continue_final_message:
