@@ -20,6 +20,7 @@ from rich.console import Console, ConsoleOptions
 from rich.markup import escape
 
 from saccade import __version__
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     ConnectionOptions,
@@ -84,6 +85,7 @@ MAIN_OPTIONS = frozenset(
         "--api-key",
         "--chat-template",
         "--context-length",
+        "--default-max-tokens",
         "--device",
         "--dtype",
         "--embedding-cache-device-mb",
@@ -138,6 +140,7 @@ def serve(
     kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
     watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
     role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
+    answers: Annotated[AnswerOptions, flat("Answers")] = AnswerOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -152,7 +155,18 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return serve_model(
-        model, model_options, engine, parallel, media, server, edge, kept, pins, watch, role
+        model,
+        model_options,
+        engine,
+        parallel,
+        media,
+        server,
+        edge,
+        kept,
+        pins,
+        watch,
+        role,
+        answers,
     )
 
 

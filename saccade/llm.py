@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, overload
 from rich.console import Console
 from rich.progress import Progress
 
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.options import (
     EngineOptions,
@@ -82,7 +83,7 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    PinOptions, ParallelOptions and MediaOptions, e.g. `tp_size=2`.
+    PinOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
@@ -95,6 +96,7 @@ class LLM:
             _take(MediaOptions, options),
             _take(PinOptions, options),
         )
+        self._answers = _take(AnswerOptions, options)
         if options:
             raise ConfigError(f"LLM has no option {sorted(options)[0]!r}")
         self._loop = asyncio.new_event_loop()
@@ -168,7 +170,7 @@ class LLM:
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
-            sampling or SamplingParams(),
+            sampling or self._usual,
             Offer(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
             read_wish(given),
@@ -178,6 +180,11 @@ class LLM:
         if messages and isinstance(messages[0], Mapping):
             return self._wait(self._answer(messages, set_to))  # type: ignore[arg-type]
         return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
+
+    @property
+    def _usual(self) -> SamplingParams:
+        most = self._answers.default_max_tokens
+        return SamplingParams() if most is None else SamplingParams(max_tokens=most)
 
     async def _answer_all(
         self, conversations: Sequence[Conversation], set_to: _Settings, progress: bool

@@ -308,3 +308,11 @@ def test_an_answer_may_be_held_to_a_form(llm: LLM) -> None:
     assert llm.chat(ask("a"), hot, response_format=whole).text == "[1, 2]"
     with pytest.raises(InvalidRequest, match=r"structured_outputs\.json\.not"):
         llm.chat(ask("a"), hot, structured_outputs={"json": {"not": {}}})
+
+
+def test_answers_are_as_long_as_the_option_says_where_a_call_says_nothing() -> None:
+    question = [{"role": "user", "content": "Hello"}]
+    with LLM("demo", default_max_tokens=2) as short:
+        answer = short.chat(question)
+        assert (answer.completion_tokens, answer.finish_reason) == (2, "length")
+        assert short.chat(question, SamplingParams(max_tokens=3)).completion_tokens == 3

@@ -148,6 +148,7 @@ def write_settings(folder: Path) -> None:
     }
     generation = {
         "do_sample": False,
+        "max_new_tokens": 256,
         "eos_token_id": [SPECIAL.index("<|im_end|>"), SPECIAL.index("<|endoftext|>")],
         "pad_token_id": SPECIAL.index("<|endoftext|>"),
     }

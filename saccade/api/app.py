@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade import __version__
 from saccade.api.about import docs
+from saccade.api.about.elsewhere import advice
 from saccade.api.about.openapi import describe
 from saccade.api.about.page import PAGE_PATHS, page_routes
 from saccade.api.chat.fields import (
@@ -78,29 +79,6 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 _OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
 KEPT = ResponseOptions()
 WATCH = ObservabilityOptions()
-
-_HERE = (
-    "this server answers questions about images and text with one language model: POST "
-    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
-)
-_ABSENT = {
-    "/v1/embeddings": "no embeddings are made here",
-    "/v1/audio": "nothing is heard or spoken here",
-    "/v1/images": "no images are made here",
-    "/v1/videos": "no videos are made here",
-    "/v1/moderations": "nothing is moderated here",
-    "/v1/rerank": "nothing is ranked here",
-    "/v1/score": "nothing is ranked here",
-    "/v1/batches": "there are no batches here: send the requests beside each other",
-    "/v1/uploads": "files come in one piece, to /v1/files",
-    "/v1/fine_tuning": "nothing is trained here",
-    "/v1/vector_stores": "nothing is searched here",
-    "/v1/conversations": "conversations go on by previous_response_id",
-    "/v1/assistants": "there are no assistants here",
-    "/v1/threads": "there are no threads here",
-    "/v1/realtime": "there are no sessions here",
-}
-"""What OpenAI's API has, and is not here."""
 
 
 def build_app(
@@ -360,21 +338,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
     what = {
-        404: f"there is no {path[:200]}{_absence(path)}",
-        405: f"{request.method} is not allowed on {path[:200]}",
+        404: f"there is no {path[:200]}{advice(path)}",
+        405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
     told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
     status, body = body_for(path, status, told, request_id.get())
     return Response(body, status, error.headers, "application/json")
-
-
-def _absence(path: str) -> str:
-    """What is said of a path that other servers have."""
-    for begin, what in _ABSENT.items():
-        if path == begin or path.startswith(f"{begin}/"):
-            return f": {what}; {_HERE}"
-    return ""
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:

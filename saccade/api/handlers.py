@@ -149,7 +149,7 @@ class Door:
 
     def name_of(self, name: str | None) -> str:
         """What the client calls the model; the server's own name where it says nothing."""
-        if name is not None and name not in self.names:
+        if name and name not in self.names:
             raise NotFound(
                 f"the model {name[:200]!r} does not exist; this server has "
                 f"{', '.join(map(repr, self.names))}",

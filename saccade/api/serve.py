@@ -21,6 +21,7 @@ from rich.console import Console
 
 from saccade.api.app import KEPT, OPEN_PATHS, WATCH, build_app
 from saccade.api.trace.telemetry import Telemetry, check_installed
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.config import MIB, Role
 from saccade.core.garbage import settle
 from saccade.core.messages import Loading, Ready
@@ -168,6 +169,7 @@ def serve(
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     watch: ObservabilityOptions = WATCH,
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
+    answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
 ) -> int:
     """`saccade serve`: serve `model` until a signal, or until the engine has failed.
 
@@ -187,6 +189,7 @@ def serve(
         settle()
         sent = describe_intake(media) if intake.spec.sees_images else ()
         decided = (("model", served), *ready.decided, *sent, *intake.manner.described())
+        decided = (*decided, ("answers", f"{intake.usual_length} where a request names no limit"))
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
@@ -196,7 +199,7 @@ def serve(
 
     async def run() -> int:
         most = server.max_queued_requests
-        front = build_front(model, options, engine, parallel, media, most, pins, role)
+        front = build_front(model, options, engine, parallel, media, most, pins, role, answers)
         serving = Server(front, names, server, edge, kept, watch, role.role)
         with LoadingView(Console()) as view:
 

@@ -6,6 +6,7 @@ headers that go with them. Knows nothing of why a request is refused.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
 """Characters of an error that a client is shown."""
 _RESPONSES = "/v1/responses"
 _ANTHROPIC = "/v1/messages"
+_OLLAMA, _GEMINI = "/api/", "/v1beta/"
+"""Served by nobody here, but who asks there shall read why."""
 _OVERLOADED = 529
 """What Anthropic's clients know 503 as."""
 _TYPES = {
@@ -77,6 +80,12 @@ def refusal(
 
 def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple[int, bytes]:
     """The status, as the API of `path` has it, and the body."""
+    if path.startswith(_OLLAMA):
+        return status, msgspec.json.encode({"error": error.message})
+    if path.startswith(_GEMINI):
+        word = HTTPStatus(status).name
+        told_gemini = {"code": status, "message": error.message, "status": word}
+        return status, msgspec.json.encode({"error": told_gemini})
     if not speaks_anthropic(path):
         return status, msgspec.json.encode(ErrorResponse(error))
     told = _anthropic(status, error.message, error.code, request_id)

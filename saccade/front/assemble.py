@@ -4,8 +4,10 @@ process. The server and `LLM` use it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.arena import Arena
 from saccade.core.config import Role
 from saccade.core.errors import ConfigError
@@ -40,6 +42,7 @@ def build_front(
     max_requests: int = 1024,
     pins: PinOptions = PinOptions(),  # noqa: B008 - frozen
     role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
+    answers: AnswerOptions = AnswerOptions(),  # noqa: B008 - frozen
 ) -> Front:
     """A front that has yet to be started.
 
@@ -59,12 +62,15 @@ def build_front(
     words = tokenizer.backend.to_str()
     metrics = Metrics()
     arena = Arena.create(arena_bytes(media, spec))
+    defaults = load_sampling_defaults(folder)
+    if answers.default_max_tokens is not None:
+        defaults = replace(defaults, max_tokens=answers.default_max_tokens)
     intake = Intake(
         spec,
         tokenizer,
         template,
         Media(spec, media, arena, metrics, role),
-        load_sampling_defaults(folder),
+        defaults,
         options.special_tokens_in_content,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_manner(template.sources, options.tool_parser, options.reasoning_parser),

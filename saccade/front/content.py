@@ -31,6 +31,13 @@ _LONGEST_NAME = 512
 _MOST_CALLS = 256
 """Tool calls of one message."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
+_VIDEO = "video is not taken: send frames of it, as images in their order"
+_AUDIO = "audio is not taken: this model reads images and text"
+_UNSEEN = {
+    **dict.fromkeys(("video_url", "video", "input_video"), _VIDEO),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
+}
+"""Parts of other models, and what to do instead."""
 _BASE64_SEEN = 512
 """Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
 
@@ -78,9 +85,10 @@ class Message:
 class Chat:
     """A conversation to be rendered by the chat template.
 
-    `variables` are the client's own for the template. effort, verbosity: `reasoning_effort` and
-    `verbosity`, which mean what the template makes of them. `num_characters`: of all that the
-    template is given; it takes a while to count, so a large chat is built beside the event loop.
+    `variables` are the client's own for the template. effort, verbosity, thinks:
+    `reasoning_effort`, `verbosity` and `enable_thinking`, which mean what the template makes of
+    them. `num_characters`: of all that the template is given; it takes a while to count, so a large
+    chat is built beside the event loop.
     """
 
     messages: tuple[Message, ...]
@@ -89,6 +97,7 @@ class Chat:
     continue_final_message: bool = False
     effort: str | None = None
     verbosity: str | None = None
+    thinks: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
     num_characters: int = field(init=False, compare=False)
@@ -172,6 +181,12 @@ class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
     text: str
 
 
+class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
+    """An earlier answer that refused: text to this model."""
+
+    refusal: str
+
+
 class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
     """An image within a message. Its pixels may be bounded here or beside its URL.
 
@@ -211,6 +226,7 @@ class FilePart(ImageWishes, tag_field="type", tag="file", kw_only=True):
 
 ContentPart = (
     TextPart
+    | RefusalPart
     | ImagePart
     | ImageFilePart
     | FilePart
@@ -280,7 +296,12 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
     """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
-    return _message(_MESSAGE.json(raw, place), place, limits)
+    try:
+        message = _MESSAGE.json(raw, place)
+    except InvalidRequest as error:
+        _name_kinds(msgspec.json.decode(raw) if error.code != "invalid_json" else None, place)
+        raise
+    return _message(message, place, limits)
 
 
 def text_bytes(raw: msgspec.Raw) -> int:
@@ -316,7 +337,18 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
             else {"type": "image", "image": part}
             for part in content
         ]
+    _name_kinds(fields, place)
     return _message(_MESSAGE.value(fields, place), place, ImageLimits())
+
+
+def _name_kinds(message: object, place: str) -> None:
+    """Raises InvalidRequest that says what to do for the first part that is heard or moves."""
+    content = message.get("content") if isinstance(message, dict) else None
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and (instead := _UNSEEN.get(kind)) is not None:
+            where = f"{place}.content[{number}]"
+            raise InvalidRequest(f"{where}: {instead}", f"{where}.type", "unsupported_parameter")
 
 
 def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
@@ -368,7 +400,7 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
     match part:
         case str():
             return part
-        case TextPart(text=text) | InputTextPart(text=text):
+        case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
             return text
         case ImagePart(image_url=str(url)):
             budget = _budget(None, part, place, limits)
@@ -410,7 +442,8 @@ def _either(file_id: str | None, url: str | None, place: str, *names: str) -> st
 
 
 def _url(given: str) -> str:
-    """A URL; base64 without one becomes a data: URL."""
+    """A URL, without the spaces around it; base64 without one becomes a data: URL."""
+    given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
     return f"data:;base64,{given}" if bare else given
 

@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,15 @@ from llguidance import LLTokenizer
 from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
-from saccade.core.types import MAX_BIAS, MAX_LOGPROBS, Caching, Request, SamplingParams, Span
+from saccade.core.types import (
+    LARGEST,
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    Caching,
+    Request,
+    SamplingParams,
+    Span,
+)
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.compiler import Compiler, MakeWish
 from saccade.front.content import Chat
@@ -136,7 +144,7 @@ class Prepared:
 
     `opened[i]` is `request.images[i]`, and `places[i]` is what the client calls it, e.g.
     "messages[2].content[0]". `reading`: how the answers are to be read. `landmarks`: as in
-    `Prompt`. `silent`: as in `Ask`.
+    `Prompt`. `silent`: as in `Ask`. `ignored`: fields that the model has no switch for.
     """
 
     request: Request
@@ -146,10 +154,13 @@ class Prepared:
     reading: ReadAs = PLAIN
     landmarks: tuple[tuple[int, str], ...] = ()
     silent: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """What `generation_config.json` says of sampling, over OpenAI's defaults (temperature 1)."""
+    """What `generation_config.json` says of sampling, over OpenAI's defaults: temperature 1, and
+    answers of as many tokens as there is room for.
+    """
     path = directory / "generation_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -157,10 +168,12 @@ def load_sampling_defaults(directory: Path) -> SamplingParams:
         raise CheckpointError(f"{path}: {error}") from None
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        given["max_tokens"] = config["max_new_tokens"]
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
     try:
-        return replace(SamplingParams(temperature=1.0), **given)
+        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from None
 
@@ -194,6 +207,12 @@ class Intake:
         )
         self._literals = None if special_tokens_in_content else Literals(tokenizer)
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
+
+    @property
+    def usual_length(self) -> str:
+        """Of an answer of which nothing else is said, for people."""
+        most = self.defaults.max_tokens
+        return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """The result of long work, which other requests need not wait for."""
@@ -249,6 +268,7 @@ class Intake:
             reading,
             prompt.landmarks,
             ask.silent,
+            tuple(self._passed_over(ask.prompt)) if isinstance(ask.prompt, Chat) else (),
         )
 
     def _wish(self, ask: Ask) -> Wish | MakeWish | None:
@@ -406,37 +426,33 @@ class Intake:
         return Rendered(text, text)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """The template's variables, among them what it makes of effort and verbosity."""
-        return {**self._verbosity(chat), **self._effort(chat)}
-
-    def _verbosity(self, chat: Chat) -> Mapping[str, Any]:
-        if chat.verbosity is None or "verbosity" in chat.variables:
-            return {}
-        if "verbosity" in self.template.names:
-            return {"verbosity": chat.verbosity}
-        if chat.verbosity == "medium":  # as without it
-            return {}
-        raise InvalidRequest(
-            "verbosity: this model's chat template has no word for it",
-            "verbosity",
-            "unsupported_parameter",
-        )
-
-    def _effort(self, chat: Chat) -> Mapping[str, Any]:
-        effort, names = chat.effort, self.template.names
-        if effort is None or {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
-            return chat.variables
+        """The template's variables: those that the client names itself, and what the template makes
+        of effort, verbosity and thinking.
+        """
+        wishes: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
+        names = self.template.names
         if "reasoning_effort" in names:
-            return {**chat.variables, "reasoning_effort": effort}
-        if "enable_thinking" in names:
-            return {**chat.variables, "enable_thinking": effort != "none"}
-        if effort == "none" and not self.manner.reasons:
-            return chat.variables
-        raise InvalidRequest(
-            "reasoning_effort: this model's chat template has no switch for it",
-            "reasoning_effort",
-            "unsupported_parameter",
-        )
+            wishes["reasoning_effort"] = chat.effort
+        elif chat.effort is not None and chat.thinks is None:
+            wishes["enable_thinking"] = chat.effort != "none"
+        if {"reasoning_effort", "enable_thinking"} & chat.variables.keys():
+            wishes = {"verbosity": chat.verbosity}
+        known = {name: wish for name, wish in wishes.items() if name in names and wish is not None}
+        return {**known, **chat.variables}
+
+    def _passed_over(self, chat: Chat) -> Iterator[str]:
+        """Fields of a request that this model's template has no word for. Of a model that does not
+        reason, none is passed over that wants it not to.
+        """
+        names, reasons = self.template.names, self.manner.reasons
+        if chat.verbosity not in (None, "medium") and "verbosity" not in names:
+            yield "verbosity"
+        wanted = chat.effort is not None and (reasons or chat.effort != "none")
+        if wanted and not {"reasoning_effort", "enable_thinking"} & names:
+            yield "reasoning_effort"
+        wanted = chat.thinks is not None and (reasons or chat.thinks)
+        if wanted and "enable_thinking" not in names:
+            yield "thinking"
 
     def _reasoning_at(self, chat: Chat, text: str) -> Where:
         if not chat.continue_final_message:
@@ -473,7 +489,8 @@ class Intake:
         if room < 1:
             param = "messages" if isinstance(ask.prompt, Chat) else "prompt"
             raise too_long(param, f"{prompt_tokens} tokens", context_length)
-        given = {"max_tokens": room, "seed": secrets.randbits(63), **ask.sampling}
+        usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
+        given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
         if (offer := _offer(ask)).tools and not offer.open:
             given["logit_bias"] = self._without_calls(given.get("logit_bias", ()))
         sampling = replace(self.defaults, **given)

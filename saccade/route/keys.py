@@ -195,6 +195,7 @@ def _image_of(value: dict[str, Any]) -> bytes | None:
 
 def _source_key(given: str, bare: bool) -> bytes:
     """`bare`: base64 may come without a URL around it."""
+    given = given.strip()
     if (file := _file_key(given)) is not None:
         return file
     inline = _INLINE.match(given, 0, 512)

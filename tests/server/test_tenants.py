@@ -98,14 +98,14 @@ def submitted(served: Served) -> list[Request]:
 def test_a_key_fills_its_share_of_the_disk_and_no_more(keyed: dict[str, openai.OpenAI]) -> None:
     """Of one MiB."""
     anna, ben = keyed["key-a"], keyed["key-b"]
-    kept = [anna.files.create(file=("a", bytes([n]) * 200_000), purpose="batch") for n in range(2)]
+    kept = [anna.files.create(file=("a", bytes([n]) * 200_000), purpose="evals") for n in range(2)]
     with pytest.raises(openai.APIStatusError, match="one of several keys may have 50%") as caught:
-        anna.files.create(file=("a", bytes([9]) * 200_000), purpose="batch")
+        anna.files.create(file=("a", bytes([9]) * 200_000), purpose="evals")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
-    yours = ben.files.create(file=("b", bytes([9]) * 200_000), purpose="batch")
+    yours = ben.files.create(file=("b", bytes([9]) * 200_000), purpose="evals")
     for file in kept:
         anna.files.delete(file.id)
-    assert anna.files.create(file=("a", bytes([9]) * 200_000), purpose="batch").id != yours.id
+    assert anna.files.create(file=("a", bytes([9]) * 200_000), purpose="evals").id != yours.id
     for client in (anna, ben):
         for file in client.files.list():
             client.files.delete(file.id)

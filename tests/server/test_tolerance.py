@@ -302,9 +302,6 @@ def test_half_of_a_surrogate_pair_is_told_as_such(served: Served) -> None:
 
 
 def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> None:
-    for fields in ({"verbosity": "low"}, {"reasoning_effort": "high"}):
-        answer = post(served, **fields)
-        assert answer.status_code == 400 and answer.json()["error"]["param"] in fields
     before = served.front.intake.template
     source = "{{ verbosity }}{% for message in messages %}{{ message.content }}{% endfor %}"
     served.front.intake.template = ChatTemplate({"default": source}, {})
@@ -316,6 +313,130 @@ def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> No
         assert "high" in TOKENIZER.decode(submitted(served)[1].tokens)
     finally:
         served.front.intake.template = before
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"verbosity": "low", "reasoning_effort": "high"}, ["verbosity", "reasoning_effort"]),
+        ({"enable_thinking": True}, ["thinking"]),
+        ({"enable_thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking"]),
+        ({"reasoning": {"effort": "low", "exclude": True}}, ["reasoning_effort"]),
+        ({"reasoning": {"enabled": True}}, ["thinking"]),
+        ({"reasoning_effort": "none", "verbosity": "medium"}, None),
+    ],
+)
+def test_switches_that_a_model_lacks_are_passed_over_and_told(
+    served: Served, fields: dict[str, Any], ignored: list[str] | None
+) -> None:
+    answer = post(served, saccade={"trace": True}, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["saccade"].get("ignored") == ignored
+
+
+def test_a_template_with_a_switch_for_thinking_gets_every_spelling_of_it(served: Served) -> None:
+    before = served.front.intake.template
+    source = "{{ enable_thinking }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    served.front.intake.template = ChatTemplate({"default": source}, {})
+    spellings: list[dict[str, Any]] = [
+        {"enable_thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"thinking": False},
+        {"reasoning": {"enabled": False}},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning_effort": "none"},
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+    ]
+    try:
+        for fields in spellings:
+            served.engine.received.clear()
+            assert post(served, **fields).status_code == 200
+            assert "False" in TOKENIZER.decode(submitted(served)[0].tokens), fields
+    finally:
+        served.front.intake.template = before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": -1},
+        {"max_completion_tokens": -1},
+        {"stop": ""},
+        {"stop": [""]},
+        {"stop": []},
+        {"model": ""},
+    ],
+)
+def test_what_empty_boxes_of_forms_send_is_as_if_left_out(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    assert post(served, **fields).status_code == 200
+    sampling = submitted(served)[0].sampling
+    assert (sampling.max_tokens, sampling.stop) == (256, ())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": -2}, {"max_completion_tokens": 0}, {"max_completion_tokens": -2}]
+)
+def test_other_lengths_below_one_are_refused_by_name(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    answer = post(served, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))
+
+
+def test_an_answer_of_openais_that_refused_may_be_sent_back(served: Served) -> None:
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]}
+    messages = [{"role": "user", "content": "Hi"}, refused, {"role": "user", "content": "Why?"}]
+    assert post(served, messages=messages).status_code == 200
+    assert "I cannot" in TOKENIZER.decode(submitted(served)[0].tokens)
+
+
+def test_spaces_around_a_url_are_none_of_it(served: Served) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png((64, 96))).decode()
+    for given in (url, f" \n{url}\n "):
+        part = {"type": "image_url", "image_url": {"url": given}}
+        assert post(served, messages=[{"role": "user", "content": [part]}]).status_code == 200
+    first, again = submitted(served)
+    assert first.images[0].key == again.images[0].key
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("video_url", "frames"), ("video", "frames"), ("input_video", "frames"), ("input_audio", "")],
+)
+def test_what_moves_or_is_heard_is_refused_by_that_word(
+    served: Served, kind: str, word: str
+) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": kind, kind: {"url": "http://x.example/a"}}]
+    error = post(served, messages=[{"role": "user", "content": parts}]).json()["error"]
+    assert error["param"] == "messages[0].content[1].type" and word in error["message"]
+    assert ("audio" if "audio" in kind else "video") in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "/v1 at its end"),
+        ("/v1/v1/chat/completions", "/v1 twice"),
+        ("/messages", "Anthropic"),
+        ("/api/chat", "Ollama"),
+        ("/api/generate", "Ollama"),
+        ("/v1beta/models/gemini:generateContent", "Gemini"),
+        ("/v1/models/gemini:generateContent", "Gemini"),
+    ],
+)
+def test_a_path_of_another_base_url_says_what_that_should_be(
+    served: Served, path: str, said: str
+) -> None:
+    answer = served.http.post(path, json={})
+    assert answer.status_code in (404, 405)
+    error = answer.json()["error"]
+    assert (isinstance(error, str)) == path.startswith("/api/"), "Ollama's clients show a text"
+    assert said in (error if isinstance(error, str) else error["message"])
+    if path.startswith("/v1beta/"):
+        assert (error["code"], error["status"]) == (404, "NOT_FOUND")
 
 
 def test_what_only_might_save_time_is_accepted(served: Served) -> None:

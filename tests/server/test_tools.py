@@ -253,7 +253,6 @@ def test_the_sdk_parses_strict_tools(served: Served) -> None:
           "tools": [{"type": "function", "function": {"name": "gone"}}]}}},
          "tool_choice.allowed_tools.tools[0]"),
         ({"parallel_tool_calls": 3}, "parallel_tool_calls"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"extra_body": {"stream_reasoning": False}}, "stream_reasoning"),
     ],
 )  # fmt: skip

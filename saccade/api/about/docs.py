@@ -13,6 +13,7 @@ from functools import cache
 from html import escape
 from typing import Any
 
+from saccade.api.about.docs_examples import as_curl, as_python
 from saccade.api.about.openapi import describe
 
 _STYLE = """
@@ -24,9 +25,11 @@ code { font: 13px ui-monospace, monospace }
 .type { color: #666 } .must { color: #b00; font-size: .8rem }
 dl { margin: .3rem 0 .3rem 1rem } dt { float: left; clear: left; margin-right: .6rem }
 dd { margin: 0 0 .2rem } details { margin-left: 1rem } summary { cursor: pointer }
+pre { background: #f4f5f7; border-radius: 6px; padding: .6rem .8rem; overflow-x: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; max-height: 16rem }
 .says { margin: .2rem 0 .2rem; white-space: pre-line; color: #444 }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #16181c } h2 { border-color:
-  #333 } .says, .type { color: #aaa } }
+  #333 } pre { background: #23262b } .says, .type { color: #aaa } }
 """
 POLICY = (
     "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; style-src "
@@ -73,9 +76,13 @@ def _route(path: str, method: str, operation: dict[str, Any]) -> str:
     if told:
         lines.append(f"answers {', '.join(told)}")
     said = "; ".join(line for line in lines if line)
+    calls = "".join(
+        f"<p class=says>{name}</p><pre><code>{escape(call)}</code></pre>"
+        for name, call in (("curl", as_curl(method, path)), ("Python", as_python(method, path)))
+    )
     return (
         f'<h2><span class="method">{method.upper()}</span> <code>{escape(path)}</code></h2>'
-        f"<p>{said}</p>"
+        f"<p>{said}</p><details><summary>Example call</summary>{calls}</details>"
     )
 
 
@@ -87,10 +94,16 @@ def _object(schema: dict[str, Any]) -> str:
     must = set(schema.get("required", ()))
     fields = "".join(
         f"<dt><code>{escape(name)}</code></dt><dd>{_type(field)}"
+        f"{_told(field)}"
         f"{' <span class=must>required</span>' if name in must else ''}</dd>"
         for name, field in schema.get("properties", {}).items()
     )
     return f"{head}<dl>{fields}</dl>" if fields else head
+
+
+def _told(field: dict[str, Any]) -> str:
+    says = field.get("description")
+    return f' <span class="says">{escape(says)}</span>' if says else ""
 
 
 def _type(schema: dict[str, Any]) -> str:

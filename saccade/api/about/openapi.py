@@ -13,6 +13,7 @@ import msgspec
 
 from saccade import __version__
 from saccade.api.about import page
+from saccade.api.about.openapi_form import describe_fields, finish, streams
 from saccade.api.body_schema import Form
 from saccade.api.chat import fields as chat_fields
 from saccade.api.chat import write as answers
@@ -22,6 +23,11 @@ from saccade.api.responses import read as responses_fields
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
+from saccade.server import (
+    answers,
+    page,
+    responses_items,
+)
 
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
@@ -37,6 +43,19 @@ _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {
     ),
     "/tokenize": ("TokenizeRequest", None, "TokenCount"),
     "/detokenize": ("DetokenizeRequest", chat_fields.DETOKENIZE, "TokenText"),
+}
+_STREAMS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"))
+"""What is answered as a stream where the body asks for it."""
+_SUMMARIES = {
+    ("/v1/chat/completions", "post"): "Answer a chat with images, as OpenAI's API has it",
+    ("/v1/completions", "post"): "Go on with a text or with tokens",
+    ("/v1/responses", "post"): "Answer a chat that the server may keep, as OpenAI's Responses API",
+    ("/v1/responses/input_tokens", "post"): "Count the tokens of a response's input",
+    ("/v1/messages", "post"): "Answer a chat with images, as Anthropic's API has it",
+    ("/v1/messages/count_tokens", "post"): "Count the tokens of a message",
+    ("/tokenize", "post"): "Tokens of a text or a chat, and what each image comes to",
+    ("/detokenize", "post"): "The text of tokens",
+    ("/v1/files", "post"): "Upload an image once, to name it by its id in many messages",
 }
 _COMMANDS: dict[str, str] = {
     "/flush_cache": "Forget the KV prefix cache, embeddings and kept pixels that are not in use",
@@ -71,6 +90,7 @@ def describe() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     for (group, field), name in _BELOW.items():
         _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
+    describe_fields(components, types)
     components |= _anthropics()
     _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
@@ -84,20 +104,22 @@ def describe() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (name, form, answer) in _BODIES.items():
         read = [form] if form else list(_TOKENIZE)
-        merged = [_merged(each, components) for each in read]
-        components[name] = merged[0] if len(merged) == 1 else {"anyOf": merged}
+        components |= {each.kind.__name__: _merged(each, components) for each in read}
+        if form is None:
+            kinds = [{"$ref": _REF.format(name=each.kind.__name__)} for each in read]
+            components[name] = {"anyOf": kinds}
         paths[path] = {"post": _operation(path, name, answer)}
     for path, (summary, answer_name) in _GETS.items():
-        paths.setdefault(path, {})["get"] = _get(path, summary, answer_name)
+        paths.setdefault(path, {})["get"] = _get(summary, answer_name)
     for path, summary in _COMMANDS.items():
         paths[path] = {"post": {"summary": summary, "responses": _answers("")}}
     paths["/v1/files"]["post"] = _upload()
     one = "/v1/responses/{id}"
-    paths[one]["delete"] = _get(one, "Delete a response", "")
+    paths[one]["delete"] = _get("Delete a response", "")
     cancel = f"{one}/cancel"
-    paths[cancel] = {"post": _get(cancel, "Stop a response that is being streamed", "Response")}
-    paths["/v1/files/{id}"]["delete"] = _get("/v1/files/{file_id}", "Delete a file", "")
-    return {
+    paths[cancel] = {"post": _get("Stop a response that is being streamed", "Response")}
+    paths["/v1/files/{id}"]["delete"] = _get("Delete a file", "")
+    document = {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": __version__},
         "security": [{"key": []}, {}],
@@ -106,7 +128,10 @@ def describe() -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
+        "servers": [{"url": "/", "description": "The server that this document is of"}],
     }
+    finish(document, _SUMMARIES)
+    return document
 
 
 _ITEMS: tuple[type[Any], ...] = (
@@ -240,19 +265,15 @@ def _answers(answer: str, error: str = "ErrorResponse") -> dict[str, Any]:
 def _operation(path: str, body: str, answer: str) -> dict[str, Any]:
     schema = {"schema": {"$ref": _REF.format(name=body)}}
     error = "MessageError" if speaks_anthropic(path) else "ErrorResponse"
+    answers = _answers(answer, error)
     return {
         "requestBody": {"required": True, "content": {"application/json": schema}},
-        "responses": _answers(answer, error),
+        "responses": streams(answers) if path in _STREAMS else answers,
     }
 
 
-def _get(path: str, summary: str, answer: str) -> dict[str, Any]:
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
-    ]
-    return {"summary": summary, "parameters": parameters, "responses": _answers(answer)}
+def _get(summary: str, answer: str) -> dict[str, Any]:
+    return {"summary": summary, "responses": _answers(answer)}
 
 
 def _upload() -> dict[str, Any]:

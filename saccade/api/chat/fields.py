@@ -26,11 +26,13 @@ from saccade.front.breakpoints import (
     read_tool_marks,
 )
 from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
-from saccade.front.fields import Integer, Natural, Positive, unsupported
+from saccade.front.fields import Integer, Natural, unsupported
 from saccade.front.intake import Ask, too_long
 from saccade.text.grammar import read_wish
 from saccade.text.offer import Offer, read_tools
 
+NO_LIMIT = -1
+"""`max_tokens` of llama.cpp's and LM Studio's clients that want none."""
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
 
@@ -152,26 +154,60 @@ class PromptCaching(Struct, kw_only=True):
         )
 
 
-class Conversation(Struct, kw_only=True):
-    """What a chat is about. A message is a `ChatMessage`.
+class ThinkingSwitch(Struct):
+    """Whether the model reasons before it answers, in the words of Anthropic, Zhipu and others."""
 
-    reasoning_effort, verbosity: what the template makes of them; refused where it has no word for
-    them.
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+
+
+class ReasoningWish(Struct):
+    """The same in OpenRouter's words."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+
+
+class ThinkingFields(Struct, kw_only=True):
+    """How much the model reasons, and how much it says: what the template makes of it. Where that
+    has no word for it, it is passed over, and the trace says so in `ignored`. Clients send one of
+    these to every model.
     """
+
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    reasoning: ReasoningWish | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        inner = None if self.reasoning is None else self.reasoning.effort
+        return self.reasoning_effort or inner
+
+    @property
+    def thinks(self) -> bool | None:
+        """None where nothing is said of it."""
+        if isinstance(self.thinking, ThinkingSwitch):
+            return self.thinking.type != "disabled"
+        inner = None if self.reasoning is None else self.reasoning.enabled
+        said = (self.enable_thinking, self.thinking, inner)
+        return next((each for each in said if each is not None), None)
+
+
+class Conversation(Struct, kw_only=True):
+    """What a chat is about. A message is a `ChatMessage`."""
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Effort | None = None
-    verbosity: Verbosity | None = None
     mm_processor_kwargs: ImageLimits | None = None
 
 
 class ChatAnswer(Struct, kw_only=True):
     """What a chat's answer holds."""
 
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -230,6 +266,7 @@ class ChatCompletionRequest:
     """The body of POST /v1/chat/completions."""
 
     conversation: Conversation
+    thinking: ThinkingFields
     sampling: Sampling
     ending: Ending
     caching: PromptCaching
@@ -375,24 +412,13 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
     sampling = _sampling(request.sampling, request.ending)
-    if answer.max_completion_tokens is not None:
-        if request.ending.max_tokens not in (None, answer.max_completion_tokens):
-            raise InvalidRequest(
-                "max_tokens and max_completion_tokens differ: give one of them",
-                "max_completion_tokens",
-            )
-        sampling["max_tokens"] = answer.max_completion_tokens
+    sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
     if answer.top_logprobs and not answer.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
     silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
-    continues = bool(conversation.continue_final_message)
-    if continues and conversation.add_generation_prompt:
-        raise InvalidRequest(
-            "add_generation_prompt and continue_final_message exclude each other",
-            "continue_final_message",
-        )
+    continues = _continues(conversation)
     count = len(conversation.messages)
     if count > context_length:
         raise too_long("messages", f"{count} messages, each of a token at least", context_length)
@@ -409,14 +435,15 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=conversation.chat_template_kwargs or {},
-        effort=conversation.reasoning_effort,
+        effort=request.thinking.effort,
+        thinks=request.thinking.thinks,
         tool_marks=read_tool_marks(request.tool_use.tools),
         offer=Offer(
             read_tools(request.tool_use.tools),
             request.tool_use.tool_choice,
             request.tool_use.parallel_tool_calls is not False,
         ),
-        verbosity=conversation.verbosity,
+        verbosity=request.thinking.verbosity,
     )
     reply = request.reply
     return Ask(
@@ -430,6 +457,32 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         cache=request.caching.wish,
         wish=read_wish(msgspec.structs.asdict(request.structure)),
     )
+
+
+def _continues(conversation: Conversation) -> bool:
+    """Whether the answer goes on with the last message."""
+    continues = bool(conversation.continue_final_message)
+    if continues and conversation.add_generation_prompt:
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other",
+            "continue_final_message",
+        )
+    return continues
+
+
+def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
+    """`max_tokens` by its newer name, if that names a limit."""
+    if given == 0:
+        raise InvalidRequest(
+            "max_completion_tokens: expected int >= 1, or -1 for no limit", "max_completion_tokens"
+        )
+    if given is None or given == NO_LIMIT:
+        return {}
+    if ending.max_tokens not in (None, given):
+        raise InvalidRequest(
+            "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens"
+        )
+    return {"max_tokens": given}
 
 
 def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask]:
@@ -522,6 +575,10 @@ def _sampling(*groups: Struct) -> dict[str, Any]:
         given["logit_bias"] = tuple(sorted(given["logit_bias"].items()))
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
+    if not any(given.get("stop", ("",))):  # from the empty box of a form
+        given.pop("stop", None)
+    if given.get("max_tokens") == NO_LIMIT:
+        del given["max_tokens"]
     return given
 
 

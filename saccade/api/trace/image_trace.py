@@ -175,11 +175,14 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 class Trace(Struct):
-    """What became of a request's pictures. `images` are in the order of the messages."""
+    """What became of a request's pictures. `images` are in the order of the messages. `ignored`:
+    fields that this model has no switch for.
+    """
 
     images: Sequence[ImageTrace]
     ms: RequestTimes
     prompt: CacheTrace
+    ignored: Sequence[str] | UnsetType = UNSET
 
 
 class Tracer:
@@ -288,4 +291,5 @@ class Tracer:
             images,
             RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),
             self._prompt,
+            self._prepared.ignored or UNSET,
         )

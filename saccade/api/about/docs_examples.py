@@ -1,0 +1,82 @@
+"""An example call of each route, for `/docs`: as curl and as Python send it.
+
+Owns the bodies; a test sends each of them to a server. Knows nothing of the page.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+BASE = "http://127.0.0.1:8000"
+_PIXELS = (
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAX0lEQVR4nO3PQQ0AIBDAMMC/50MEj4ZkVbDtWX87Ou"
+    "BVA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA9oFUoUB"
+    "f3Xr7AgAAAAASUVORK5CYII="
+)
+IMAGE = f"data:image/png;base64,{_PIXELS}"
+"""A red square of 64 x 64 pixels."""
+
+_CHAT = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": IMAGE}},
+            {"type": "text", "text": "Which colour is the square?"},
+        ],
+    }
+]
+_ITEMS = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": IMAGE},
+            {"type": "input_text", "text": "Which colour is the square?"},
+        ],
+    }
+]
+_BLOCKS = [
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": _PIXELS},
+            },
+            {"type": "text", "text": "Which colour is the square?"},
+        ],
+    }
+]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": _CHAT, "max_tokens": 32},
+    "/v1/completions": {"prompt": "The square is", "max_tokens": 16},
+    "/v1/responses": {"input": _ITEMS, "max_output_tokens": 32},
+    "/v1/responses/input_tokens": {"input": _ITEMS},
+    "/v1/messages": {"model": "", "messages": _BLOCKS, "max_tokens": 32},
+    "/v1/messages/count_tokens": {"model": "", "messages": _BLOCKS},
+    "/tokenize": {"messages": _CHAT},
+    "/detokenize": {"tokens": [72, 105]},
+}
+
+
+def as_curl(method: str, path: str) -> str:
+    """A line of a shell."""
+    verb = "" if method == "get" else f" -X {method.upper()}"
+    words = f"curl{verb} {BASE}{path}"
+    if (method, path) == ("post", "/v1/files"):
+        return f"curl {BASE}{path} -F purpose=vision -F file=@image.png"
+    if method == "post" and (body := BODIES.get(path)) is not None:
+        kind = "-H 'content-type: application/json'"
+        return f"curl {BASE}{path} {kind} -d {shlex.quote(json.dumps(body))}"
+    return words
+
+
+def as_python(method: str, path: str) -> str:
+    """With httpx, as a whole program."""
+    given = ""
+    if (method, path) == ("post", "/v1/files"):
+        given = ', data={"purpose": "vision"}, files={"file": open("image.png", "rb")}'
+    elif method == "post" and (body := BODIES.get(path)) is not None:
+        given = f", json={body!r}, timeout=60"
+    return f'import httpx\nprint(httpx.{method}("{BASE}{path}"{given}).text)'

@@ -1,0 +1,56 @@
+"""Paths of other APIs and servers, and what a client that asks for one should do instead.
+
+Owns the words alone; in which shape they are sent is `refusals.py`'s. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+_HERE = (
+    "this server answers questions about images and text with one language model: POST "
+    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
+)
+_ABSENT = {
+    "/v1/embeddings": "no embeddings are made here",
+    "/v1/audio": "nothing is heard or spoken here",
+    "/v1/images": "no images are made here",
+    "/v1/videos": "no videos are made here",
+    "/v1/moderations": "nothing is moderated here",
+    "/v1/rerank": "nothing is ranked here",
+    "/v1/score": "nothing is ranked here",
+    "/v1/batches": "there are no batches here: send the requests beside each other",
+    "/v1/uploads": "files come in one piece, to /v1/files",
+    "/v1/fine_tuning": "nothing is trained here",
+    "/v1/vector_stores": "nothing is searched here",
+    "/v1/conversations": "conversations go on by previous_response_id",
+    "/v1/assistants": "there are no assistants here",
+    "/v1/threads": "there are no threads here",
+    "/v1/realtime": "there are no sessions here",
+}
+"""What OpenAI's API has, and is not here."""
+_BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
+_ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")
+"""How OpenAI's paths begin where a base URL lacks its /v1."""
+
+
+def advice(path: str) -> str:
+    """What is said of a path that is not here, after its name; "" where nobody has such a path."""
+    for begin, what in _ABSENT.items():
+        if _is_below(path, begin):
+            return f": {what}; {_HERE}"
+    if _is_below(path, "/v1/v1"):
+        return (
+            ": the base URL has /v1 twice: OpenAI's clients want one at its end, Anthropic's none"
+        )
+    if any(_is_below(path, begin) for begin in _ROOTLESS):
+        return f": {_BASE}"
+    if _is_below(path, "/messages"):
+        return ": the base URL of Anthropic's clients is this server's address without a path"
+    if _is_below(path, "/api"):
+        return f": this is no Ollama server: set the client to OpenAI's API; {_BASE}"
+    if _is_below(path, "/v1beta") or ":generateContent" in path or ":streamGenerate" in path:
+        return f": this server does not speak Gemini's API: set the client to OpenAI's; {_BASE}"
+    return ""
+
+
+def _is_below(path: str, begin: str) -> bool:
+    return path == begin or path.startswith(f"{begin}/")

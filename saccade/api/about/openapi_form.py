@@ -1,0 +1,87 @@
+"""What `/openapi.json` needs so that generators of clients accept it, whatever it describes: names,
+groups and summaries of operations, items of lists, values that stay apart as names, and what the
+docstring of a class says of its fields.
+
+Knows nothing of which routes there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_METHODS = ("get", "post", "delete")
+_NAME = r"`?\w+`?(?: \([^)]*\))?"
+_FIELD = re.compile(rf"(?:^|(?<=[.;]) )({_NAME}(?:, {_NAME})*): ")
+"""How a docstring begins to speak of fields: `name: text`, or `one, other: text`."""
+_EVENTS = "Server-sent events, where the request says stream: each is `data:` and a JSON text."
+
+
+def finish(document: dict[str, Any], summaries: dict[tuple[str, str], str]) -> None:
+    """Complete the document in place. `summaries`: by path and method, where it has none yet."""
+    for path, methods in document["paths"].items():
+        for method in _METHODS:
+            if (operation := methods.get(method)) is not None:
+                _name(path, method, operation, summaries)
+    _complete(document["components"])
+
+
+def _name(path: str, method: str, operation: dict[str, Any], summaries: Any) -> None:
+    words = re.sub(r"\{(\w+)\}", r"by_\1", path).strip("/").removeprefix("v1/")
+    operation["operationId"] = f"{method}_{re.sub(r'[^a-z0-9]+', '_', words.lower())}"
+    operation["tags"] = [_tag(path)]
+    operation.setdefault("summary", summaries.get((path, method), ""))
+    names = re.findall(r"\{(\w+)\}", path)
+    operation["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+
+
+def _tag(path: str) -> str:
+    """What an operation is of: what follows /v1, else the server itself."""
+    parts = path.strip("/").split("/")
+    return parts[1] if parts[0] == "v1" else "server"
+
+
+def _complete(value: Any) -> None:
+    """Lists have items; of two values that are one name to a generator, the first stays."""
+    if isinstance(value, list):
+        for each in value:
+            _complete(each)
+    if not isinstance(value, dict):
+        return
+    if value.get("type") == "array":
+        value.setdefault("items", {})
+    if isinstance(value.get("enum"), list):
+        names = {re.sub(r"\W", "_", str(each)).lower(): each for each in reversed(value["enum"])}
+        value["enum"] = list(reversed(names.values()))
+        if all(isinstance(each, bool) for each in value["enum"]):
+            value["type"] = "boolean"
+            value["const"] = value.pop("enum")[0]
+    for each in value.values():
+        _complete(each)
+
+
+def streams(answers: dict[str, Any]) -> dict[str, Any]:
+    """`answers` of an operation that can also stream."""
+    answers["200"]["content"]["text/event-stream"] = {
+        "schema": {"type": "string", "description": _EVENTS}
+    }
+    return answers
+
+
+def describe_fields(components: dict[str, Any], kinds: Iterable[object]) -> None:
+    """Give each field of these classes the words that its class's docstring has for it."""
+    for kind in kinds:
+        assert isinstance(kind, type)
+        fields = components.get(kind.__name__, {}).get("properties", {})
+        text = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+        found = list(_FIELD.finditer(text))
+        for mark, after in zip(found, [*found[1:], None]):
+            told = text[mark.end() : after.start() if after else None].strip()
+            for name in re.sub(r"`| \([^)]*\)", "", mark[1]).split(", "):
+                if name in fields:
+                    fields[name]["description"] = told

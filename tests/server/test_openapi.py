@@ -1,0 +1,99 @@
+"""The API's own description: what generators of clients need of it, and examples that work."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.api.about.docs_examples import BASE, BODIES, as_curl, as_python
+from saccade.api.about.openapi import describe
+from tests.server.conftest import Served
+
+
+def values(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object within."""
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from values(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from values(each)
+
+
+OPERATIONS = [
+    (path, method, operation)
+    for path, methods in describe()["paths"].items()
+    for method, operation in methods.items()
+]
+
+
+def test_every_operation_has_a_name_a_group_and_a_summary() -> None:
+    assert len({operation["operationId"] for *_, operation in OPERATIONS}) == len(OPERATIONS)
+    for path, method, operation in OPERATIONS:
+        assert operation["tags"] and operation["summary"], (method, path)
+    assert describe()["servers"]
+
+
+def test_every_parameter_of_a_path_is_defined_and_no_other() -> None:
+    for path, method, operation in OPERATIONS:
+        named = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
+        assert named == set(re.findall(r"\{(\w+)\}", path)), (method, path)
+
+
+def test_lists_have_items_and_values_stay_apart_as_names() -> None:
+    schemas = describe()["components"]["schemas"]
+    for each in values(schemas):
+        assert each.get("type") != "array" or "items" in each, each
+        if isinstance(choices := each.get("enum"), list):
+            names = {re.sub(r"\W", "_", str(choice)).lower() for choice in choices}
+            assert len(names) == len(choices), choices
+            assert not any(isinstance(choice, bool) for choice in choices), choices
+
+
+def test_what_can_stream_says_so() -> None:
+    streams = {
+        path
+        for path, _, operation in OPERATIONS
+        if "text/event-stream" in operation["responses"]["200"].get("content", {})
+    }
+    assert streams == {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    }
+
+
+def test_a_field_has_the_words_of_its_classs_docstring() -> None:
+    fields = describe()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert "a name for prompts that share a beginning" in fields["prompt_cache_key"]["description"]
+    assert "the whole prompt is kept" in fields["prompt_cache_retention"]["description"]
+
+
+def test_each_body_of_an_example_is_answered(served: Served) -> None:
+    posts = {path for path, method, operation in OPERATIONS if "requestBody" in operation}
+    assert set(BODIES) == posts - {"/v1/files"}
+    for path, body in BODIES.items():
+        answer = served.http.post(path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
+def test_an_example_in_python_runs_as_it_stands(served: Served, path: str, tmp_path: Path) -> None:
+    method = "post" if path in BODIES else "get"
+    program, said = tmp_path / "example.py", io.StringIO()
+    program.write_text(as_python(method, path).replace(BASE, served.address))
+    with contextlib.redirect_stdout(said):
+        runpy.run_path(str(program))
+    assert ("Hello!" if path in BODIES else "ready") in said.getvalue()
+
+
+def test_the_page_shows_a_call_of_every_route(served: Served) -> None:
+    page = served.http.get("/docs").text
+    assert page.count("Example call") == len(OPERATIONS)
+    assert as_curl("get", "/health") in page and "httpx.delete" in page
