@@ -80,7 +80,7 @@ def _text_cases() -> Iterator[KernelCase]:
         "_decode": Promise(),
         "_merge": Promise(access=4),  # one row of a few hundred bytes
     }
-    prefill = {"_prefill": Promise(hgmma=True)}
+    prefill = {"_prefill": Promise(hgmma=True), "_join": Promise(access=4)}
     for shape in TEXT_SHAPES:
         heads, kv_heads, dim = shape
         name = f"{heads}/{kv_heads} heads of {dim}"
@@ -166,7 +166,7 @@ def _tower_cases() -> Iterator[KernelCase]:
 def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     count = len(lengths)
-    table = torch.zeros((count, 64), dtype=torch.int32)
+    table = torch.zeros((count, 1024), dtype=torch.int32)
     lines = torch.zeros(count, dtype=torch.int64)
     return PagedRows(starts, torch.ones(count, dtype=torch.int32), lines, table, PAGE, singles)
 
@@ -175,7 +175,7 @@ def _paged(singles: int, heads: int, kv_heads: int, dim: int, kept: torch.dtype 
     """Rows that decode, or a prefill chunk."""
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
     q = torch.empty((TOKENS, heads, dim), dtype=HALF)
-    rows = _rows([1] * singles or [TOKENS], singles)
+    rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
     paged_gpu.launch_paged(q, PagedCache(keys, keys), rows, 0.1)
 
 

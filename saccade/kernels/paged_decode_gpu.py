@@ -62,13 +62,13 @@ def key_places(table, at, slot_stride, head, page: tl.constexpr, dim: tl.constex
 
 
 @triton.jit
-def piece_keys(length, least: tl.constexpr, most: tl.constexpr):
+def piece_keys(length, least, most):
     """Keys of each piece of a row of `length` keys, but its last."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, most), ROUND) * ROUND, least)
 
 
 @triton.jit
-def piece_count(length, least: tl.constexpr, most: tl.constexpr):
+def piece_count(length, least, most):
     """Pieces of it: one where there is no key."""
     return tl.maximum(tl.cdiv(length, piece_keys(length, least, most)), 1)
 
@@ -112,6 +112,39 @@ def _share(
             tl.store(counts + 1 + head, 0)
 
 
+@triton.jit
+def attend_keys(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    from_key,
+    end,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """The keys [from_key, end) of a sequence, all of which are seen: (acc0, acc1, top, total)."""
+    for at in tl.range(from_key, end, block_n):
+        cols, bias = beyond(at + tl.arange(0, block_n), end)
+        place = key_places(table, cols, slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, bias, None,
+            acc0, acc1, top, total, scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return acc0, acc1, top, total
+
+
 # Where a step's numbers lie depends on how many there are: nothing is compiled for how they do.
 @triton.jit(do_not_specialize_on_alignment=["lines", "kv_lengths"])
 def _decode(
@@ -142,8 +175,8 @@ def _decode(
     least: tl.constexpr,
     most: tl.constexpr,
 ):
-    """Program (any, key head): takes pieces until none is left. A row's only piece goes to `out`
-    [R, Hq, D], another to `parts` [items, Hq, D] and `logs` [items, Hq], both float32.
+    """Program (any, key head): takes pieces until none is left. A row's only one goes to `out` [R,
+    Hq, D], another to `parts` [items, Hq, D] and `logs` [items, Hq], both float32.
     """
     head = tl.program_id(1)
     m = tl.arange(0, block_m)
@@ -159,13 +192,10 @@ def _decode(
         table = page_table + tl.load(lines + row) * line_stride
         q_at = q + row.to(tl.int64) * q_stride + (head * group + m) * dim
         q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
-        for at in tl.range(piece * each, end, block_n):
-            cols, bias = beyond(at + tl.arange(0, block_n), end)
-            place = key_places(table, cols, slot_stride, head, page, dim)
-            acc0, acc1, top, total = attend_block(
-                q0, q1, k_cache + place, v_cache + place, bias, None,
-                acc0, acc1, top, total, scale_log2, dim, d0, d1,
-            )  # fmt: skip
+        acc0, acc1, top, total = attend_keys(
+            q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, piece * each, end,
+            slot_stride, head, scale_log2, page, dim, d0, d1, block_n,
+        )  # fmt: skip
         if length <= each:
             to = out + (row.to(tl.int64) * kv_heads * group + head * group + m) * dim
             finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)

@@ -1,8 +1,9 @@
 """`paged.paged_attention` as Triton kernels: keys and values are read where they lie.
 
 Rows of one token (decode) are `paged_decode_gpu.py`'s; all other rows are one launch, whatever
-their number and lengths. The query heads that share a key head are rows of one product. Grids
-depend on the numbers of rows and tokens alone. Knows tensors only.
+their number and lengths; where tokens are few, keys are split, and a second one joins what comes of
+it. The query heads that share a key head are rows of one product. Grids depend on the numbers of
+rows and tokens alone. Knows tensors only.
 
 Imported only where it runs: on a GPU, or in Triton's interpreter.
 """
@@ -18,9 +19,31 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.attention_gpu import LOG2_E, HeadCut, Tile, attend_block, begin, finish
+from saccade.kernels.attention_gpu import (
+    LOG2_E,
+    NOTHING,
+    HeadCut,
+    Tile,
+    attend_block,
+    begin,
+    finish,
+)
 from saccade.kernels.paged import PagedCache, PagedRows
-from saccade.kernels.paged_decode_gpu import LEAST_PIECE, key_places, launch_decode, share_keys
+from saccade.kernels.paged_decode_gpu import (
+    LEAST_PIECE,
+    key_places,
+    launch_decode,
+    piece_count,
+    piece_keys,
+    share_keys,
+)
+
+MOST_SPLITS = 8
+"""Pieces of a row's keys, in a launch of few tokens. A row of more has blocks enough."""
+SPLIT_TOKENS = 512
+"""Tokens of a launch times pieces at most: what their parts take stays small."""
+LEAST_PIECE_PREFILL = 1024
+"""Keys of such a piece."""
 
 PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
 PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
@@ -52,6 +75,51 @@ def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
     return low, (block - begins) * block_q
 
 
+@triton.jit
+def attend_causal(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    place_q,
+    from_key,
+    whole,
+    end,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). All queries see those
+    before `whole`, a multiple of the block; no query sees any from `end` on.
+    """
+    for at in tl.range(from_key, tl.minimum(whole, end), block_n):
+        cols = at + tl.arange(0, block_n)
+        place = key_places(table, cols, slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, None, None, acc0, acc1, top, total,
+            scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    for at in tl.range(tl.maximum(from_key, whole), end, block_n):
+        cols = at + tl.arange(0, block_n)
+        seen = cols[None, :] <= place_q[:, None]
+        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
+            scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return acc0, acc1, top, total
+
+
 @triton.jit(
     do_not_specialize=["first", "rows"],
     do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths"],
@@ -65,6 +133,8 @@ def _prefill(
     q_starts,
     kv_lengths,
     out,
+    parts,
+    logs,
     scale_log2,
     value_scale,
     first,
@@ -80,45 +150,83 @@ def _prefill(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_q: tl.constexpr,
-    kv_heads: tl.constexpr,
+    least: tl.constexpr,
 ):
-    """Program (block, key head): `block_q` tokens of one of the rows [first, rows)."""
-    block, head = tl.program_id(0), tl.program_id(1)
+    """Program (key head, block, piece): `block_q` tokens of one of the rows [first, rows) to a
+    share of its keys. Blocks that see most come first. Of a row in one piece to `out`, else to
+    `parts` [tokens, pieces, Hq, D] and `logs` [tokens, pieces, Hq], both float32.
+    """
+    head, piece, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
     row, token = find_row(q_starts, first, rows, block, block_q)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
-    if token >= count:
-        return
     length = tl.load(kv_lengths + row)
-    table = page_table + tl.load(lines + row) * line_stride
-
-    m = tl.arange(0, block_m)
+    each = piece_keys(length, least, splits)
+    if (token >= count) | (piece >= piece_count(length, least, splits)):
+        return
+    m, table = tl.arange(0, block_m), page_table + tl.load(lines + row) * line_stride
     mine = (m < block_q * group) & (token + m // group < count)
-    place_q = length - count + token + m // group  # in the sequence
-    head_q = head * group + m % group
+    before = length - count + token  # of the sequence's tokens
+    head_q, heads = head * group + m % group, group * tl.num_programs(0)
     at_q = (start + token + m // group).to(tl.int64)
-    q_at = q + at_q * q_stride + head_q * dim
-    q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
-    # Blocks that all of them see, then those about the diagonal.
-    whole = (length - count + token + 1) // block_n * block_n
-    end = length - count + tl.minimum(token + block_q, count)
-    for at in tl.range(0, whole, block_n):
-        cols = at + tl.arange(0, block_n)
-        place = key_places(table, cols, slot_stride, head, page, dim)
-        acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, None, None, acc0, acc1, top, total,
-            scale_log2, dim, d0, d1,
-        )  # fmt: skip
-    for at in tl.range(whole, end, block_n):
-        cols = at + tl.arange(0, block_n)
-        seen = cols[None, :] <= place_q[:, None]
-        place = key_places(table, tl.minimum(cols, end - 1), slot_stride, head, page, dim)
-        acc0, acc1, top, total = attend_block(
-            q0, q1, k_cache + place, v_cache + place, None, seen, acc0, acc1, top, total,
-            scale_log2, dim, d0, d1,
-        )  # fmt: skip
-    to = out + (at_q * (group * kv_heads) + head_q) * dim
-    finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
+    q0, q1, acc0, acc1, top, total = begin(q + at_q * q_stride + head_q * dim, mine, dim, d0, d1)
+    end = tl.minimum((piece + 1) * each, before + tl.minimum(block_q, count - token))
+    acc0, acc1, top, total = attend_causal(
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, before + m // group,
+        piece * each, (before + 1) // block_n * block_n, end, slot_stride, head, scale_log2,
+        page, dim, d0, d1, block_n,
+    )  # fmt: skip
+    if length <= each:
+        to = out + (at_q * heads + head_q) * dim
+        finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
+    else:
+        part = ((at_q - first) * splits + piece) * heads + head_q
+        finish(parts + part * dim, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1)
+        tl.store(logs + part, top + tl.log2(tl.maximum(total, 1.0)), mask=mine)
+
+
+@triton.jit(
+    do_not_specialize=["first", "rows", "splits"],
+    do_not_specialize_on_alignment=["q_starts", "kv_lengths"],
+)
+def _join(
+    parts,
+    logs,
+    q_starts,
+    kv_lengths,
+    out,
+    first,
+    rows,
+    splits,
+    dim: tl.constexpr,
+    columns: tl.constexpr,
+    least: tl.constexpr,
+    most: tl.constexpr,
+):
+    """Program (token of the rows [first, rows), query head): its row's pieces, if there are
+    several, weighed by their denominators.
+    """
+    token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, beyond = first, rows  # the row that the token is of
+    while beyond - row > 1:
+        mid = (row + beyond) // 2
+        if tl.load(q_starts + mid) <= first + token:
+            row = mid
+        else:
+            beyond = mid
+    count = piece_count(tl.load(kv_lengths + row), least, splits)
+    if (count == 1) | (first + token >= tl.load(q_starts + row + 1)):
+        return
+    s, c = tl.arange(0, most), tl.arange(0, columns)
+    part = (token.to(tl.int64) * splits + s) * heads + head
+    log = tl.load(logs + part, mask=s < count, other=NOTHING)
+    share = tl.exp2(log - tl.max(log, 0))
+    known = (s < count)[:, None] & (c < dim)[None, :]
+    x = tl.load(parts + part[:, None] * dim + c[None, :], mask=known, other=0.0)
+    merged = tl.sum(x * share[:, None], 0) / tl.sum(share, 0)
+    to = out + ((first + token).to(tl.int64) * heads + head) * dim + c
+    tl.store(to, merged.to(out.dtype.element_ty), mask=c < dim)
 
 
 def launch_paged(
@@ -130,7 +238,7 @@ def launch_paged(
     prefill: Tile | None = None,
     piece: int | None = None,
 ) -> torch.Tensor:
-    """`paged.paged_attention` in at most three launches, and one more where the step's list of
+    """`paged.paged_attention` in at most four launches, and one more where the step's list of
     pieces is not made; none waits for a value.
 
     prefill, piece: other than by the rules, for measurements and tests.
@@ -145,7 +253,7 @@ def launch_paged(
             rows = replace(rows, work=share_keys(rows, kv_heads, piece or LEAST_PIECE))
         launch_decode(q, cache, rows, scale, out)
     if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
-        _launch_prefill(q, cache, rows, scale, out, prefill)
+        _launch_prefill(q, cache, rows, scale, out, prefill, piece or LEAST_PIECE_PREFILL)
     return out
 
 
@@ -159,6 +267,16 @@ def prefill_tile(q: torch.Tensor) -> Tile:
     return PREFILL if room else PREFILL_SMALL
 
 
+def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
+    """Among how many programs the keys of a row are split at most, in a launch of so many tokens:
+    few tokens have few blocks. Where they are split follows from a row's length and this number.
+    """
+    splits = MOST_SPLITS
+    while splits > 1 and splits * tokens > SPLIT_TOKENS:
+        splits //= 2
+    return max(1, min(splits, -(-capacity // piece)))
+
+
 def _launch_prefill(
     q: torch.Tensor,
     cache: PagedCache,
@@ -166,6 +284,7 @@ def _launch_prefill(
     scale: float,
     out: torch.Tensor,
     tile: Tile | None,
+    piece: int,
 ) -> None:
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, cut = cache.keys.shape[1], HeadCut.of(dim)
@@ -173,9 +292,13 @@ def _launch_prefill(
     tile = tile or prefill_tile(q)
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
-    count = len(rows.kv_lengths) - rows.singles
-    blocks = (len(q) - rows.singles) // block_q + count
-    _prefill[blocks, kv_heads](
+    first, count = rows.singles, len(rows.kv_lengths)
+    tokens = len(q) - first
+    splits = prefill_splits(tokens, rows.page_table.shape[1] * rows.page_size, piece)
+    room = tokens * heads * splits if splits > 1 else 0
+    parts = torch.empty(room * dim, dtype=torch.float32, device=q.device)
+    logs = torch.empty(room, dtype=torch.float32, device=q.device)
+    _prefill[kv_heads, tokens // block_q + count - first, splits](
         q,
         cache.keys,
         cache.values,
@@ -184,10 +307,12 @@ def _launch_prefill(
         rows.q_starts,
         rows.kv_lengths,
         out,
+        parts,
+        logs,
         scale * LOG2_E * cache.key_scale,
         cache.value_scale,
-        rows.singles,
-        len(rows.kv_lengths),
+        first,
+        count,
         q.stride(0),
         rows.page_table.stride(0),
         cache.keys.stride(0),
@@ -199,6 +324,14 @@ def _launch_prefill(
         block_m=block_m,
         block_n=tile.keys,
         block_q=block_q,
-        kv_heads=kv_heads,
+        least=piece,
         **tile.options,
     )
+    if splits > 1:
+        shape = {"columns": triton.next_power_of_2(dim), "least": piece, "most": MOST_SPLITS}
+        _join[tokens, heads](
+            *(parts, logs, rows.q_starts, rows.kv_lengths, out, first, count, splits),
+            dim=dim,
+            num_warps=1,
+            **shape,
+        )
