@@ -19,6 +19,7 @@ from saccade.kernels.paged_gpu import (
     PREFILL_LARGE_SMALL,
     PREFILL_SMALL,
     launch_paged,
+    prefill_splits,
     prefill_tile,
 )
 from tests.kernels.conftest import bounds
@@ -261,3 +262,11 @@ def test_a_list_serves_every_layer_of_a_step(device: str) -> None:
         wanted = paged_attention_reference(q.double(), cache, rows, 0.2)
         ours = launch_paged(q, cache, rows, 0.2).double()
         torch.testing.assert_close(ours, wanted, atol=TOLERANCE[torch.float32], rtol=0.0)
+
+
+def test_keys_are_split_where_tokens_are_few() -> None:
+    """50 tokens over 29k: 2 blocks of 8 key heads in 8 pieces are 128 programs."""
+    assert [prefill_splits(tokens, 1 << 15, 1024) for tokens in (50, 64, 128, 256, 512)] == [
+        *(8, 8, 4, 2, 1)
+    ]
+    assert prefill_splits(50, 1000, 1024) == 1, "no row has two pieces"
