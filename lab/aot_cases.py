@@ -14,6 +14,7 @@ from saccade.kernels import (
     fp8_gpu,
     int4_gpu,
     layer_gpu,
+    paged_decode_gpu,
     paged_gpu,
     rotary_gpu,
     sample_gpu,
@@ -74,19 +75,25 @@ def cases() -> Iterator[KernelCase]:
 
 
 def _text_cases() -> Iterator[KernelCase]:
-    promises = {
+    decode = {
+        "_share": Promise(access=4),  # numbers of rows
         "_decode": Promise(),
         "_merge": Promise(access=4),  # one row of a few hundred bytes
-        "_prefill": Promise(hgmma=True),
     }
+    prefill = {"_prefill": Promise(hgmma=True), "_join": Promise(access=4)}
     for shape in TEXT_SHAPES:
         heads, kv_heads, dim = shape
         name = f"{heads}/{kv_heads} heads of {dim}"
-        yield KernelCase(f"paged attention, {name}", paged_gpu, partial(_paged, *shape), promises)
+        run = partial(_paged, TOKENS, *shape)
+        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, decode)
+        yield KernelCase(f"paged prefill, {name}", paged_gpu, partial(_paged, 0, *shape), prefill)
         turned = {"_turn_and_cache": Promise()}
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
-    eight, name = partial(_paged, 32, 8, 128, torch.float8_e4m3fn), "32/8 heads of 128, 8 bits"
-    yield KernelCase(f"paged attention, {name}", paged_gpu, eight, promises, FIRST_FP8)
+    name = "32/8 heads of 128, 8 bits"
+    eight = partial(_paged, TOKENS, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase(f"paged decode, {name}", paged_decode_gpu, eight, decode, FIRST_FP8)
+    eight = partial(_paged, 0, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase(f"paged prefill, {name}", paged_gpu, eight, prefill, FIRST_FP8)
     turned = {"_turn_and_cache": Promise()}
     eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase(f"turn and cache, {name}", layer_gpu, eight, turned, FIRST_FP8)
@@ -152,26 +159,24 @@ def _tower_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"rotary, heads of {dim}", rotary_gpu, partial(_rotate, dim), turned)
         for longest in (64, 4096):
             name = f"segments of {longest}, heads of {dim}"
-            attended = {"_attend": Promise(hgmma=True)}
+            attended = {"_list": Promise(access=4), "_attend": Promise(hgmma=True)}
             yield KernelCase(name, segments_gpu, partial(_segments, dim, longest), attended)
 
 
 def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     count = len(lengths)
-    table = torch.zeros((count, 64), dtype=torch.int32)
+    table = torch.zeros((count, 1024), dtype=torch.int32)
     lines = torch.zeros(count, dtype=torch.int64)
     return PagedRows(starts, torch.ones(count, dtype=torch.int32), lines, table, PAGE, singles)
 
 
-def _paged(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
-    """Decode at batch 1 (split keys) and 64 (whole), and a prefill chunk."""
+def _paged(singles: int, heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
+    """Rows that decode, or a prefill chunk."""
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
-    cache = PagedCache(keys, keys)
-    for count, singles in ((1, 1), (64, 64), (64, 0)):
-        q = torch.empty((count, heads, dim), dtype=HALF)
-        lengths = [1] * singles if singles else [count]
-        paged_gpu.launch_paged(q, cache, _rows(lengths, singles), 0.1)
+    q = torch.empty((TOKENS, heads, dim), dtype=HALF)
+    rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
+    paged_gpu.launch_paged(q, PagedCache(keys, keys), rows, 0.1)
 
 
 def _states(lengths: Sequence[int], singles: int) -> StateRows:

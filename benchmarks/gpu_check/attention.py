@@ -35,7 +35,8 @@ TILES = (
     Tile(64, 128, 4, 2),
 )
 SMALL_TILES = (Tile(16, 16, 4, 1),)
-SPLITS = (1, 2, 4, 8, 16, 32)
+PIECES = (128, 512, 1024, 4096)
+"""Keys of a row that a program attends to at once, at least."""
 OURS = ("triton", "the rule")
 """How ways begin that must work."""
 
@@ -176,12 +177,12 @@ def bench_decode(bench: Bench) -> None:
             caches = list(caches_of(bench, slots, kept))
             q = bench.noise(count, bench.heads, DIM)
             ways: dict[str, list[Callable[[], torch.Tensor]]] = {}
-            for splits in (None, *((2,) if bench.quick else SPLITS)):
+            for piece in (None, *((64,) if bench.quick else PIECES)):
                 calls: list[Callable[[], torch.Tensor]] = [
-                    partial(launch_paged, q, cache, rows, DIM**-0.5, splits=splits)
+                    partial(launch_paged, q, cache, rows, DIM**-0.5, piece=piece)
                     for cache in caches
                 ]
-                ways["the rule" if splits is None else f"{splits} splits"] = calls
+                ways["the rule" if piece is None else f"pieces of {piece}"] = calls
             nbytes = 2 * count * keys * bench.kv_heads * DIM * kept.itemsize
             form = "8-bit cache" if kept == FP8 else "cache"
             metric = f"paged decode, {count} rows of {keys}, {form}"

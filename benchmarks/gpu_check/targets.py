@@ -147,9 +147,9 @@ RULES = (
     ),
     Rule(
         "paged decode, *",
-        "Compare splits in the same table: if another number of splits is faster, change "
-        "PROGRAMS in kernels/paged_gpu.py; if none is, try DECODE tiles of 32 or 128 keys and 4 "
-        "stages.",
+        "Compare pieces in the same table: if another size is faster, change LEAST_PIECE in "
+        "kernels/paged_decode_gpu.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
+        "PROGRAMS a multiprocessor.",
     ),
     Rule(
         "paged prefill, *",

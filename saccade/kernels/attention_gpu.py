@@ -42,24 +42,40 @@ class HeadCut:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a kernel cuts its work: query rows and keys of a block, warps, stages of its pipeline."""
+    """How a kernel cuts its work: query rows and keys of a block, warps, stages of its pipeline,
+    and registers of a thread at most where more programs shall fit (None: as many as it takes).
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is told of it."""
+        most = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages} | most
 
 
 @triton.jit
 def load_part(at, live, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
     """Columns [first, first + count) of the rows that `at` [N] points to: [N, count], 0 where
-    `live` [N] is not, and beyond `dim`.
+    `live` [N] is not (None: all are), and beyond `dim`.
     """
     c = first + tl.arange(0, count)
-    known = live[:, None]
+    places = at[:, None] + c[None, :]
     if first + count > dim:
-        known = known & (c < dim)[None, :]
-    return tl.load(at[:, None] + c[None, :], mask=known, other=0.0)
+        known = (c < dim)[None, :]
+        if live is not None:
+            known = known & live[:, None]
+        values = tl.load(places, mask=known, other=0.0)
+    elif live is not None:
+        values = tl.load(places, mask=live[:, None], other=0.0)
+    else:
+        values = tl.load(places)
+    return values
 
 
 @triton.jit
@@ -78,7 +94,7 @@ def attend_block(
     q1,
     k_at,
     v_at,
-    here,
+    bias,
     seen,
     acc0,
     acc1,
@@ -91,26 +107,42 @@ def attend_block(
 ):
     """One block of N keys more: (acc0, acc1, top, total).
 
-    k_at, v_at [N]: where keys and values begin; here [N]: which there are; seen [M, N]: which each
-    query sees. Scores are logarithms to base 2. acc1 stands for nothing where d1 is 0.
+    k_at, v_at [N]: where keys and values begin, of keys that are there. bias [N]: 0, or `NOTHING`
+    where a key is not meant, of which one at least is; seen [M, N]: which each query sees. Either
+    may be None. Scores are logarithms to base 2. acc1 stands for nothing where d1 is 0.
     """
-    k0 = load_part(k_at, here, 0, d0, dim).to(q0.dtype)
+    k0 = load_part(k_at, None, 0, d0, dim).to(q0.dtype)
     scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if d1 > 0:
-        k1 = load_part(k_at, here, d0, d1, dim).to(q0.dtype)
+        k1 = load_part(k_at, None, d0, d1, dim).to(q0.dtype)
         scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
-    scores = tl.where(seen, scores * scale_log2, NOTHING)
+    if seen is not None:
+        scores = tl.where(seen, scores * scale_log2, NOTHING)
+    elif bias is not None:
+        scores = scores * scale_log2 + bias[None, :]
+    else:
+        scores = scores * scale_log2
     new = tl.maximum(top, tl.max(scores, 1))
-    p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
+    p = tl.exp2(scores - new[:, None])
+    if seen is not None:
+        p = tl.where(seen, p, 0.0)
     alpha = tl.exp2(top - new)
     total = total * alpha + tl.sum(p, 1)
     p = p.to(q0.dtype)
-    v0 = load_part(v_at, here, 0, d0, dim).to(q0.dtype)
+    v0 = load_part(v_at, None, 0, d0, dim).to(q0.dtype)
     acc0 = tl.dot(p, v0, acc0 * alpha[:, None], input_precision="ieee")
     if d1 > 0:
-        v1 = load_part(v_at, here, d0, d1, dim).to(q0.dtype)
+        v1 = load_part(v_at, None, d0, d1, dim).to(q0.dtype)
         acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
     return acc0, acc1, new, total
+
+
+@triton.jit
+def beyond(cols, end):
+    """Of places [N] some of which lie behind the last, at `end` - 1: those that are there, the last
+    one in place of others, and the bias that takes these away.
+    """
+    return tl.minimum(cols, end - 1), tl.where(cols < end, 0.0, NOTHING)
 
 
 @triton.jit

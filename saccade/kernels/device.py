@@ -42,6 +42,14 @@ def generation(device: torch.device) -> int:
     return 10 * major + minor
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; an H100's where kernels are interpreted."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def has_room(device: torch.device) -> bool:
     """Whether a multiprocessor has 227 KB of shared memory, as data centres' have from Hopper on;
     else a kernel may have 99 KB.

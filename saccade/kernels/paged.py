@@ -6,11 +6,26 @@ Owns how a row's pages are found, and what that means in plain PyTorch. On a GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from saccade.kernels import device
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """Who attends to which keys of a step's rows of one token (`paged_decode_gpu.py`).
+
+    items: pieces of rows, in the order in which they are taken. begins: where in it each row's lie.
+    counts: how many there are, and of each key head how many are taken. piece: keys of one at
+    least.
+    """
+
+    items: torch.Tensor  # [room] int32
+    begins: torch.Tensor  # [singles] int32
+    counts: torch.Tensor  # [1 + Hkv] int32
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +36,7 @@ class PagedRows:
     tokens of its sequence, which lies on the pages `page_table[lines[r]]`, in order.
     singles: so many rows, the first ones, have one token each (they decode); the others may have
     any number. What is launched depends on `singles`, T and R, and on no value on the device, so
-    that a graph of it can be captured.
+    that a graph of it can be captured. work: on a GPU, of the rows that decode, made once a step.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -30,6 +45,7 @@ class PagedRows:
     page_table: torch.Tensor  # [lines, pages] int32
     page_size: int
     singles: int
+    work: DecodeWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,15 @@ class PagedCache:
     values: torch.Tensor
     key_scale: float = 1.0
     value_scale: float = 1.0
+
+
+def plan_decode(rows: PagedRows, kv_heads: int) -> PagedRows:
+    """The same rows with what `paged_attention` of all layers needs to know of them."""
+    if not rows.singles or not device.runs_triton(rows.kv_lengths):
+        return rows
+    from saccade.kernels.paged_decode_gpu import share_keys
+
+    return replace(rows, work=share_keys(rows, kv_heads))
 
 
 def paged_attention(

@@ -16,7 +16,7 @@ import torch
 from saccade.kernels import device
 from saccade.kernels.attention import causal_attention, decode_attention
 from saccade.kernels.layer import QKNorm, turn_and_cache
-from saccade.kernels.paged import PagedCache, PagedRows, paged_attention
+from saccade.kernels.paged import PagedCache, PagedRows, paged_attention, plan_decode
 from saccade.kernels.rotary import Rotation
 from saccade.nn.protocol import Attention, Batch
 from saccade.runtime.states import StateLayers, StateRecurrence
@@ -260,7 +260,7 @@ class PagedAttention:
     def plan(self, batch: Batch) -> None:
         self.recurrence.plan(batch)
         self._out_slots = batch.out_slots
-        self._rows = PagedRows(
+        rows = PagedRows(
             batch.q_starts,
             batch.kv_lengths,
             batch.slots,
@@ -268,6 +268,7 @@ class PagedAttention:
             self._page_size,
             batch.singles,
         )
+        self._rows = plan_decode(rows, self._kv_heads)
 
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int

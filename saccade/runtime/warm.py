@@ -38,10 +38,8 @@ def warm_up(
     like: torch.Tensor,
 ) -> None:
     """Every rank takes part; the sampler is one rank's. `like` is as embeddings are."""
-    # Keys are split among more programs the fewer rows there are; between two powers of two the
-    # number of parts, as a power of two, is that of one of them.
-    frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
     # Products are others for few rows and for many, whether these decode or are of prompts.
+    frames = [Frame.decode(rows) for rows in _doubled(1, batcher.slots)]
     for tokens in _doubled(ROW_TOKENS, batcher.chunk_tokens):
         frames.append(Frame.mixed(0, tokens)._replace(splices=min(tokens, ROW_TOKENS)))
     for frame in frames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,18 +13,20 @@ from saccade.kernels.paged import PagedCache, PagedRows, paged_attention_referen
 
 pytest.importorskip("triton")
 from saccade.kernels.attention_gpu import Tile
+from saccade.kernels.paged_decode_gpu import MOST_PIECES, share_keys
 from saccade.kernels.paged_gpu import (
     PREFILL,
+    PREFILL_LARGE_SMALL,
     PREFILL_SMALL,
-    count_splits,
     launch_paged,
+    prefill_splits,
     prefill_tile,
 )
 from tests.kernels.conftest import bounds
 
 TOLERANCE = bounds(2e-6, 2e-3)
 HALVES = [dtype for dtype in TOLERANCE if dtype.itemsize == 2]
-HEAD_SIZES = [16, 64, 72, 80, 96, 128]
+HEAD_SIZES = [16, 64, 72, 80, 96, 128, 256]
 SMALL = Tile(rows=16, keys=16, warps=4, stages=1)
 """Blocks so small that few tokens cross several."""
 
@@ -43,7 +46,7 @@ def check(
     dtype: torch.dtype = torch.float32,
     kept: torch.dtype | None = None,
     scales: tuple[float, float] = (1.0, 1.0),
-    splits: int | None = None,
+    piece: int | None = 64,
     tile: Tile | None = SMALL,
     tolerance: float | None = None,
 ) -> None:
@@ -73,7 +76,7 @@ def check(
     )
     fused = noise(int(starts[-1]), heads[0] + 3, dim, seed=5, dtype=dtype).to(device)
     q = fused[:, : heads[0]]  # a view of a larger tensor
-    ours = launch_paged(q, cache, rows, dim**-0.5, splits=splits, prefill=tile)
+    ours = launch_paged(q, cache, rows, dim**-0.5, piece=piece, prefill=tile)
     wanted = paged_attention_reference(q.double(), cache, rows, dim**-0.5)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), wanted, atol=tolerance or TOLERANCE[dtype], rtol=0.0)
@@ -92,7 +95,6 @@ def test_decode_prefill_and_both_in_one_step(
         dim=dim,
         dtype=dtype,
         page=page,
-        splits=3,
     )
 
 
@@ -101,9 +103,9 @@ def test_any_number_of_query_heads_shares_a_key_head(device: str, group: int) ->
     check(device, [(1, 20), (7, 30), (3, 3)], singles=1, heads=(2 * group, 2), dim=16)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-def test_splits_change_nothing_also_empty_ones(device: str, splits: int) -> None:
-    check(device, [(1, 1), (1, 64), (1, 65), (1, 300)], singles=4, splits=splits)
+@pytest.mark.parametrize("piece", [None, 64, 128])
+def test_pieces_of_any_size_give_the_same(device: str, piece: int | None) -> None:
+    check(device, [(1, 1), (1, 64), (1, 0), (1, 65), (1, 300)], singles=5, piece=piece)
 
 
 def test_rows_may_be_empty(device: str) -> None:
@@ -116,7 +118,7 @@ def test_rows_may_be_empty(device: str) -> None:
     starts = torch.arange(3, dtype=torch.int32, device=device)
     padding = PagedRows(starts, none, none.long(), table, 4, singles=2)
     assert not launch_paged(q, cache, padding, 1.0).any()
-    assert not launch_paged(q, cache, padding, 1.0, splits=2).any()
+    assert not launch_paged(q, cache, padding, 1.0, piece=64).any()
 
 
 def test_every_row_may_be_prefill(device: str) -> None:
@@ -137,7 +139,7 @@ def test_long_sequences_on_pages_of_one_token(device: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128])
+@pytest.mark.parametrize("dim", [64, 72, 80, 96, 128, 256])
 @pytest.mark.parametrize("kept", [None, torch.float8_e4m3fn], ids=["as computed", "8 bits"])
 def test_every_group_at_every_head_size(
     device: str, dim: int, page: int, kept: torch.dtype | None
@@ -157,7 +159,6 @@ def test_every_group_at_every_head_size(
                 dtype=dtype,
                 kept=kept,
                 scales=(0.5, 2.0) if kept else (1.0, 1.0),
-                splits=2,
                 tolerance=factor * TOLERANCE[dtype],
             )
 
@@ -167,7 +168,7 @@ def test_tiles_follow_the_device(device: str, small: bool, monkeypatch: pytest.M
     """Those of small multiprocessors give the same."""
     monkeypatch.setattr(placement, "generation", lambda _: 80 if small else 90)
     tile = PREFILL_SMALL if small else PREFILL
-    assert prefill_tile(torch.empty(1, dtype=torch.float16)) == tile
+    assert prefill_tile(torch.empty(1, 1, 64, dtype=torch.float16)) == tile
     check(device, [(1, 90), (70, 150)], singles=1, dtype=torch.float16, tile=None)
 
 
@@ -190,8 +191,82 @@ def test_a_cache_of_eight_bits_is_read_with_its_scales(device: str) -> None:
     )
 
 
-def test_splits_fill_the_device_and_no_more() -> None:
-    assert count_splits(1, 8, 1 << 17) == 32
-    assert count_splits(64, 8, 1 << 17) == 1
-    assert count_splits(8, 8, 1 << 17) == 5
-    assert count_splits(1, 8, 100) == 2
+def test_large_heads_fit_small_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "generation", lambda _: 89)
+    assert prefill_tile(torch.empty(1, 1, 256, dtype=torch.float16)) == PREFILL_LARGE_SMALL
+    assert prefill_tile(torch.empty(1, 1, 128, dtype=torch.float16)) == PREFILL_SMALL
+
+
+def padded(device: str, lengths: Sequence[int], lines: int) -> PagedRows:
+    """Rows of one token on pages of their own, of a table wide enough for the longest."""
+    widest = -(-max(lengths) // 16)
+    table = torch.arange(lines * widest, dtype=torch.int32).view(lines, widest)
+    return PagedRows(
+        torch.arange(len(lengths) + 1, dtype=torch.int32, device=device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        torch.arange(len(lengths), device=device),
+        table.to(device),
+        16,
+        len(lengths),
+    )
+
+
+def test_every_piece_is_listed_once_the_largest_first(device: str) -> None:
+    """Of 40 rows, more than one program of the list looks at."""
+    from triton import cdiv
+
+    lengths = [(197 * at) % 1000 for at in range(37)] + [0, 100_000, 70]
+    work = share_keys(padded(device, lengths, 1), 2)
+    total, *taken = work.counts.tolist()
+    assert taken == [0, 0], "none is taken"
+    pieces = [divmod(each, MOST_PIECES) for each in work.items[:total].tolist()]
+    sizes = [max(256, cdiv(cdiv(each, 32), 64) * 64) for each in lengths]
+    counts = [max(1, cdiv(each, size)) for each, size in zip(lengths, sizes)]
+    assert sorted(pieces) == [(row, at) for row in range(40) for at in range(counts[row])]
+    assert max(counts) <= MOST_PIECES
+    listed = [sizes[row] for row, _ in pieces]
+    assert listed == sorted(listed, reverse=True)
+    for row, begins in enumerate(work.begins.tolist()):
+        assert pieces[begins : begins + counts[row]] == [(row, at) for at in range(counts[row])]
+
+
+def test_a_row_has_the_same_bits_whatever_is_beside_it(device: str) -> None:
+    """Alone, among short ones, beside a long one; at any number of programs."""
+    lengths = [700, 3, 2000, 64, 300]
+    rows = padded(device, lengths, 5)
+    slots = 16 * rows.page_table.numel()
+    keys, values = (noise(slots, 2, 64, seed=seed).to(device) for seed in (3, 4))
+    cache, q = PagedCache(keys, values), noise(5, 8, 64, seed=5).to(device)
+    together = launch_paged(q, cache, rows, 0.125)
+    for row in range(5):
+        alone = replace(
+            rows,
+            q_starts=rows.q_starts[:2],
+            kv_lengths=rows.kv_lengths[row : row + 1],
+            lines=rows.lines[row : row + 1],
+            singles=1,
+        )
+        mine = launch_paged(q[row : row + 1], cache, alone, 0.125)
+        assert torch.equal(mine[0], together[row]), f"row of {lengths[row]}"
+
+
+def test_a_list_serves_every_layer_of_a_step(device: str) -> None:
+    """What was taken in one layer is there again in the next."""
+    rows = padded(device, [70, 300, 1, 600], 4)
+    rows = replace(rows, work=share_keys(rows, 2))
+    slots = 16 * rows.page_table.numel()
+    q = noise(4, 4, 32, seed=5).to(device)
+    for layer in range(2):
+        keys, values = (noise(slots, 2, 32, seed=seed + layer).to(device) for seed in (3, 4))
+        cache = PagedCache(keys, values)
+        wanted = paged_attention_reference(q.double(), cache, rows, 0.2)
+        ours = launch_paged(q, cache, rows, 0.2).double()
+        torch.testing.assert_close(ours, wanted, atol=TOLERANCE[torch.float32], rtol=0.0)
+
+
+def test_keys_are_split_where_tokens_are_few() -> None:
+    """50 tokens over 29k: 2 blocks of 8 key heads in 8 pieces are 128 programs."""
+    assert [prefill_splits(tokens, 1 << 15, 1024) for tokens in (50, 64, 128, 256, 512)] == [
+        *(8, 8, 4, 2, 1)
+    ]
+    assert prefill_splits(50, 1000, 1024) == 1, "no row has two pieces"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from saccade.kernels import segments_gpu
 from saccade.kernels.attention_gpu import HeadCut, Tile
 from saccade.kernels.segments_gpu import launch_segments
 from tests.kernels.conftest import bounds
@@ -31,7 +32,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) ->
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("dim", [16, 40, 64, 72, 80, 96, 128])
+@pytest.mark.parametrize("dim", [16, 40, 64, 72, 80, 96, 128, 256])
 def test_rows_see_their_segment_and_nothing_else(device: str, dim: int, dtype: torch.dtype) -> None:
     lengths = [35, 0, 16, 1]
     fused = noise(sum(lengths), 6, dim).to(dtype).to(device)
@@ -79,3 +80,31 @@ def test_heads_are_cut_so_that_few_columns_are_padding() -> None:
         8: 16, 16: 16, 40: 48, 64: 64, 72: 80, 80: 80, 96: 96, 120: 128, 128: 128, 256: 256
     }  # fmt: skip
     assert cost[72] == HeadCut(72, 64, 16) and cost[128] == HeadCut(128, 128, 0)
+
+
+def test_room_for_segments_costs_a_program_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of 8,192 patches has room for 520 segments of 1,025 rows, of which 8 are there."""
+    grids: list[tuple[int, ...]] = []
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    for kernel in ("_list", "_attend"):
+        monkeypatch.setattr(segments_gpu, kernel, Counted())
+    q = torch.empty(8200, 16, 64, dtype=torch.float16)
+    bounds = torch.zeros(521, dtype=torch.int32)
+    launch_segments(q, q, q, bounds, bounds, 1025, 0.1)
+    assert grids == [(17,), ((8200 // 128 + 520) * 16,)], "9,344 programs, once 74,880"
+
+
+def test_blocks_of_segments_are_listed_without_a_gap(device: str) -> None:
+    """Of more segments than one program of the list looks at, most of them empty."""
+    lengths = [0] * 33 + [35, 0, 16, 1] + [0] * 9 + [20, 0]
+    q, k, v = (noise(sum(lengths), 2, 16, seed=seed).to(device) for seed in range(3))
+    bounds = bounds_of(lengths).to(device)
+    ours = launch_segments(q, k, v, bounds, bounds, 35, 0.25, tile=SMALL)
+    parts = [x.cpu().split(lengths) for x in (q, k, v)]
+    wanted = torch.cat([attended(a, b, c, 0.25) for a, b, c in zip(*parts)])
+    torch.testing.assert_close(ours.cpu().double(), wanted, atol=TOLERANCE[torch.float32], rtol=0.0)
