@@ -40,7 +40,7 @@ class Encoded:
     ready: torch.cuda.Event | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Encoding:
     """Images that are encoded together, and how far that is.
 
@@ -133,16 +133,23 @@ class VisionEncoder:
         return Encoded(encode.key, rows)
 
     def advance(self, tower: int) -> list[Encoded]:
-        """Spend `tower` patch-blocks (0: as many as it takes) on what has begun, in order. The
+        """Spend `tower` patch-blocks (0: as many as it takes) on what has begun: up to half of them
+        on what needs least to end, so that small images pass large ones, all others in order. The
         embeddings that are then computed, or being computed.
         """
         left = tower or math.inf
+        quick = left / 2
         found: list[Encoded] = []
-        while self._begun and left > 0:
-            encoding = self._begun[0]
-            share = int(min(left, encoding.cost - encoding.spent))
+        while self._begun and left >= 1:
+            encoding = min(self._begun, key=lambda each: each.cost - each.spent)
+            if quick < 1 or encoding is self._begun[0]:
+                encoding, most = self._begun[0], left
+            else:
+                most = quick
+            share = int(min(most, left, encoding.cost - encoding.spent))
             encoding.spent += share
             left -= share
+            quick -= share
             whole = encoding.spent == encoding.cost
             with self._lane or nullcontext(), encoding.watch:
                 encoding.run(None if whole else encoding.spent)
@@ -153,7 +160,8 @@ class VisionEncoder:
                     Encoded(each.key, own, ready) for each, own in zip(encoding.encodes, rows)
                 ]
                 encoding.rows = []
-                self._ended.append(self._begun.popleft())
+                self._begun.remove(encoding)
+                self._ended.append(encoding)
         return found
 
     def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
@@ -180,6 +188,8 @@ class VisionEncoder:
         """The embedding of a picture, whose canvas uint8 [H, W, 3] is on the device, for whatever
         is launched from now on; no graph has a part in it.
         """
+        if self._lane is not None:
+            self._lane.follow()  # the pixels are the surrounding stream's
         with self._lane or nullcontext():
             embedding = self._encoder.encode_plainly(pixels, grid)
         if self._lane is not None:
@@ -191,6 +201,7 @@ class VisionEncoder:
         if self._lane is not None:
             # what a client that has left asked for may still be running, in the same buffers
             self._lane.wait()
+            self._lane.follow()  # captures run in the same buffers
         return self._encoder.adapt()
 
     def close(self) -> None:

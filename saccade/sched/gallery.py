@@ -296,6 +296,8 @@ class Gallery:
         """Patch-blocks for a step; 0: no bound, or nothing to encode."""
         patches = self._patches_encoding()
         budget = self._limits.tower_budget if patches else 0
+        if budget and not (decodes or self._limits.tower_shares):
+            return sum(patches) * self._limits.tower_blocks
         if not (decodes and budget):
             return budget
         return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
