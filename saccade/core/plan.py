@@ -257,6 +257,9 @@ class StepResult:
     pack's, shared by patches), and when it ended (`time.monotonic()`, which all processes of a
     machine share). Their pixels have been read; only these may be shown by later plans. `disk`:
     reads and writes that have ended since the last step. `unfinished`: there is more to adapt.
+    `failed`: images for whose encoding the device had no memory; nothing of them is there, and
+    their pixels are not read any more. `exhausted`: it had none for the plan's rows, of which
+    nothing was computed.
     """
 
     step: int
@@ -266,3 +269,5 @@ class StepResult:
     disk: tuple[DiskEvent, ...] = ()
     unfinished: bool = False
     scores: tuple[PromptScores, ...] = ()
+    failed: tuple[ImageKey, ...] = ()
+    exhausted: bool = False

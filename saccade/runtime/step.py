@@ -38,6 +38,7 @@ class Step:
         self._scored: tuple[Scored, ...] = ()
         self._copied: torch.cuda.Event | None = None
         self._unfinished = False
+        self._exhausted = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
@@ -63,6 +64,11 @@ class Step:
         if copied.is_cuda:
             self._copied = torch.cuda.Event()
             self._copied.record()
+
+    def exhausted(self) -> None:
+        """There was no memory for the plan's rows."""
+        self._exhausted = True
+        self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
 
     def adapted(self, unfinished: bool) -> None:
         self._unfinished = unfinished
@@ -91,7 +97,15 @@ class Step:
         logprobs = self._report.read(tokens) if self._report else (None,) * len(tokens)
         scores = tuple(scored.read() for scored in self._scored)
         return StepResult(
-            self._plan.step, tokens, logprobs, encoded, disk, self._unfinished, scores
+            self._plan.step,
+            tokens,
+            logprobs,
+            encoded,
+            disk,
+            self._unfinished,
+            scores,
+            self._vision.failures(),
+            self._exhausted,
         )
 
     def _awaits(self) -> bool:

@@ -10,6 +10,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -26,6 +27,8 @@ from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.streams import Lane, Pinned, Stopwatch
+
+logger = logging.getLogger("saccade")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class VisionEncoder:
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
         self._begun: deque[Encoding] = deque()
         self._ended: deque[Encoding] = deque()  # computed, or at least all launched
+        self._failed: list[ImageKey] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def begin(self, encodes: Sequence[Encode]) -> None:
@@ -151,9 +155,17 @@ class VisionEncoder:
             left -= share
             quick -= share
             whole = encoding.spent == encoding.cost
-            with self._lane or nullcontext(), encoding.watch:
-                encoding.run(None if whole else encoding.spent)
-                rows = self._gather(encoding) if whole and self._split else encoding.rows
+            try:
+                with self._lane or nullcontext(), encoding.watch:
+                    encoding.run(None if whole else encoding.spent)
+                    rows = self._gather(encoding) if whole and self._split else encoding.rows
+            except torch.OutOfMemoryError:
+                if self._shard.size > 1:
+                    raise  # other ranks compute on
+                logger.exception("an image is not encoded")
+                self._begun.remove(encoding)
+                self._failed += [encode.key for encode in encoding.encodes]
+                continue
             if whole:
                 ready = encoding.watch.last if self._lane is not None else None
                 found += [
@@ -173,6 +185,11 @@ class VisionEncoder:
             encoding = self._ended.popleft()
             found += share_ms(encoding.encodes, *encoding.watch.read())
         return tuple(found)
+
+    def failures(self) -> tuple[ImageKey, ...]:
+        """Images for which there was no memory since the last call."""
+        failed, self._failed = tuple(self._failed), []
+        return failed
 
     @property
     def computing(self) -> bool:

@@ -12,6 +12,16 @@ preempted at once.
 """
 
 
+NO_MEMORY_IMAGE = (
+    "the device has no memory left to encode an image: send a smaller one, or start the server "
+    "with a lower --mem-fraction-static or --max-encode-patches"
+)
+NO_MEMORY_STEP = (
+    "the device has no memory left for a step: try again, or start the server with a lower "
+    "--mem-fraction-static or --chunked-prefill-size"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
