@@ -36,6 +36,7 @@ from saccade.core.options import (
     ServerOptions,
     engine_environment,
 )
+from saccade.engine import ranks
 from saccade.engine.claims import scoring_bytes, step_graph_bytes
 from saccade.engine.process import limits_of
 from saccade.engine.ranks import resolve_parallel
@@ -191,6 +192,19 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
 """Larger packs run in parts."""
+
+
+def test_a_gpu_that_torch_cannot_use_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = tmp_path / "nvidiactl"
+    monkeypatch.setattr(ranks, "NVIDIA", control)
+    assert ranks.pick_device("auto", 0, 1) == "cpu" and not caplog.records
+    control.touch()
+    assert ranks.pick_device("cpu", 0, 1) == "cpu" and not caplog.records
+    assert ranks.pick_device("auto", 1, 1) == "cuda" and not caplog.records
+    assert ranks.pick_device("auto", 0, 1) == "cpu"
+    assert "torch cannot use it" in caplog.text
 
 
 def test_the_host_tier_is_bounded_unless_told(spec: FamilySpec) -> None:
