@@ -35,8 +35,8 @@ PATIENT_SPINS = 200
 """Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning
 takes time from whom it waits for.
 """
-SYMMETRIC_BYTES = 4 << 20
-"""Largest tensor reduced in symmetric memory; above, bandwidth counts and NCCL has it."""
+SYMMETRIC_BYTES = 64 << 20
+"""Largest tensor reduced in symmetric memory: a sum of 8,192 tokens of a hidden size of 4,096."""
 ONE_SHOT_BYTES = 256 << 10
 CONNECT_SECONDS = 120
 

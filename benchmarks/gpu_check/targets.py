@@ -135,7 +135,7 @@ RULES = (
     ),
     Rule(
         "pauses of *",
-        "No part of an image's encoding is short enough: lower TOWER_STEPS_CUDA in "
+        "No part of an image's encoding is short enough: raise LARGE_IMAGE_STEPS in "
         "engine/sizing.py; where even the smallest is too long, try a green context for the tower.",
         below=1.0,
     ),

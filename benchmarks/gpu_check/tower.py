@@ -85,7 +85,9 @@ class TowerStage:
             sizes = tuple(sorted({self._patches(size) for size in self._sizes}))
         elif graphs:
             options = EngineOptions(mm_attention_backend=attention)
-            sizes = resolve_encoder(options, self._model.spec, cuda=True, half=True).graph_sizes
+            sizes = resolve_encoder(
+                options, self._model.spec, cuda=True, half=True, beside=True
+            ).graph_sizes
         config = EncoderConfig(attention, sizes)
         capture = CudaCapture() if graphs else None
         encoder = PackedEncoder(net, positions, config, self._like, capture)

@@ -318,6 +318,11 @@ class EmbeddingCache:
         if key in self.disk and key not in self.disk.held:
             self._lose(key)
 
+    def not_encoded(self, key: ImageKey) -> None:
+        """What was admitted, and is held by nobody, was never made."""
+        self.device.take(key)
+        self._forget(key)
+
     # ---- a disk that other servers write, too
 
     def seen_in_store(self, image: Image, there: bool) -> None:

@@ -235,6 +235,11 @@ class FamilySpec(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
+    def hidden_size(self) -> int:
+        """Values per token between the language model's layers."""
+        ...
+
+    @property
     def embedding_width(self) -> int:
         """Values per image token in an embedding: hidden size, times (1 + deepstack levels)."""
         ...

@@ -91,7 +91,7 @@ class ModelOptions:
     """
     piecewise_graph_tokens: int | None = None
     """Most tokens of prompts in a step that is a CUDA graph, whole, with what decodes beside them;
-    larger steps run without. 0: none is. Derived (cuda): 1024, fewer where memory is short.
+    larger steps run without. 0: none is. Derived (cuda): 4096, fewer where memory is short.
     """
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class EngineOptions:
     """
     embedding_cache_host_mb: int | None = None
     """MiB of host memory for image embeddings that the device has no room for. Derived: a quarter
-    of the free host memory on cuda; 0 on cpu, where device and host are one.
+    of the free host memory, 8192 at most, on cuda; 0 on cpu, where device and host are one.
     """
     embedding_cache_disk_mb: int | None = None
     """MiB of disk space for image embeddings, which survive a restart. Derived: a quarter of what
@@ -135,18 +135,18 @@ class EngineOptions:
     """Folder for image embeddings on disk. Derived: no embedding is kept on disk."""
     max_encode_patches: int | None = None
     """Image patches encoded per step; one image may always be encoded, whatever its size.
-    Derived: 16384 on cpu, 65536 on cuda.
+    Derived: 16384.
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = "auto"
     """Attention of the vision tower. triton: our own kernel (cuda). flash: torch's variable-length
-    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, flash without. fa4: the package
+    flash attention (cuda, 16 bits). cudnn: cuDNN's in graphs, triton without. fa4: the package
     flash-attn-4 (cuda, 16 bits). sdpa: one call per image size. auto: by the GPU's architecture.
     """
     disable_vit_graph: bool = False
     """Do not replay CUDA graphs of the vision tower."""
     vit_graph_buckets: tuple[int, ...] = ()
     """Patch counts to capture CUDA graphs of the vision tower at; larger packs run without.
-    Derived: 19 from 128 to 8192.
+    Derived: 11 from 128 to 2048, as larger packs are encoded in parts; with cudnn 23 to 16384.
     """
     threads: int | None = None
     """CPU threads of the engine. Derived: the cores this process may use."""

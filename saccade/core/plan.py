@@ -262,6 +262,9 @@ class StepResult:
     reads and writes that have ended since the last step. `unfinished`: there is more to adapt.
     `broken`: rows of the plan, by place, that came to values that are no numbers: what they drew,
     and the KV they wrote, mean nothing.
+    `failed`: images for whose encoding the device had no memory; nothing of them is there, and
+    their pixels are not read any more. `exhausted`: it had none for the plan's rows, of which
+    nothing was computed.
     """
 
     step: int
@@ -272,3 +275,5 @@ class StepResult:
     unfinished: bool = False
     scores: tuple[PromptScores, ...] = ()
     broken: tuple[int, ...] = ()
+    failed: tuple[ImageKey, ...] = ()
+    exhausted: bool = False

@@ -40,16 +40,12 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
 from saccade.core.types import ImageKey, Tower
+from saccade.engine.claims import embedding_bytes_per_token
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
 from saccade.engine.probe import StoreProbe
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
-from saccade.engine.sizing import (
-    embedding_bytes_per_token,
-    pick_dtype,
-    resolve,
-    resolve_tower,
-)
+from saccade.engine.sizing import pick_dtype, resolve, resolve_tower
 from saccade.engine.words import LoadFacts, describe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
@@ -205,6 +201,7 @@ def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> Sched
         encode_patches=config.encode_patches,
         arena_bytes=arena_bytes,
         tower_budget=config.tower_budget,
+        tower_shares=config.device == "cpu",
         tower_blocks=spec.encoder_blocks,
         snapshot_tokens=config.snapshots.tokens,
         given_bytes=given,

@@ -5,9 +5,11 @@ Knows sizes and counts only; nothing of tensors.
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from saccade.core.config import Hardware, ParallelConfig
@@ -15,6 +17,10 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.options import ParallelOptions
 
+logger = logging.getLogger("saccade")
+
+NVIDIA = Path("/dev/nvidiactl")
+"""There where a driver for NVIDIA's GPUs is loaded."""
 LARGEST_TP = 64
 NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives
@@ -35,6 +41,13 @@ def pick_device(
         raise ConfigError(
             "--device cuda: torch sees no CUDA device; install a CUDA build of torch, or use "
             "--device cpu"
+        )
+    if wanted == "auto" and not devices and NVIDIA.exists():
+        logger.warning(
+            "this machine has an NVIDIA GPU (%s), but torch cannot use it, so the CPU serves: "
+            "install a CUDA build of torch that the driver is new enough for; --device cpu is "
+            "content with this",
+            NVIDIA,
         )
     if 0 < devices < ranks:
         raise ConfigError(

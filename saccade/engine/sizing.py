@@ -18,7 +18,6 @@ from saccade.core.claims import warn_of_others
 from saccade.core.config import (
     GIB,
     MIB,
-    SCORE_BLOCK_BYTES,
     Dtype,
     EmbeddingBudgets,
     EncoderAttention,
@@ -39,6 +38,13 @@ from saccade.core.options import (
     PinOptions,
 )
 from saccade.core.store import stored_bytes
+from saccade.engine.claims import (
+    cuda_bytes,
+    embedding_bytes_per_token,
+    least_embedding_bytes,
+    scoring_bytes,
+    step_graph_bytes,
+)
 
 VIT_GRAPH_SIZES = (
     128,
@@ -51,6 +57,13 @@ VIT_GRAPH_SIZES = (
 Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a
 graph.
 """
+WHOLE_PATCHES = 2048
+"""A graph is replayed as a whole: of a pack of so many patches in the time of a step that decodes
+(estimated: 7 ms on an H100). Larger ones run in parts between steps, without a graph.
+"""
+LARGE_VIT_GRAPH_SIZES = (10_240, 12_288, 14_336, 16_384)
+"""Where attention runs in graphs alone (cuDNN's), these too: images of 1440p have 14,400 patches.
+"""
 
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
@@ -58,21 +71,17 @@ DECODE_GRAPH_STEP = 8
 MIXED_GRAPH_ROWS = (0, 4, 16, 64)
 """Rows that decode beside prompts in the language model's graphs; and as many as may run."""
 MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-MOST_MIXED_TOKENS = 1024
-"""Tokens of prompts in a graph, unless told: more of them keep a GPU busy for longer than the host
-takes to launch a step (estimated: 27 ms of products for 1,024 tokens of an 8B on an H200).
-"""
+MOST_MIXED_TOKENS = 4096
+"""Tokens of prompts in a graph, unless told or memory is short."""
 MIXED_GRAPH_SHARE = 8
 """Unless told, graphs with prompts are fewer where all would take more than this part of what
 memory is free.
 """
-GRAPH_POOL_BYTES = 256 * MIB
-GRAPH_BYTES = 4 * MIB
-GRAPH_TOKEN_WIDTHS = 21
-"""What all graphs of the language model take together, what each does besides, and how many
-embeddings each token of the largest one takes: the widest gated MLPs (18,944 of 3,584) hold 20
-times the hidden size at a time, and embeddings may be several times that size. Estimates: no graph
-was ever measured.
+MOST_HOST_BYTES = 8 * GIB
+"""Of the host tier, of all ranks, unless told: all of it is pinned."""
+CUDA_ENCODE_PATCHES = 16_384
+"""In a step, on a GPU, unless told: what 1.2 GiB are enough for, and twice that leaves it no
+quicker.
 """
 
 TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
@@ -85,8 +94,11 @@ FLASH_LIKE = ("flash", "cudnn", "fa4")
 
 LARGE_IMAGE = 1440, 2560
 """(height, width) in pixels."""
-LARGE_IMAGE_STEPS = 8
-"""On a CPU an image of that size is encoded in so many steps, smaller ones in fewer."""
+LARGE_IMAGE_STEPS = {"cpu": 8, "cuda": 27}
+"""While the language model has work an image of that size is encoded in so many steps, smaller ones
+in fewer. On a GPU a part is a block of Qwen3-VL's tower, estimated at 4 ms on an H100, where steps
+that decode take 7: `make gpu-check-1` (`pauses`) is to settle it.
+"""
 
 LARGEST_IMAGES = 4
 """The embedding cache has room for so many of the largest pictures, where memory allows."""
@@ -124,49 +136,47 @@ def resolve(
 
     Raises ConfigError where a setting cannot work.
     """
-    cuda = hardware.device == "cuda"
-    context = model.context_length or spec.context_length
+    cuda, page_size = hardware.device == "cuda", engine.page_size
+    context = pick_context(model, spec)
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
-    if context > spec.context_length:
-        raise ConfigError(
-            f"--context-length {context}: the model was made for {spec.context_length} tokens "
-            "at most"
-        )
     kv = resolve_kv(model, hardware)
     kept = spec.kv_spec(ranks).keeping(kv.dtype)
-    page_bytes = engine.page_size * kept.token_bytes(dtype)
+    page_bytes = page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
     graphs = resolve_step_graphs(model, max_running, chunk, spec, dtype, hardware)
-    claimed = scoring_bytes(spec, chunk) + step_graph_bytes(graphs, spec, dtype)
-    free = max(0, hardware.free_bytes - claimed)
+    half, patches = dtype != "float32", pick_encode_patches(engine, cuda=cuda)
+    encoder = resolve_encoder(engine, spec, cuda=cuda, half=half, arch=hardware.arch, beside=True)
+    claimed, embedded = scoring_bytes(spec, chunk), 0
+    if cuda:
+        claimed += cuda_bytes(spec, chunk, graphs, patches, encoder, dtype)
+        embedded = least_embedding_bytes(engine, spec, dtype, hardware.free_bytes)
+    free = max(0, hardware.free_bytes - claimed - embedded)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
     snapshots = resolve_snapshots(engine, kept, dtype, min(budget, free), max_running, enough)
     states = (max_running + snapshots.count) * kept.state_bytes(dtype)
-    kv_bytes = min(budget, free) - states
-    kv_pages = min(kv_bytes // page_bytes, 1 + -(-enough // engine.page_size))
+    kv_pages = min((min(budget, free) - states) // page_bytes, 1 + -(-enough // page_size))
     if kv_pages < 2:  # below one context the pool itself is the limit
-        raise _no_memory(hardware, fraction, kv_bytes)
-    context = min(context, (kv_pages - 1) * engine.page_size)
-    left = max(0, free - kv_pages * page_bytes - states)
+        raise _no_memory(hardware, fraction, min(budget, free) - states)
+    context = min(context, (kv_pages - 1) * page_size)
+    left = max(0, free - kv_pages * page_bytes - states) + embedded
+    host = pick_host_bytes(hardware, ranks)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
         context_length=context,
         max_running=max_running,
         chunk_tokens=chunk,
-        page_size=engine.page_size,
+        page_size=page_size,
         kv_pages=kv_pages,
         prefix_cache=not engine.disable_radix_cache and bool(snapshots.count or not states),
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
-        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, host, keep),
+        encode_patches=patches,
         kv=kv,
-        tower_budget=0 if cuda else tower_budget(spec),
-        encoder=resolve_encoder(
-            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
-        ),
+        tower_budget=tower_budget(spec, LARGE_IMAGE_STEPS[hardware.device]),
+        encoder=encoder,
         graphs=graphs,
         snapshots=snapshots,
     )
@@ -186,6 +196,7 @@ def resolve_tower(
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
     left = int(fraction * hardware.free_bytes)
+    host_bytes = pick_host_bytes(hardware)
     return EngineConfig(
         device=hardware.device,
         dtype=dtype,
@@ -195,12 +206,23 @@ def resolve_tower(
         page_size=engine.page_size,
         kv_pages=1,
         prefix_cache=False,
-        embeddings=resolve_embeddings(engine, spec, dtype, left, hardware.host_free_bytes, keep),
-        encode_patches=engine.max_encode_patches or (65536 if cuda else 16384),
+        embeddings=resolve_embeddings(engine, spec, dtype, left, host_bytes, keep),
+        encode_patches=pick_encode_patches(engine, cuda=cuda),
         encoder=resolve_encoder(
             engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
     )
+
+
+def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
+    """Tokens. Raises ConfigError for more than the model was made for."""
+    context = model.context_length or spec.context_length
+    if context > spec.context_length:
+        raise ConfigError(
+            f"--context-length {context}: the model was made for {spec.context_length} tokens "
+            "at most"
+        )
+    return context
 
 
 def memory_budget(hardware: Hardware, fraction: float) -> int:
@@ -315,15 +337,16 @@ def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> 
     return sizes
 
 
-def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Device memory that the language model's graphs take."""
-    if not sizes.count:
-        return 0
-    each = GRAPH_TOKEN_WIDTHS * embedding_bytes_per_token(spec, dtype)
-    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + sizes.most_tokens * each
+def pick_host_bytes(hardware: Hardware, ranks: int = 1) -> int:
+    """Of a rank's host tier, unless told."""
+    return min(hardware.host_free_bytes // 4, MOST_HOST_BYTES // ranks)
 
 
-def tower_budget(spec: FamilySpec, steps: int = LARGE_IMAGE_STEPS) -> int:
+def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
+    return engine.max_encode_patches or (CUDA_ENCODE_PATCHES if cuda else 16_384)
+
+
+def tower_budget(spec: FamilySpec, steps: int) -> int:
     """Patch-blocks of the vision tower in a step where it shares cores or multiprocessors with the
     language model: one part in `steps` of a large image, so that no step is much longer than
     others. 0 without a tower.
@@ -364,10 +387,16 @@ def has_fa4() -> bool:
 
 
 def resolve_encoder(
-    engine: EngineOptions, spec: FamilySpec, *, cuda: bool, half: bool, arch: int = 0
+    engine: EngineOptions,
+    spec: FamilySpec,
+    *,
+    cuda: bool,
+    half: bool,
+    arch: int = 0,
+    beside: bool = False,
 ) -> EncoderConfig:
-    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits. A model without a
-    vision tower has no graphs of it.
+    """`cuda`: the device is a GPU, of that `arch`. `half`: the dtype has 16 bits. `beside`: there
+    are rows that the tower must leave time to. A model without a vision tower has no graphs of it.
 
     Raises ConfigError where a setting cannot work.
     """
@@ -395,7 +424,12 @@ def resolve_encoder(
             f"--vit-graph-buckets {wrong[0]}: must be {unit}, the patches that go together, or a "
             "multiple of it"
         )
-    sizes = engine.vit_graph_buckets or [-(-size // unit) * unit for size in VIT_GRAPH_SIZES]
+    derived: tuple[int, ...] = VIT_GRAPH_SIZES
+    if attention == "cudnn":
+        derived += LARGE_VIT_GRAPH_SIZES
+    elif beside:
+        derived = tuple(size for size in derived if size <= WHOLE_PATCHES)
+    sizes = engine.vit_graph_buckets or [-(-size // unit) * unit for size in derived]
     return EncoderConfig(attention, tuple(sorted(set(sizes))))
 
 
@@ -429,25 +463,25 @@ def resolve_embeddings(
     spec: FamilySpec,
     dtype: Dtype,
     left: int,
-    host_left: int,
+    host_bytes: int,
     keep: PinOptions,
 ) -> EmbeddingBudgets:
-    """`left`, `host_left`: bytes of device and host that nothing else has claimed. Nothing for a
-    model that sees no images.
+    """`left`: bytes of the device that nothing else has claimed. `host_bytes`: of the host tier,
+    unless told. Nothing for a model that sees no images.
 
     Raises ConfigError.
     """
     if not spec.sees_images:
         return EmbeddingBudgets(0)
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
-    device = max(64 * MIB, left // 10, min(LARGEST_IMAGES * largest, left // 4))
+    device = max(64 * MIB, left // 10, min(largest, left), min(LARGEST_IMAGES * largest, left // 4))
     device = (
         device
         if engine.embedding_cache_device_mb is None
         else engine.embedding_cache_device_mb * MIB
     )
     host = (
-        host_left // 4
+        host_bytes
         if engine.embedding_cache_host_mb is None
         else engine.embedding_cache_host_mb * MIB
     )
@@ -487,11 +521,6 @@ def _disk_budget(option: str, name: str, limit_mb: int | None) -> tuple[int, str
     return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 
-def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
-    """Bytes of one token's embedding, deepstack levels included."""
-    return spec.embedding_width * (4 if dtype == "float32" else 2)
-
-
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
@@ -499,12 +528,3 @@ def kv_page_bytes(
     `kept`: as `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)
-
-
-def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Memory that the largest block of scored prompt rows takes for a moment: logits as the head
-    gives them (and, of several ranks, gathers them), in float32, their exponentials, and which are
-    larger.
-    """
-    rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
-    return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

@@ -65,7 +65,7 @@ class PackedEncoder:
         self._vision = net.vision
         self._positions = positions
         # cuDNN plans whenever a shape is new: without graphs every picture's would be.
-        self._attention: Backend = "flash" if config.attention == "cudnn" else config.attention
+        self._attention: Backend = "triton" if config.attention == "cudnn" else config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
         self._piece = None if like.is_cuda else CPU_PIECE

@@ -1,8 +1,8 @@
 """Host memory for embeddings: the host tier, and buffers for what goes to disk and comes from it.
 
-Beside a GPU it is pinned, in slabs that are allocated and registered once, so that no step waits
-for memory to be pinned, and their bytes are the budget's. Beside a CPU an embedding stays where it
-is. Decides nothing; knows nothing of files.
+Beside a GPU it is pinned, in slabs that are allocated and registered once, by a thread, so that
+neither start-up nor a step waits for memory to be pinned, and their bytes are the budget's. Beside
+a CPU an embedding stays where it is. Decides nothing; knows nothing of files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,22 +22,34 @@ Ready = torch.cuda.Event | None
 """When rows on the device are whole; None: in the order of the current stream."""
 BUFFER_BYTES = 256 << 20
 """Of embeddings on their way to disk or from it."""
+PIECE_BYTES = 1 << 30
+"""Of a slab, registered in one call: a third of a second. No copy spans two registrations."""
 
 
 class Slab:
-    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread."""
+    """`capacity` rows of host memory [capacity, width], handed out in runs; from any thread. What
+    is not pinned yet, at its end, is copied more slowly.
+    """
 
     def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
         """`like` [.., width] has the dtype. pin: the GPU that reads and writes it by itself."""
-        self.rows = torch.empty((capacity, like.shape[-1]), dtype=like.dtype)
+        width = like.shape[-1]
+        self._rows = max(1, PIECE_BYTES // max(1, width * like.element_size()))  # of a piece
+        self._pieces = [
+            torch.empty((min(self._rows, capacity - start), width), dtype=like.dtype)
+            for start in range(0, capacity, self._rows)
+        ]
         self._free = [range(capacity)] if capacity else []  # by start, none next to another
         self._lock = threading.Lock()
-        self._pinned = None
-        if pin is not None and capacity:
-            self._pinned = Pinned(self.rows.view(torch.uint8).view(-1).numpy(), pin)
+        self._pinned: list[Pinned] = []
+        if pin is not None:
+            work = partial(_pin, self._pieces, self._pinned, pin)
+            threading.Thread(target=work, daemon=True, name="pin").start()
 
     def take(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
-        """Runs of `count` rows in all; with `whole`, a single one. None where there are none."""
+        """Runs of `count` rows in all; with `whole`, a single one, in a slab of one piece. None
+        where there are none.
+        """
         with self._lock:
             fitting = [run for run in self._free if len(run) >= count] if whole else self._free
             if sum(map(len, fitting)) < count:
@@ -64,7 +77,21 @@ class Slab:
             self._free = merged
 
     def views(self, runs: Sequence[range]) -> list[torch.Tensor]:
-        return [self.rows[run.start : run.stop] for run in runs]
+        """In as many parts as pieces have a share in them."""
+        found = []
+        for run in runs:
+            start = run.start
+            while start < run.stop:
+                piece, at = divmod(start, self._rows)
+                end = min(run.stop - start + at, self._rows)
+                found.append(self._pieces[piece][at:end])
+                start += end - at
+        return found
+
+
+def _pin(pieces: Sequence[torch.Tensor], pinned: list[Pinned], device: torch.device) -> None:
+    for piece in pieces:
+        pinned.append(Pinned(piece.view(torch.uint8).view(-1).numpy(), device))
 
 
 class HostTier(Protocol):

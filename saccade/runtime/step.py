@@ -40,6 +40,7 @@ class Step:
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._unfinished = False
+        self._exhausted = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
@@ -72,6 +73,11 @@ class Step:
         if copied.is_cuda:
             self._copied = torch.cuda.Event()
             self._copied.record()
+
+    def exhausted(self) -> None:
+        """There was no memory for the plan's rows."""
+        self._exhausted = True
+        self._tokens, self._report = torch.empty(0, dtype=torch.int64), None
 
     def adapted(self, unfinished: bool) -> None:
         self._unfinished = unfinished
@@ -108,6 +114,8 @@ class Step:
             self._unfinished,
             scores,
             self._broken(tokens),
+            self._vision.failures(),
+            self._exhausted,
         )
 
     def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:

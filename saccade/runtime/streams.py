@@ -36,8 +36,8 @@ class Lane:
     """A stream for work, and one for copies to the device that must not wait for that work. `with
     lane`: launch work on it.
 
-    Work begins after what the surrounding stream was given before. Who uses its results elsewhere
-    waits for an event of it.
+    Work waits for its uploads and for work on the lane before it, not for the surrounding stream,
+    but where `follow` was called. Who uses its results elsewhere waits for an event of it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,9 +45,16 @@ class Lane:
         self._copies = torch.cuda.Stream(device)
         self._device = device
         self._inner = torch.cuda.stream(self._stream)
+        self._follows = True  # weights, buffers
+
+    def follow(self) -> None:
+        """What the surrounding stream is given before the lane's next work comes before it."""
+        self._follows = True
 
     def __enter__(self) -> Self:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self._follows:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._follows = False
         self._inner.__enter__()
         return self
 

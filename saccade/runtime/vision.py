@@ -10,6 +10,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -27,6 +28,8 @@ from saccade.parallel import Shard
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.streams import Lane, Pinned, Stopwatch
 
+logger = logging.getLogger("saccade")
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -40,7 +43,7 @@ class Encoded:
     ready: torch.cuda.Event | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Encoding:
     """Images that are encoded together, and how far that is.
 
@@ -91,6 +94,7 @@ class VisionEncoder:
         self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
         self._begun: deque[Encoding] = deque()
         self._ended: deque[Encoding] = deque()  # computed, or at least all launched
+        self._failed: list[ImageKey] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def begin(self, encodes: Sequence[Encode]) -> None:
@@ -133,27 +137,43 @@ class VisionEncoder:
         return Encoded(encode.key, rows)
 
     def advance(self, tower: int) -> list[Encoded]:
-        """Spend `tower` patch-blocks (0: as many as it takes) on what has begun, in order. The
+        """Spend `tower` patch-blocks (0: as many as it takes) on what has begun: up to half of them
+        on what needs least to end, so that small images pass large ones, all others in order. The
         embeddings that are then computed, or being computed.
         """
         left = tower or math.inf
+        quick = left / 2
         found: list[Encoded] = []
-        while self._begun and left > 0:
-            encoding = self._begun[0]
-            share = int(min(left, encoding.cost - encoding.spent))
+        while self._begun and left >= 1:
+            encoding = min(self._begun, key=lambda each: each.cost - each.spent)
+            if quick < 1 or encoding is self._begun[0]:
+                encoding, most = self._begun[0], left
+            else:
+                most = quick
+            share = int(min(most, left, encoding.cost - encoding.spent))
             encoding.spent += share
             left -= share
+            quick -= share
             whole = encoding.spent == encoding.cost
-            with self._lane or nullcontext(), encoding.watch:
-                encoding.run(None if whole else encoding.spent)
-                rows = self._gather(encoding) if whole and self._split else encoding.rows
+            try:
+                with self._lane or nullcontext(), encoding.watch:
+                    encoding.run(None if whole else encoding.spent)
+                    rows = self._gather(encoding) if whole and self._split else encoding.rows
+            except torch.OutOfMemoryError:
+                if self._shard.size > 1:
+                    raise  # other ranks compute on
+                logger.exception("an image is not encoded")
+                self._begun.remove(encoding)
+                self._failed += [encode.key for encode in encoding.encodes]
+                continue
             if whole:
                 ready = encoding.watch.last if self._lane is not None else None
                 found += [
                     Encoded(each.key, own, ready) for each, own in zip(encoding.encodes, rows)
                 ]
                 encoding.rows = []
-                self._ended.append(self._begun.popleft())
+                self._begun.remove(encoding)
+                self._ended.append(encoding)
         return found
 
     def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
@@ -165,6 +185,11 @@ class VisionEncoder:
             encoding = self._ended.popleft()
             found += share_ms(encoding.encodes, *encoding.watch.read())
         return tuple(found)
+
+    def failures(self) -> tuple[ImageKey, ...]:
+        """Images for which there was no memory since the last call."""
+        failed, self._failed = tuple(self._failed), []
+        return failed
 
     @property
     def computing(self) -> bool:
@@ -180,6 +205,8 @@ class VisionEncoder:
         """The embedding of a picture, whose canvas uint8 [H, W, 3] is on the device, for whatever
         is launched from now on; no graph has a part in it.
         """
+        if self._lane is not None:
+            self._lane.follow()  # the pixels are the surrounding stream's
         with self._lane or nullcontext():
             embedding = self._encoder.encode_plainly(pixels, grid)
         if self._lane is not None:
@@ -191,6 +218,7 @@ class VisionEncoder:
         if self._lane is not None:
             # what a client that has left asked for may still be running, in the same buffers
             self._lane.wait()
+            self._lane.follow()  # captures run in the same buffers
         return self._encoder.adapt()
 
     def close(self) -> None:

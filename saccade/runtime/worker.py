@@ -5,6 +5,8 @@ Decides nothing; knows nothing of requests, queues or caches beyond what plans s
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from saccade.core.arena import Arena
@@ -28,6 +30,8 @@ from saccade.runtime.step import MaskSource, Step
 from saccade.runtime.steps import StepGraphs, StepMemory
 from saccade.runtime.streams import FIRST
 from saccade.runtime.warm import compile_decode, warm_up
+
+logger = logging.getLogger("saccade")
 
 
 class Worker:
@@ -114,7 +118,16 @@ class Worker:
         self._states.copy(plan.restore)
         self.images.encode(plan, step)
         if plan.rows:
-            self._forward(plan, step, masks)
+            left = [masks] if masks is not None and _masked(plan) else []
+            try:
+                self._forward(plan, step, (lambda: left.pop()()) if left else None)
+            except torch.OutOfMemoryError:
+                if self._shard.size > 1:
+                    raise  # other ranks compute on
+                logger.exception("a step has no memory; its requests end")
+                for mask in left:  # those of the next plan come behind them
+                    mask()
+                step.exhausted()
         self._states.copy(plan.snapshot)
         self.images.save(plan)
         return step

@@ -21,7 +21,7 @@ from saccade.core.plan import Deliver, Masks, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.gallery import Gallery
-from saccade.sched.limits import Counts, SchedulerLimits
+from saccade.sched.limits import NO_MEMORY_IMAGE, Counts, SchedulerLimits
 from saccade.sched.masks import Guide
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.slots import Allocator, Notices, aligned
@@ -211,12 +211,18 @@ class EncodeScheduler:
         assert plan.step == result.step, "results come in the order of plans"
         for key, _, _ in result.encoded:
             self.gallery.encoded(key)
+        deltas = [
+            self._finish(
+                sequence, Delta(sequence.request.id, finish="error", error=NO_MEMORY_IMAGE)
+            )
+            for key in result.failed
+            for sequence in self.gallery.encode_failed(key)
+        ]
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
                 self.gallery.read_ended(key, event == "read")
-        deltas = []
         for each in deliveries:
             sequence, request = each.sequence, each.sequence.request
             image = request.images[0]

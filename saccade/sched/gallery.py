@@ -191,6 +191,15 @@ class Gallery:
         self._ahead.add(key)
         self.settle(key)
 
+    def encode_failed(self, key: ImageKey) -> list[Sequence]:
+        """The workers had no memory for it. Returns the sequences that cannot go on."""
+        under_way = self._under_way.pop(key)
+        assert under_way.stage == "encoding"
+        self.slots.free(under_way.slot)
+        self._embeddings.release(key)
+        self._embeddings.not_encoded(key)
+        return self._needed_by(key)
+
     def read_ended(self, key: ImageKey, whole: bool) -> None:
         """A read from disk has ended; an image that could not be read is absent again."""
         self._embeddings.fetched(key, whole)
@@ -296,6 +305,8 @@ class Gallery:
         """Patch-blocks for a step; 0: no bound, or nothing to encode."""
         patches = self._patches_encoding()
         budget = self._limits.tower_budget if patches else 0
+        if budget and not (decodes or self._limits.tower_shares):
+            return sum(patches) * self._limits.tower_blocks
         if not (decodes and budget):
             return budget
         return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))

@@ -12,6 +12,16 @@ preempted at once.
 """
 
 
+NO_MEMORY_IMAGE = (
+    "the device has no memory left to encode an image: send a smaller one, or start the server "
+    "with a lower --mem-fraction-static or --max-encode-patches"
+)
+NO_MEMORY_STEP = (
+    "the device has no memory left for a step: try again, or start the server with a lower "
+    "--mem-fraction-static or --chunked-prefill-size"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
@@ -25,7 +35,8 @@ class SchedulerLimits:
     given_bytes: what a token of an embedding takes that another server may give instead of pixels;
     0: none does.
     tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
-    images; 0: as many as there are. tower_blocks: blocks of the vision tower. snapshot_tokens:
+    images; 0: as many as there are. tower_shares: prompts too want the time that the tower
+    takes, not only rows that decode. tower_blocks: blocks of the vision tower. snapshot_tokens:
     between two snapshots of a long prompt, for models that keep a state per sequence.
     """
 
@@ -37,6 +48,7 @@ class SchedulerLimits:
     early_tokens: int = 256
     arena_bytes: int = 1 << 40
     tower_budget: int = 0
+    tower_shares: bool = True
     tower_blocks: int = 1
     snapshot_tokens: int = 1024
     given_bytes: int = 0

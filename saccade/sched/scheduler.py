@@ -31,7 +31,13 @@ from saccade.sched.builder import Flight, PlanBuilder
 from saccade.sched.chunk import ImageChunks
 from saccade.sched.gallery import Gallery
 from saccade.sched.keeping import Keeping
-from saccade.sched.limits import Counts, SchedulerLimits, refusal
+from saccade.sched.limits import (
+    NO_MEMORY_IMAGE,
+    NO_MEMORY_STEP,
+    Counts,
+    SchedulerLimits,
+    refusal,
+)
 from saccade.sched.masks import Guide
 from saccade.sched.room import PageRoom
 from saccade.sched.sequence import Run, Sequence
@@ -397,12 +403,21 @@ class Scheduler:
         assert flight.plan.step == result.step, "results come in the order of plans"
         for key, _, _ in result.encoded:
             self.gallery.encoded(key)
+        deltas = [
+            self._finish(sequence, "error", NO_MEMORY_IMAGE)
+            for key in result.failed
+            for sequence in self.gallery.encode_failed(key)
+        ]
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
                 self.gallery.read_ended(key, event == "read")
-        deltas: list[Delta] = []
+        if result.exhausted:
+            kept = (sequence for sequence, run in flight.rows if sequence.run is run)
+            deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
+            self.pool.release(flight.pages)
+            return deltas
         drawn, scores = zip(result.tokens, result.logprobs, strict=True), iter(result.scores)
         for place, (row, (sequence, run)) in enumerate(
             zip(flight.plan.rows, flight.rows, strict=True)

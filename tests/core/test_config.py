@@ -18,7 +18,6 @@ from saccade.commands import app
 from saccade.core.config import (
     GIB,
     MIB,
-    SCORE_BLOCK_BYTES,
     EncoderConfig,
     EngineConfig,
     Hardware,
@@ -37,14 +36,11 @@ from saccade.core.options import (
     ServerOptions,
     engine_environment,
 )
+from saccade.engine import ranks
+from saccade.engine.claims import scoring_bytes, step_graph_bytes
+from saccade.engine.process import limits_of
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import (
-    VIT_GRAPH_SIZES,
-    arena_bytes,
-    kv_page_bytes,
-    resolve,
-    step_graph_bytes,
-)
+from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, resolve
 from saccade.engine.words import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
@@ -82,11 +78,11 @@ def test_the_kv_cache_fits_the_share_of_memory_it_may_take(spec: FamilySpec) -> 
 
 
 def test_scores_of_a_prompt_find_memory_that_pages_do_not_take(spec: FamilySpec) -> None:
-    gpu = Hardware("cuda", "", 4 * GIB, 1 * GIB)
+    gpu = Hardware("cuda", "", 8 * GIB, 4 * GIB)
     more = {"mem_fraction_static": 0.98, "max_running_requests": 1000}
-    config = decide(spec, gpu, chunked_prefill_size=1 << 20, **more)
+    config = decide(spec, gpu, chunked_prefill_size=1 << 14, **more)
     kv = config.kv_pages * kv_page_bytes(spec, config.page_size, "bfloat16")
-    assert gpu.free_bytes - kv >= 4 * SCORE_BLOCK_BYTES
+    assert gpu.free_bytes - kv >= scoring_bytes(spec, 1 << 14) > 0
 
 
 def test_a_gpu_counts_what_the_weights_took(spec: FamilySpec) -> None:
@@ -194,21 +190,55 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
         )
 
 
+WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
+"""Larger packs run in parts."""
+
+
+def test_a_gpu_that_torch_cannot_use_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = tmp_path / "nvidiactl"
+    monkeypatch.setattr(ranks, "NVIDIA", control)
+    assert ranks.pick_device("auto", 0, 1) == "cpu" and not caplog.records
+    control.touch()
+    assert ranks.pick_device("cpu", 0, 1) == "cpu" and not caplog.records
+    assert ranks.pick_device("auto", 1, 1) == "cuda" and not caplog.records
+    assert ranks.pick_device("auto", 0, 1) == "cpu"
+    assert "torch cannot use it" in caplog.text
+
+
+def test_the_host_tier_is_bounded_unless_told(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 120 * GIB)
+    assert decide(spec, gpu).embeddings.host_bytes == 8 * GIB
+    assert decide(spec, replace(gpu, host_free_bytes=12 * GIB)).embeddings.host_bytes == 3 * GIB
+    assert decide(spec, gpu, embedding_cache_host_mb=20_480).embeddings.host_bytes == 20 * GIB
+    two = resolve(ModelOptions(), EngineOptions(), spec, "bfloat16", gpu, 2)
+    assert two.embeddings.host_bytes == 4 * GIB, "of both ranks"
+
+
+def test_the_tower_comes_in_parts_on_a_gpu_however_many_ranks(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB)
+    one = decide(spec, gpu)
+    assert 0 < one.tower_budget < decide(spec).tower_budget
+    assert limits_of(decide(spec), spec, 1).tower_shares
+    assert not limits_of(one, spec, 1).tower_shares
+    two = resolve(ModelOptions(), EngineOptions(), spec, "bfloat16", gpu, 2)
+    assert two.tower_budget == one.tower_budget
+
+
 def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB, 60 * GIB)
     derived = decide(spec, gpu)
-    assert (
-        derived.encoder == EncoderConfig("flash", VIT_GRAPH_SIZES)
-        and derived.encode_patches == 65536
-    )
+    assert derived.encoder == EncoderConfig("flash", WHOLE) and derived.encode_patches == 16384
     assert decide(spec, gpu, vit_graph_buckets=(512, 128, 512)).encoder == EncoderConfig(
         "flash", (128, 512)
     )
     assert decide(spec, gpu, disable_vit_graph=True).encoder == EncoderConfig("flash")
     hopper = replace(gpu, arch=90)
-    assert decide(spec, hopper).encoder == EncoderConfig("triton", VIT_GRAPH_SIZES)
-    assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", VIT_GRAPH_SIZES)
-    assert decide(spec, hopper, mm_attention_backend="cudnn").encoder.attention == "cudnn"
+    assert decide(spec, hopper).encoder == EncoderConfig("triton", WHOLE)
+    assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", WHOLE)
+    cudnn = decide(spec, hopper, mm_attention_backend="cudnn").encoder
+    assert cudnn.attention == "cudnn" and cudnn.graph_sizes[-1] == 16384
     with pytest.raises(ConfigError, match=r"--mm-attention-backend cudnn: .*--disable-vit-graph"):
         decide(spec, hopper, mm_attention_backend="cudnn", disable_vit_graph=True)
     with pytest.raises(ConfigError, match=r"--mm-attention-backend fa4: .*not installed"):
@@ -234,7 +264,7 @@ def test_the_language_model_has_graphs_on_a_gpu(spec: FamilySpec) -> None:
     none = decide(spec, gpu, disable_cuda_graph=True)
     assert none.graphs == StepGraphSizes()
     derived = decide(spec, gpu).graphs
-    assert derived.mixed_rows == (0, 4, 16, 64, 256) and derived.mixed_tokens[-2:] == (768, 1024)
+    assert derived.mixed_rows == (0, 4, 16, 64, 256) and derived.mixed_tokens[-2:] == (3072, 4096)
     told = decide(spec, gpu, piecewise_graph_tokens=4096, max_running_requests=5).graphs
     assert told.mixed_rows == (0, 4, 5) and told.mixed_tokens[-3:] == (2048, 3072, 4096)
     full = Hardware("cuda", "", 64 * GIB, 4 * GIB)

@@ -14,7 +14,7 @@ from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import Image
-from saccade.engine.sizing import embedding_bytes_per_token
+from saccade.engine.claims import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
 from tests.checkpoints import FAMILIES
 from tests.combinations import combinations

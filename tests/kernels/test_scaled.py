@@ -28,6 +28,7 @@ from saccade.kernels.fp8 import (
     to_fp8,
 )
 from saccade.kernels.layer import add_rms_norm, add_rms_norm_rows, gate_rows
+from tests.quantising import SCALES_BY_ROWS
 
 pytest.importorskip("triton")
 from saccade.kernels.scaled_gpu import (
@@ -141,6 +142,7 @@ def multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "multiplies_blocks", lambda _: True)
 
 
+@SCALES_BY_ROWS
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(48, 96, 96), (256, 384, 128)])
 def test_many_rows_are_multiplied_in_eight_bits(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.runtime import host
 from saccade.runtime.host import Slab
 
 LIKE = torch.empty((0, 2))
@@ -39,7 +45,35 @@ def test_views_are_the_memory_itself() -> None:
     assert first and second
     for part, value in zip((*slab.views(first), *slab.views(second)), (1.0, 2.0)):
         part.fill_(value)
-    assert slab.rows[:, 0][:7].tolist() == [1.0] * 3 + [2.0] * 4
+    (all_of_it,) = slab.views([range(7)])
+    assert all_of_it[:, 0].tolist() == [1.0] * 3 + [2.0] * 4
+
+
+def test_memory_is_pinned_in_pieces_beside_start_up_and_no_copy_spans_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go, done = threading.Event(), threading.Event()
+    registered: list[tuple[int, int]] = []
+
+    def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> None:
+        go.wait(30)
+        registered.append((memory.ctypes.data, memory.nbytes))
+        if len(registered) == 4:
+            done.set()
+
+    monkeypatch.setattr(host, "Pinned", pin)
+    monkeypatch.setattr(host, "PIECE_BYTES", 7 * LIKE.element_size() * 2)
+    slab = Slab(24, LIKE, torch.device("cpu"))  # returns though nothing is registered yet
+    runs = slab.take(24)
+    assert runs and not registered
+    parts = slab.views(runs)
+    assert [len(part) for part in parts] == [7, 7, 7, 3]
+    for number, part in enumerate(slab.views([range(5, 16)])):
+        part.fill_(number)
+    assert torch.cat(parts)[5:16, 0].tolist() == [0.0] * 2 + [1.0] * 7 + [2.0] * 2
+    go.set()
+    assert done.wait(30)
+    assert registered == [(part.data_ptr(), part.nbytes) for part in parts]
 
 
 def test_a_slab_of_nothing_has_nothing() -> None:

@@ -39,7 +39,7 @@ from tests.checkpoints import make_checkpoint, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import CPU, Session
 from tests.parallel.crew import ThreadCrew
-from tests.quantising import FORMATS, is_projection, quantise
+from tests.quantising import FORMATS, SCALES_BY_ROWS, is_projection, quantise
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
 needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
@@ -261,6 +261,7 @@ WIDE = {"text": {"hidden_size": 256, "intermediate_size": 256}, "vision": {"out_
 """Sizes of a checkpoint with blocks of 128 in it."""
 
 
+@SCALES_BY_ROWS
 @pytest.mark.parametrize("name", ["fp8 blocks of 128", "fp8 channels"])
 def test_many_rows_in_fp8_are_near_their_twin(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

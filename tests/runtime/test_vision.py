@@ -94,7 +94,7 @@ def test_embeddings_have_the_same_bits_in_however_many_steps(
             assert torch.equal(rows[key], wanted)
 
 
-def test_a_step_spends_what_it_may_and_images_end_in_order(
+def test_a_step_spends_what_it_may_and_a_small_image_passes_a_large_one(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder, "CPU_PACK", 100)
@@ -119,22 +119,47 @@ def test_a_step_spends_what_it_may_and_images_end_in_order(
             assert told == ended
             if len(ended) == len(encodes):
                 break
-    assert ended == [encode.key for encode in encodes]
+    first, second, large, small = (encode.key for encode in encodes)
+    assert ended == [first, second, small, large]
     assert sum(done) == patch_blocks(net, SIZES)
 
 
-def test_images_that_begin_later_wait_for_those_before(checkpoint: Callable[..., Path]) -> None:
+def test_images_that_begin_later_wait_for_those_before_that_are_no_larger(
+    checkpoint: Callable[..., Path],
+) -> None:
     net = load(checkpoint("qwen3_vl"))
     bench = Bench(net)
-    first, second, *_ = bench.encodes()
+    sizes = [(2, 3), (4, 4)]
+    first, second = bench.encodes(sizes)
     with torch.inference_mode():
         bench.vision.begin([first])
         assert bench.vision.advance(1) == []
         bench.vision.begin([second])
-        cost = patch_blocks(net, SIZES[:1])
+        cost = patch_blocks(net, sizes[:1])
         assert [each.key for each in bench.vision.advance(cost - 1)] == [first.key]
         assert bench.vision.advance(1) == []
         assert [each.key for each in bench.vision.advance(0)] == [second.key]
+
+
+def test_small_images_take_half_of_a_step_from_a_large_one_and_no_more(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, the large one ends in twice the steps."""
+    monkeypatch.setattr(encoder, "CPU_PACK", 100)
+    net = load(checkpoint("qwen3_vl"))
+    bench = Bench(net)
+    large, *small = bench.encodes([(12, 9), *[(2, 3)] * 8])
+    step = patch_blocks(net, [(2, 3)]) * 2
+    ended: list[list[ImageKey]] = []
+    with torch.inference_mode():
+        bench.vision.begin([large])
+        steps = -(-patch_blocks(net, [(12, 9)]) // step)
+        while not any(large.key in each for each in ended):
+            if small:
+                bench.vision.begin([small.pop()])  # one is new in each step
+            ended.append([each.key for each in bench.vision.advance(step)])
+    assert all(len(each) == 1 for each in ended[:8]), "each passes in its own step"
+    assert steps < len(ended) <= 2 * steps
 
 
 @pytest.mark.parametrize("mode", ["weights", "data"])

@@ -27,7 +27,7 @@ from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
 from tests.packing import PACKED, quantise_packed
-from tests.quantising import FORMATS, quantise
+from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise
 
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
@@ -124,7 +124,7 @@ def test_no_request_compiles_a_kernel(
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=SCALES_BY_ROWS)])
 def test_no_request_compiles_a_product_in_fp8(
     checkpoint: Callable[..., Path],
     names: dict[str, set[str]],

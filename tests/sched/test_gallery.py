@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from saccade.core.plan import Plan
@@ -14,8 +16,8 @@ BLOCKS = 24
 BUDGET = 200
 
 
-def simulation(in_flight: int = 1, **changes: int) -> Simulation:
-    fields = {"tower_budget": BUDGET, "tower_blocks": BLOCKS} | changes
+def simulation(in_flight: int = 1, **changes: Any) -> Simulation:
+    fields: dict[str, Any] = {"tower_budget": BUDGET, "tower_blocks": BLOCKS} | changes
     limits = SchedulerLimits(8, 512, 1000, 10_000, **fields)
     return Simulation(limits, 256, 4, in_flight=in_flight)
 
@@ -65,6 +67,36 @@ def test_with_nothing_else_to_do_plans_go_on_with_the_tower_until_it_is_done() -
         sim.finish(plan)
     alone = [plan for plan in plans if not (plan.rows or plan.encode or plan.close)]
     assert len(alone) == 400 * BLOCKS // BUDGET - 1 and all(plan.tower for plan in alone)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_tower_with_processors_of_its_own_comes_in_parts_only_beside_rows_that_decode(
+    in_flight: int,
+) -> None:
+    """No step with such a row has more of the tower than the budget, two images or one; without
+    one, nothing is held back.
+    """
+    sim = simulation(in_flight, tower_shares=False)
+    text = sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=70))
+    sim.finish(sim.plan())
+    images = [picture(1, 100), picture(2, 30)]
+    shown = [sim.add(gallery(sim, image, max_tokens=1)) for image in images]
+    beside: list[int] = []
+    for image in images:
+        sim.send_pixels(image.key)
+    while not all(sim.deltas[name] for name in shown):
+        while len(sim.flights) < in_flight:
+            beside.append(sim.plan().tower)
+        sim.finish(sim.flights[0][0])
+    assert text in sim.deltas and max(beside) <= BUDGET
+    assert sum(beside) >= 520 * BLOCKS
+
+    alone = simulation(tower_shares=False)
+    image = picture(1, 100)
+    alone.add(gallery(alone, image, max_tokens=1))
+    alone.finish(alone.plan())
+    alone.send_pixels(image.key)
+    assert alone.plan().tower >= 400 * BLOCKS
 
 
 def test_an_unbounded_tower_is_waited_for() -> None:

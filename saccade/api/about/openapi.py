@@ -23,11 +23,6 @@ from saccade.api.responses import read as responses_fields
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
-from saccade.server import (
-    answers,
-    page,
-    responses_items,
-)
 
 _REF = "#/components/schemas/{name}"
 _BODIES: dict[str, tuple[str, Form[Any] | None, str]] = {

@@ -90,6 +90,10 @@ class InternVLSpec:
         return self.text.context_length
 
     @property
+    def hidden_size(self) -> int:
+        return self.text.hidden
+
+    @property
     def embedding_width(self) -> int:
         return self.text.hidden
 

@@ -110,6 +110,10 @@ class QwenVLSpec:
         return self.text.context_length
 
     @property
+    def hidden_size(self) -> int:
+        return self.text.hidden
+
+    @property
     def embedding_width(self) -> int:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 

@@ -1,0 +1,81 @@
+"""A device that has no memory left ends the request that needs it, not the server: what raises is
+PyTorch's own error, in the real worker, and what comes after it is as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.nn.protocol import FamilyNet
+from tests.checkpoints import picture
+from tests.engine.harness import Harness
+from tests.families.forwarding import load
+
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture
+def net(checkpoint: Callable[..., Path]) -> FamilyNet:
+    return load(checkpoint("qwen3_vl"))
+
+
+def full_once(call: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+    """`call`, which has no memory the first time that `when` holds for what it is given."""
+    left = [True]
+
+    def instead(*arguments: Any, **named: Any) -> Any:
+        if left and when(*arguments):
+            left.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.69 GiB")
+        return call(*arguments, **named)
+
+    return instead
+
+
+def shown(harness: Harness, name: str, id: str, size: int = 64) -> Any:
+    image = harness.image(picture(size, size, seed=len(id)), name)
+    token = harness.net.spec.image_token_id  # type: ignore[attr-defined]
+    return harness.request(id, [*PROMPT, token, 8], [image], max_tokens=4)
+
+
+@pytest.mark.parametrize("blocks", [0, 2], ids=["as it begins", "between parts"])
+def test_an_image_that_finds_no_memory_ends_its_requests_alone(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    harness = Harness(net, tower_budget=100)
+    text = harness.request("text", PROMPT, max_tokens=30)
+    wanted = Harness(net).run([text])["text"].tokens
+    layers = net.vision.layers  # type: ignore[attr-defined]
+    layers_now = list(layers)
+    layers_now[blocks] = full_once(layers[blocks], lambda *_: True)
+    monkeypatch.setattr(net.vision, "layers", layers_now)
+    found = harness.run([text, shown(harness, "a", "one"), shown(harness, "a", "two!")])
+    assert found["text"].tokens == wanted and found["text"].error is None
+    for name in ("one", "two!"):
+        assert "no memory left to encode an image" in (found[name].error or "")
+    again = harness.run([shown(harness, "a", "one")])["one"]
+    assert again.error is None and len(again.tokens) == 4, "the next time it is encoded"
+    assert len(harness.worker.images.embeddings) == 1  # type: ignore[attr-defined]
+
+
+def test_a_step_that_finds_no_memory_ends_its_requests_and_leaves_their_pages(
+    net: FamilyNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(net)
+    first = harness.request("first", range(5, 25), max_tokens=5)
+    wanted = Harness(net).run([first])["first"].tokens
+    few = full_once(type(net).forward, lambda _net, batch, *_: len(batch.tokens) > 30)
+    monkeypatch.setattr(type(net), "forward", few)
+    large = harness.request("large", range(5, 60), max_tokens=5)
+    found = harness.run([large, shown(harness, "a", "one")])
+    assert "no memory left for a step" in (found["large"].error or "")
+    after = harness.run([first])
+    assert after["first"].tokens == wanted
+    again = harness.run([large])["large"]
+    assert again.error is None and len(again.tokens) == 5
+    harness.scheduler.audit()
