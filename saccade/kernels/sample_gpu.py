@@ -1,13 +1,14 @@
 """Drawing one token per row of logits as a Triton kernel: no sort of the vocabulary.
 
-The tokens that may be drawn, and the one that is, are found by bisection over the logits' own bits:
-what is asked at each step is a count or a sum over the row, in the same order every time, so that a
-row's draw depends on its logits and its uniform number alone. Knows tensors only.
+The tokens that may be drawn, and the one that is, are found by searching the logits' own bits: a
+pass over the row says how much lies above each of a few pivots, summed in the same order every
+time, so that a row's draw depends on its logits and its uniform number alone. Knows tensors only.
 
 Imported only where it runs: on a GPU, or in Triton's interpreter.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment"
+# ruff: noqa: RUF005  # Triton adds tuples, and does not unpack them
 
 from __future__ import annotations
 
@@ -15,10 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 4096
+BLOCK = 2048
 """Logits of a row that are looked at together."""
-WARPS = 8
+WARPS = 16
+PIVOTS = tl.constexpr(4)
+"""Orders that a pass asks of. More would make a pass longer by more than passes fewer."""
+NATS = tl.constexpr((12.0, 6.0, 3.0))
+"""How far below the best token the first pivots of a search are, in its temperature."""
 LOWEST = tl.constexpr(-(2**31))
+APART = tl.constexpr(2**32 - 1)
 FAR = tl.constexpr(2**31 - 1)
 """A place beyond all tokens."""
 
@@ -45,136 +51,201 @@ def order_of(x):
 
 
 @triton.jit
-def measure(
+def masses(
     logits,
     masks,
     free,
     vocab,
-    least,
-    above,
+    pivots,
+    low,
+    high,
     best,
     inverse,
+    min_p,
+    counting,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(above each pivot, gap, other gap): the mass of tokens of an order above each of `pivots`;
+    how far the next token's order is from `low` on up, and from `high` on down.
+
+    A mass is relative to the best token's, and none below its `min_p`; counting: one for each
+    token. Each lane sums its own in float64, and what they have is added up once.
+    """
+    above = ()
+    for _ in tl.static_range(PIVOTS):
+        above = above + (tl.zeros([block], tl.float64),)
+    # Unsigned: whatever lies on the other side is farthest.
+    rise, fall = tl.full([block], APART, tl.uint32), tl.full([block], APART, tl.uint32)
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        weight = tl.where(counting, 1.0, tl.exp((x - best) * inverse))
+        wide = tl.where(here & (weight >= min_p), weight, 0.0).to(tl.float64)
+        order = order_of(x)
+        rise = tl.minimum(rise, (order - low).to(tl.uint32, bitcast=True))
+        fall = tl.minimum(fall, (high - order).to(tl.uint32, bitcast=True))
+        sums = ()
+        for i in tl.static_range(PIVOTS):
+            sums = sums + (above[i] + tl.where(order > pivots[i], wide, 0.0),)
+        above = sums
+    found = ()
+    for i in tl.static_range(PIVOTS):
+        found = found + (tl.sum(above[i], 0),)
+    return found, tl.min(rise, 0).to(tl.int64), tl.min(fall, 0).to(tl.int64)
+
+
+@triton.jit
+def pivots_of(low, high, best, temperature, first):
+    """Evenly between two orders; at first below the best token, and one that all lies above."""
+    span = high.to(tl.int64) - low.to(tl.int64)
+    pivots = ()
+    for i in tl.static_range(PIVOTS):
+        even = (low + span * (i + 1) // (PIVOTS + 1)).to(tl.int32)
+        begin = low - 1 if i == 0 else order_of(best - NATS[i - 1] * temperature)
+        pivots = pivots + (tl.where(first, begin, even),)
+    return pivots
+
+
+@triton.jit
+def between(low, high, over, pivots, above, bound, inclusive):
+    """`low`, `high` and the mass above `high`, after what was found above the pivots."""
+    for i in tl.static_range(PIVOTS - 1, -1, -1):
+        fits = (above[i] < bound) | (inclusive & (above[i] <= bound))
+        fits = fits & (pivots[i] >= low) & (pivots[i] < high)
+        high = tl.where(fits, pivots[i], high)
+        over = tl.where(fits, above[i], over)
+    for i in tl.static_range(PIVOTS):
+        low = tl.where(pivots[i] < high, tl.maximum(low, pivots[i] + 1), low)
+    return low, high, over
+
+
+@triton.jit
+def search(
+    logits,
+    masks,
+    free,
+    vocab,
+    part,
+    least,
+    best,
+    temperature,
+    min_p,
+    counting,
+    inclusive,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(order, mass above, bound): the lowest order, from `least` on, above which less than a bound
+    lies, or inclusive: no more. The bound is `part` of all that there is from `least` on; counting:
+    so many tokens.
+
+    A pass over the row asks this of several orders at once, and ends where tokens' own orders do.
+    """
+    low, high = least, order_of(best)
+    over = tl.zeros([], tl.float64)
+    bound = part
+    first = True
+    while (low < high) | first:
+        pivots = pivots_of(low, high, best, temperature, first)
+        above, rise, fall = masses(
+            logits,
+            masks,
+            free,
+            vocab,
+            pivots,
+            low,
+            high,
+            best,
+            1.0 / temperature,
+            min_p,
+            counting,
+            block,
+            has_mask,
+        )
+        if first & (counting == 0):
+            bound = part * above[0]
+        bottom, top = low + rise, high - fall
+        low, high, over = between(low, high, over, pivots, above, bound, inclusive)
+        low = tl.maximum(low, tl.minimum(bottom, high)).to(tl.int32)
+        high = tl.maximum(low, tl.minimum(top, high)).to(tl.int32)
+        first = False
+    return high, over, bound
+
+
+@triton.jit
+def cut_down(
+    logits,
+    masks,
+    free,
+    vocab,
+    top_k,
+    top_p,
+    point,
+    best,
+    temperature,
     min_p,
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """(number, mass) of the tokens of order at least `least` and above `above`, whose mass is at
-    least `min_p` of the best token's. Masses are relative to the best token's, summed in float64.
+    """(order, mass above, bound) of the token drawn: what is left is cut by number, then by share,
+    then at `point`.
     """
-    number = tl.zeros([], tl.int64)
-    mass = tl.zeros([], tl.float64)
-    for at in tl.range(0, vocab, block):
-        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
-        weight = tl.exp((x - best) * inverse)
-        order = order_of(x)
-        taken = here & (order >= least) & (order > above) & (weight >= min_p)
-        number += tl.sum(taken.to(tl.int64), 0)
-        mass += tl.sum(tl.where(taken, weight, 0.0).to(tl.float64), 0)
-    return number, mass
-
-
-@triton.jit
-def middle(low, high):
-    """Between two integers of 32 bits, rounded down."""
-    return ((low.to(tl.int64) + high.to(tl.int64)) >> 1).to(tl.int32)
+    order = tl.full([], LOWEST + 1, tl.int32)
+    over, bound = tl.zeros([], tl.float64), tl.zeros([], tl.float64)
+    for cut in tl.range(0, 3):
+        part = point
+        wanted = cut == 2
+        if cut == 0:
+            part = top_k.to(tl.float64)
+            wanted = (top_k > 0) & (top_k < vocab)
+        if cut == 1:
+            part = top_p.to(tl.float64)
+            wanted = top_p < 1.0
+        if wanted:
+            order, over, bound = search(
+                logits,
+                masks,
+                free,
+                vocab,
+                part,
+                order,
+                best,
+                temperature,
+                min_p,
+                cut == 0,
+                cut == 2,
+                block,
+                has_mask,
+            )
+    return order, over, bound
 
 
 @triton.jit
 def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.constexpr):
     """(the best logit, its place): of equals, the first."""
-    best = tl.full([], float("-inf"), tl.float32)
-    winner = tl.zeros([], tl.int32)
+    best, place = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.int32)
     for at in tl.range(0, vocab, block):
         x, _ = row_block(logits, masks, free, at, vocab, block, has_mask)
-        top = tl.max(x, 0)
-        if top > best:
-            best = top
-            winner = at + tl.argmax(x, 0, tie_break_left=True)
-    return best, winner
+        better = x > best
+        best = tl.where(better, x, best)
+        place = tl.where(better, at + tl.arange(0, block), place)
+    top = tl.max(best, 0)
+    return top, tl.min(tl.where(best == top, place, FAR), 0)
 
 
 @triton.jit
-def top_k_order(
-    logits, masks, free, vocab, top_k, best, inverse, block: tl.constexpr, has_mask: tl.constexpr
+def place_of(
+    logits, masks, free, vocab, order, winner, block: tl.constexpr, has_mask: tl.constexpr
 ):
-    """The highest order that at least `top_k` tokens have or surpass."""
-    low, high = tl.full([], LOWEST, tl.int32), order_of(best)
-    while low < high:
-        mid = middle(low, high) + 1
-        number, _ = measure(
-            logits, masks, free, vocab, mid, LOWEST, best, inverse, 0.0, block, has_mask
-        )
-        if number >= top_k:
-            low = mid
-        else:
-            high = mid - 1
-    return low
-
-
-@triton.jit
-def top_p_order(
-    logits,
-    masks,
-    free,
-    vocab,
-    top_p,
-    least,
-    best,
-    inverse,
-    block: tl.constexpr,
-    has_mask: tl.constexpr,
-):
-    """The lowest order, from `least` on, above which less than the share `top_p` lies."""
-    _, mass = measure(
-        logits, masks, free, vocab, least, LOWEST, best, inverse, 0.0, block, has_mask
-    )
-    low, high = least, order_of(best)
-    while low < high:
-        mid = middle(low, high)
-        _, over = measure(
-            logits, masks, free, vocab, least, mid, best, inverse, 0.0, block, has_mask
-        )
-        if over < top_p * mass:
-            high = mid
-        else:
-            low = mid + 1
-    return low
-
-
-@triton.jit
-def drawn_order(
-    logits,
-    masks,
-    free,
-    vocab,
-    point,
-    least,
-    best,
-    inverse,
-    min_p,
-    block: tl.constexpr,
-    has_mask: tl.constexpr,
-):
-    """(order, mass above, the point's share): the lowest order above which no more than the share
-    `point` lies, which is the drawn token's.
-    """
-    _, mass = measure(
-        logits, masks, free, vocab, least, LOWEST, best, inverse, min_p, block, has_mask
-    )
-    share = point * mass
-    low, high = least, order_of(best)
-    over = tl.zeros([], tl.float64)
-    while low < high:
-        mid = middle(low, high)
-        _, more = measure(
-            logits, masks, free, vocab, least, mid, best, inverse, min_p, block, has_mask
-        )
-        if more <= share:
-            high = mid
-            over = more
-        else:
-            low = mid + 1
-    return low, over, share
+    """(number, place) of the tokens of one order: the first's place, or `winner`."""
+    number, place = tl.zeros([block], tl.int32), tl.full([block], FAR, tl.int32)
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        equal = here & (order_of(x) == order)
+        number += equal.to(tl.int32)
+        place = tl.minimum(place, tl.where(equal, at + tl.arange(0, block), FAR))
+    first = tl.min(place, 0)
+    return tl.sum(number, 0), tl.where(first < FAR, first, winner)
 
 
 @triton.jit
@@ -247,22 +318,26 @@ def _sample(
     if temperature <= 0.0:
         tl.store(tokens + row, winner.to(tl.int64))
         return
+    order, over, bound = cut_down(
+        logits,
+        masks,
+        free,
+        vocab,
+        top_k,
+        top_p,
+        tl.load(uniforms + row),
+        best,
+        temperature,
+        min_p,
+        block,
+        has_mask,
+    )
     inverse = 1.0 / temperature
-    least = tl.full([], LOWEST, tl.int32)
-    if (top_k > 0) & (top_k < vocab):
-        least = top_k_order(logits, masks, free, vocab, top_k, best, inverse, block, has_mask)
-    if top_p < 1.0:
-        share = top_p.to(tl.float64)
-        least = top_p_order(
-            logits, masks, free, vocab, share, least, best, inverse, block, has_mask
+    number, token = place_of(logits, masks, free, vocab, order, winner, block, has_mask)
+    if number > 1:
+        token = pick_equal(
+            logits, masks, free, vocab, order, over, bound, best, inverse, winner, block, has_mask
         )
-    point = tl.load(uniforms + row)
-    order, over, rest = drawn_order(
-        logits, masks, free, vocab, point, least, best, inverse, min_p, block, has_mask
-    )
-    token = pick_equal(
-        logits, masks, free, vocab, order, over, rest, best, inverse, winner, block, has_mask
-    )
     tl.store(tokens + row, token.to(tl.int64))
 
 

@@ -75,9 +75,19 @@ class Edit:
         """Change the logits [V] of the next token in place; `count` were drawn before. `masked`:
         some are -inf, and an end that is banned may be all that is left: then it is not banned.
 
-        Repetition penalty: Keskar et al. 2019 (CTRL), over prompt and output. Presence and
-        frequency: OpenAI's, over the output.
+        In vLLM's order: bans and biases, then penalties of what these made. Repetition penalty:
+        Keskar et al. 2019 (CTRL), over prompt and output. Presence and frequency: OpenAI's, over
+        the output.
         """
+        if self.bans is not None and count < self.params.min_tokens:
+            banned = row.index_select(0, self.bans)
+            row.index_fill_(0, self.bans, -torch.inf)
+            if masked:
+                row.index_copy_(
+                    0, self.bans, torch.where(row.amax() == -torch.inf, banned, -torch.inf)
+                )
+        if self.bias is not None:
+            row.index_add_(0, *self.bias)
         if self.history is not None:
             repetition, presence, frequency = penalties(self.params)
             ids = self.history.ids
@@ -86,15 +96,6 @@ class Edit:
             counts = self.history.counts.index_select(0, ids)
             # A token that stands there twice gets the same value twice.
             row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
-        if self.bias is not None:
-            row.index_add_(0, *self.bias)
-        if self.bans is not None and count < self.params.min_tokens:
-            banned = row.index_select(0, self.bans)
-            row.index_fill_(0, self.bans, -torch.inf)
-            if masked:
-                row.index_copy_(
-                    0, self.bans, torch.where(row.amax() == -torch.inf, banned, -torch.inf)
-                )
 
 
 class Edits:

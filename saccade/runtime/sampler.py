@@ -1,4 +1,5 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, and log-probabilities.
+"""From logits to tokens: bans and biases, penalties, temperature, min-p, top-k, top-p, each on what
+the one before has left (vLLM's order), and log-probabilities.
 
 Owns the parameters and the token counts of each slot, on the device: the host waits for nothing
 between the logits and the next step. A row's draw depends on its own logits, its seed and how many
@@ -228,10 +229,11 @@ class Sampler:
         scaled = logits / temperature
         probs, order, whole = best_probs(scaled, limits, top_p, min_p, points)
         rank = torch.arange(probs.shape[1], device=logits.device)
-        if min(limits) < probs.shape[1]:
-            few = self._send(limits).unsqueeze(1)
-            probs = torch.where(few < vocab, renormalise(probs * (rank < few)), probs)
-        keep = (probs.cumsum(dim=-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
+        few = self._send(limits).unsqueeze(1)
+        left = (probs >= min_p * probs[:, :1]) & (rank < few)
+        # A row that has lost nothing need not have all its tokens here.
+        probs = torch.where((few < vocab) | (min_p > 0.0), renormalise(probs * left), probs)
+        keep = left & (probs.cumsum(dim=-1) - probs < top_p)
         keep[:, 0] = True
         cumulative = (probs * keep).double().cumsum(dim=-1)
         total = cumulative[:, -1:]
@@ -263,7 +265,9 @@ def best_probs(
         probs = (best - scaled.logsumexp(dim=-1, keepdim=True)).exp()
         mass = probs.sum(dim=-1, keepdim=True)
         few = torch.tensor(limits).unsqueeze(1) < vocab
-        cut = few | (mass > top_p + ROUNDING) | (probs[:, -1:] < min_p * probs[:, :1])
+        # Min-p comes first: top-p's share is of what that leaves.
+        nucleus = (min_p == 0.0) & (mass > top_p + ROUNDING)
+        cut = few | nucleus | (probs[:, -1:] < min_p * probs[:, :1])
         whole = ~few & (min_p == 0.0) & (top_p >= 1.0)
         if bool((cut | (whole & (points.unsqueeze(1) < mass - ROUNDING))).all()):
             return probs, order, whole

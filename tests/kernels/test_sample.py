@@ -12,6 +12,7 @@ from saccade.kernels import device as placement
 from saccade.runtime.sampler import Draws, Sampler, uniform
 
 pytest.importorskip("triton")
+from saccade.kernels import sample_gpu
 from saccade.kernels.sample_gpu import launch_sample
 
 VOCAB = 300
@@ -62,6 +63,13 @@ def test_every_way_to_draw_gives_the_samplers_token(device: str) -> None:
         {"temperature": 1.0, "top_k": 1},
         {"temperature": 2.0, "top_p": 1e-4},
         {"temperature": 1.0, "top_k": VOCAB + 5},
+        {"temperature": 0.5, "min_p": 0.25, "top_p": 0.7},
+        {"temperature": 0.5, "min_p": 0.2, "top_k": 30, "top_p": 0.5},
+        {"temperature": 2.0, "min_p": 0.05, "top_p": 0.5},
+        {"temperature": 2.0, "min_p": 0.3, "top_k": 9},
+        {"temperature": 2.0, "top_k": 9, "top_p": 0.6},
+        {"temperature": 1e-3},
+        {"temperature": 2.0, "top_p": 0.99},
     ]
     asked = [SamplingParams(**way, seed=seed) for way in ways for seed in range(2)]  # type: ignore[arg-type]
     ours, theirs = draw(device, noise(len(asked)), asked)
@@ -79,6 +87,20 @@ def test_a_mask_is_kept(device: str) -> None:
     ours, theirs = draw(device, noise(len(asked), seed=1), asked, allowed)
     assert ours == theirs
     assert set(ours) <= {1, 4, 159, 288} and ours[3] == ours[4] == 288
+
+
+def test_a_search_reads_a_row_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bisection over all 32 bits would read it 31 times, for a share and for the token."""
+    if torch.cuda.is_available():
+        pytest.skip("counted in the interpreter")
+    passes, masses = list[int](), sample_gpu.masses
+    monkeypatch.setattr(sample_gpu, "masses", lambda *given: passes.append(1) or masses(*given))
+    for way, most in (({}, 5), ({"top_p": 0.9}, 10), ({"top_p": 0.9, "top_k": 20}, 18)):
+        passes.clear()
+        asked = [SamplingParams(temperature=1.0, seed=seed, **way) for seed in range(4)]  # type: ignore[arg-type]
+        ours, theirs = draw("cpu", noise(len(asked), seed=5), asked)
+        assert ours == theirs
+        assert 0 < len(passes) <= most * len(asked)
 
 
 def test_equal_logits_share_the_draw_evenly_by_their_place(device: str) -> None:

@@ -108,6 +108,9 @@ class NoWeights:
     def has(self, _name: str) -> bool:
         return True
 
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
     def matrix(self, weight: torch.Tensor, _name: str) -> torch.Tensor:
         return weight
 
@@ -134,7 +137,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Mod
         patch.setattr(placement, "generation", lambda _: 90)
         folder = make_checkpoint(request.param, tmp_path_factory.mktemp("claims") / "model")
         spec, weights = load_spec(folder), NoWeights()
-        net = family_model(spec).build(spec, weights, WHOLE, WHOLE)
+        net = family_model(spec).build(weights, WHOLE, WHOLE)
         yield Model(request.param, spec, net, weights.nbytes)
 
 

@@ -70,11 +70,15 @@ def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     net, line = load(quantised, "auto", torch.bfloat16)
     assert "matrices of the language model in int4, as the checkpoint has them" in line
     assert Int4Panels in {type(each) for each in projections(net)}
+    plain, line = load(quantised, "none", torch.bfloat16)
+    assert "quantised matrices of the checkpoint made bfloat16 at load" in line
+    assert Int4Panels not in {type(each) for each in projections(plain)}, "rows have 16 bits then"
     # The same in float32, whose figures can be compared.
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
     net, _ = load(quantised, "auto")
     assert Int4Panels in {type(each) for each in projections(net)}
     expected, found = logits(load(twin, "none")[0]), logits(net)
+    assert logits(load(quantised, "none")[0]).equal(expected)
     assert not found.equal(expected)
     assert (found - expected).norm() < 0.03 * expected.norm()
     assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
