@@ -16,8 +16,14 @@ export async function load() {
   }
 }
 
-/** Keep the turns, in place of what was kept; whether that was done. */
-export async function save(turns) {
+let saving = Promise.resolve();
+
+/** Keep the turns, in place of what was kept, one call after the other; whether that was done. */
+export function save(turns) {
+  return (saving = saving.then(() => put(turns)));
+}
+
+async function put(turns) {
   try {
     const fits = turns.reduce((sum, turn) => sum + size(turn), 0) <= MOST_BYTES;
     if (!turns.length || !fits) await run("readwrite", (chats) => chats.delete(tab()));
