@@ -60,6 +60,8 @@ def page(browser: Browser, server: Server) -> Browser:
     browser.complaints.clear()
     browser.open(f"{server.url}/")
     browser.wait_for("document.getElementById('status').textContent === 'ready'")
+    browser.wait_for("'ready' in document.body.dataset")
+    browser.run("document.getElementById('clear').click()")
     return browser
 
 
@@ -81,10 +83,10 @@ def ask(page: Browser, question: str) -> str:
     page.run("document.getElementById('send').click()")
     page.wait_for(
         f"document.querySelectorAll('.assistant').length > {before} && "
-        "document.querySelector('.assistant:last-of-type').dataset.done === ''"
+        "document.querySelector('#talk .turn:last-child').dataset.done === ''"
     )
     answer: str = page.run(
-        "document.querySelector('.assistant:last-of-type .text').textContent.trim()"
+        "document.querySelector('#talk .turn:last-child .text').textContent.trim()"
     )
     return answer
 
@@ -92,7 +94,7 @@ def ask(page: Browser, question: str) -> str:
 def found(page: Browser) -> list[str]:
     """Where the images of the last answer were found."""
     places: list[str] = page.run(
-        "[...document.querySelectorAll('.assistant:last-of-type .image')]"
+        "[...document.querySelectorAll('#talk .turn:last-child .image')]"
         ".map((each) => each.dataset.found)"
     )
     return places
@@ -111,23 +113,25 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     first, second, *_ = script(SEED)
     give(page, DROP, first.scenes)
     assert ask(page, first.question) == first.answer
-    assert found(page) == ["none"]
+    assert found(page) == ["new"]
     stages = page.run("[...document.querySelectorAll('.lane .stage')].map((each) => each.title)")
-    for stage in ("prepare", "queue", "prefill", "answer", "fetch", "decode", "encode"):
-        assert any(words.startswith(f"{stage} ") for words in stages), stage
-    assert page.run("document.querySelectorAll('.trace img.thumbnail').length") == 1
+    for stage in ("reading the prompt", "answering", "fetching", "decoding", "encoding"):
+        assert any(words.startswith(f"{stage}: ") for words in stages), stage
+    assert page.run("document.querySelectorAll('.trace .thumbnail img').length") == 1
+    assert page.run("document.querySelector('.trace').open") is False
+    assert page.run("document.querySelector('.trace summary').textContent").startswith("1 new; ")
     give(page, PASTE, second.scenes)
     assert ask(page, second.question) == second.answer
-    assert found(page) == ["kv", "none"]
+    assert found(page) == ["seen: whole prompt", "new"]
     keep(page, "page.png", tmp_path)
     # The same image after other words: its embedding is there.
     page.run("document.getElementById('clear').click()")
     give(page, DROP, [*second.scenes, *first.scenes])
     ask(page, "Which picture has a number in it?")
-    assert found(page) == ["embedding: device"] * 2
+    assert found(page) == ["seen: embedding"] * 2
     keep(page, "page-again.png", tmp_path)
     shown = page.run("document.getElementById('live').textContent")
-    assert "KV pages" in shown and "device" in shown
+    assert "KV pages" in shown and "on the device" in shown
     assert "given by an encoder" in shown
     assert not page.complaints
 
@@ -141,14 +145,16 @@ def test_text_stays_text(page: Browser) -> None:
 def test_a_refused_question_can_be_asked_again(page: Browser) -> None:
     broken = [["broken.png", base64.b64encode(b"no image").decode()]]
     page.run(GIVE % (json.dumps(broken), DROP))
-    page.wait_for("document.querySelectorAll('#tray .thumbnail').length === 1")
+    page.wait_for("document.querySelectorAll('#tray .tile').length === 1")
     page.run("document.getElementById('question').value = 'Hi'")
     page.run("document.getElementById('send').click()")
-    words = page.wait_for("document.querySelector('.error')?.textContent")
-    assert "messages[0].content[0]" in words
+    words = page.wait_for("document.querySelector('#notice:not([hidden]) span')?.textContent")
+    assert words.startswith("broken.png: ") and "messages[" not in words
+    page.wait_for("document.getElementById('stop').hidden")
     assert page.run("document.getElementById('question').value") == "Hi"
     assert page.run("document.querySelectorAll('.turn').length") == 0
-    page.run("document.querySelector('#tray button').click()")
+    page.run("document.querySelector('#tray .away').click()")
+    assert page.run("document.getElementById('notice').hidden")
     assert ask(page, "Hi") and page.run("document.querySelectorAll('.turn').length") == 2
 
 
@@ -165,7 +171,7 @@ def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
         give_key(KEY)
         browser.wait_for("document.getElementById('status').textContent === 'ready'")
         assert ask(browser, "Hi")
-        assert browser.run("sessionStorage.length + localStorage.length") == 1
+        assert browser.run("sessionStorage.getItem('saccade-key')") == KEY
         browser.open("about:blank")
 
 

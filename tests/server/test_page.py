@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,9 @@ def test_the_page_is_made_of_its_own_files_only(served: Served) -> None:
         path = (named - seen).pop()
         seen.add(path)
         text = served.http.get(path).raise_for_status().text
-        named |= {f"/page/{name}" for name in re.findall(r'from "\./([^"]*)"', text)}
+        if "/vendor/" in path:
+            continue
+        named |= {f"/page/{name}" for name in re.findall(r'(?:from|import) "\./([^"]*)"', text)}
         for address in re.findall(r"https?://[^\"'` ]*", text):
             assert address == "http://www.w3.org/2000/svg"
     assert seen == PAGE_PATHS
@@ -42,7 +46,10 @@ def test_nothing_of_the_page_may_fetch_from_elsewhere_or_run_text(served: Served
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["require-trusted-types-for"] == "'script'"
+        assert policy["trusted-types"] == "dompurify", "only the sanitiser may make HTML"
         assert answer.headers["x-content-type-options"] == "nosniff"
+        if "/vendor/" in path:
+            continue
         for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert way not in answer.text, f"{path}: {way}"
     index = served.http.get("/").text
@@ -62,7 +69,18 @@ def test_the_page_is_in_the_wheel() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = data["tool"]["setuptools"]["package-data"]["saccade"]
     packed = {path for pattern in patterns for path in (ROOT / "saccade").glob(pattern)}
-    assert set(WEB.iterdir()) <= packed
+    assert {path for path in WEB.rglob("*") if path.is_file()} <= packed
+
+
+def test_the_libraries_are_as_their_authors_published_them() -> None:
+    recorded = json.loads((WEB / "vendor" / "vendor.json").read_bytes())
+    libraries = {path.name: path for path in (WEB / "vendor").glob("*.js")}
+    assert set(libraries) == set(recorded)
+    for name, path in libraries.items():
+        data = path.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == recorded[name]["sha256"], name
+        assert recorded[name]["version"].encode() in data[:1000], name
+        assert (WEB / "vendor" / f"{name.split('.')[0]}.LICENSE").stat().st_size > 1000
 
 
 def test_a_server_without_the_page_answers_as_before() -> None:

@@ -1,8 +1,9 @@
 """GET /: a page to try the server with, and GET /saccade/state, from which it shows what runs.
 
-Owns the page's files (`web/`: HTML, a style, JavaScript modules; nothing else is fetched) and how
-they may be used. What they do, the browser does, through the API that every client has. Knows
-nothing of requests but what the front says of those in flight.
+Owns the page's files (`web/`: HTML, styles, JavaScript modules, and in `vendor/` two libraries as
+their authors published them; nothing else is fetched) and how they may be used. What they do, the
+browser does, through the API that every client has. Knows nothing of requests but what the front
+says of those in flight.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-PAGE_PATHS = frozenset(
-    "/" if path.name == INDEX else f"/page/{path.name}"
-    for path in WEB.iterdir()
+FILES = {
+    "/" if path.name == INDEX else f"/page/{path.relative_to(WEB).as_posix()}": path
+    for path in WEB.rglob("*")
     if path.suffix in KINDS
-)
+}
+PAGE_PATHS = frozenset(FILES)
 """What the page is made of; it holds nothing that a key protects."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
 """Content-Security-Policy: no script, style or request but this server's own, and no text that
-becomes HTML.
+becomes HTML but through the sanitiser (`web/vendor/purify.min.js`), whose policy `dompurify` is.
 """
 MOST_SHOWN = 50
 """Answers in flight that /saccade/state lists."""
@@ -105,9 +107,7 @@ def page_routes(door: Door, started: int) -> list[Route]:
 
     routes = [Route("/saccade/state", state)]
     if not door.options.disable_page:
-        for path in PAGE_PATHS:
-            file = _Served(WEB / (path.rpartition("/")[2] or INDEX))
-            routes.append(Route(path, file.answer))
+        routes += [Route(path, _Served(file).answer) for path, file in FILES.items()]
     return routes
 
 

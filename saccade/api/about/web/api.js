@@ -10,15 +10,19 @@ export function storeKey(key) {
   else sessionStorage.removeItem(STORE);
 }
 
-/** The server's refusal, in its words. */
+/** The server's refusal, in its words. `param`: the field of the request that it is about, or "". */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, param = "") {
     super(message);
     this.status = status;
+    this.param = param;
   }
 }
 
-/** The answer to a request; throws Refused. */
+/** No answer came, or it broke off. */
+export class Unreachable extends Error {}
+
+/** The answer to a request; throws Refused, Unreachable. */
 export async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   const key = storedKey();
@@ -27,22 +31,39 @@ export async function request(path, options = {}) {
   } catch {
     throw new Refused(401, "the key has characters that no header can carry");
   }
-  const answer = await fetch(path, { ...options, headers });
-  if (!answer.ok) throw new Refused(answer.status, await reason(answer));
+  const answer = await reached(fetch(path, { ...options, headers }));
+  if (!answer.ok) throw refusal(answer.status, await answer.text());
   return answer;
 }
 
-async function reason(answer) {
-  const text = await answer.text();
+/** What the network gives, its failures as Unreachable. */
+async function reached(promise) {
   try {
-    const { message, param } = JSON.parse(text).error;
-    return param ? `${param}: ${message}` : message;
-  } catch {
-    return text.slice(0, 500) || `status ${answer.status}`;
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Unreachable("the server does not answer");
   }
 }
 
-/** The chunks of a streamed chat; throws Refused, also for an error in the middle. */
+function refusal(status, text) {
+  try {
+    const { message, param } = JSON.parse(text).error;
+    const field = String(param ?? "");
+    const doubled = field && String(message).startsWith(`${field}: `);
+    return new Refused(status, String(message).slice(doubled ? field.length + 2 : 0), field);
+  } catch {
+    return new Refused(status, text.slice(0, 500) || `status ${status}`);
+  }
+}
+
+/** The names of the server's models. */
+export async function models() {
+  const { data } = await (await request("v1/models")).json();
+  return data.map(({ id }) => String(id));
+}
+
+/** The chunks of a streamed chat; throws Refused, Unreachable, also in the middle. */
 export async function* chat(body, signal) {
   const answer = await request("v1/chat/completions", {
     method: "POST",
@@ -53,9 +74,10 @@ export async function* chat(body, signal) {
   for await (const data of events(answer.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new Refused(200, chunk.error.message);
+    if (chunk.error) throw refusal(200, data);
     yield chunk;
   }
+  throw new Unreachable("the answer broke off");
 }
 
 /** The data of server-sent events. */
@@ -63,7 +85,7 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reached(reader.read());
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();

@@ -1,116 +1,163 @@
 // The conversation: what was said, what is being answered, and how both are shown. The server keeps
 // none of it: every request carries all messages, whose images cost it a hash.
 
-import { chat } from "./api.js";
-import { element } from "./dom.js";
-import { picture } from "./images.js";
-import { showTrace } from "./trace.js";
+import { chat, Refused, Unreachable } from "./api.js";
+import { AnswerBubble, questionBubble, waitingFor } from "./bubble.js";
+import { button, element, number } from "./dom.js";
 
 export class Conversation {
-  /** log: the element that it is shown in. */
-  constructor(log) {
+  /** log: the element that it is shown in; settings: what goes beside the messages;
+   * on: {change(turns), edit(index), again(index)}, what is to be heard of. */
+  constructor(log, settings, on) {
     this.log = log;
-    this.turns = []; // {role, text, images}
+    this.settings = settings;
+    this.on = on;
+    this.turns = []; // {role, text, images}; an answer has {reasoning, trace, usage, seen, note} too
     this.running = null;
+  }
+
+  /** Show these turns in place of what is there. */
+  show(turns) {
+    this.turns = turns;
+    this.log.replaceChildren(...turns.map((turn, i) => this.#bubble(turn, i)));
+    if (turns.at(-1)?.role === "user") this.log.append(this.#unanswered(turns.length));
   }
 
   clear() {
     this.stop();
-    this.turns = [];
-    this.log.replaceChildren();
+    this.show([]);
+    this.on.change([]);
   }
 
   stop() {
     this.running?.abort();
   }
 
-  /** Ask, and show the answer as it comes. A question that got none is taken back; throws then. */
-  async ask(text, images, maxTokens) {
-    const question = { role: "user", text, images };
-    const asked = bubble("user", text, images);
-    const answer = bubble("assistant", "", []);
-    this.log.append(asked, answer);
-    answer.scrollIntoView({ block: "end" });
-    const turns = [...this.turns, question];
+  /** Ask, in place of whatever stands from the turn `from` on, and show the answer as it comes.
+   * Without any answer all is as it was; throws then. */
+  async ask(text, images, from = this.turns.length) {
+    await this.#answer([...this.turns.slice(0, from), { role: "user", text, images }]);
+  }
+
+  /** Ask for the answer at `index` once more. */
+  async again(index) {
+    await this.#answer(this.turns.slice(0, index));
+  }
+
+  async #answer(turns) {
+    const before = this.turns;
+    const turn = { role: "assistant", text: "", reasoning: "", images: [], seen: [], note: null };
+    const shown = this.#answerBubble(turn, turns.length);
+    this.show(turns);
+    this.log.querySelector(".unanswered")?.remove();
+    this.log.append(shown.whole);
+    shown.whole.scrollIntoView({ block: "end" });
+    shown.begin(waitingFor(turns));
+    this.on.change(turns);
     const running = (this.running = new AbortController());
-    const told = { text: "", trace: null, usage: null };
+    const prompt = compose(turns, this.settings.system);
+    let failure = null;
     try {
-      await listen(answer, turns, maxTokens, running.signal, told);
+      await this.#listen(prompt, running.signal, turn, shown);
     } catch (error) {
-      if (!told.text) {
-        asked.remove();
-        answer.remove();
-        throw error;
-      }
-      const stopped = running.signal.aborted;
-      note(answer, stopped ? "stopped" : error.message, stopped ? "small" : "error");
+      failure = explained(error, prompt.places, turns);
     } finally {
       if (this.running === running) this.running = null;
-      answer.classList.remove("running");
     }
-    if (!answer.isConnected) return; // cleared meanwhile
-    this.turns = [...turns, { role: "assistant", text: told.text, images: [] }];
-    if (told.trace) answer.append(showTrace(told.trace, told.usage, placed(turns)));
-    answer.dataset.done = "";
-    answer.scrollIntoView({ block: "end" });
+    if (!shown.whole.isConnected) return; // cleared meanwhile
+    if (failure && !turn.text) {
+      shown.finish();
+      this.show(before);
+      this.on.change(before);
+      throw failure;
+    }
+    if (failure) turn.note = noteOf(failure);
+    turn.seen = turn.trace?.images.map(({ place }) => prompt.places.get(place) ?? null) ?? [];
+    shown.images = imagesAt(turns, turn.seen);
+    this.turns = [...turns, turn];
+    following(this.log, () => shown.finish());
+    this.on.change(this.turns);
+  }
+
+  async #listen({ messages }, signal, turn, shown) {
+    const body = {
+      ...this.settings.body(),
+      messages,
+      stream: true,
+      stream_options: { include_usage: true },
+      saccade: { trace: true },
+    };
+    for await (const chunk of chat(body, signal)) {
+      for (const { delta, finish_reason: finish } of chunk.choices) {
+        turn.text += delta.content ?? "";
+        turn.reasoning += delta.reasoning_content ?? "";
+        if (delta.content || delta.reasoning_content) following(this.log, () => shown.update());
+        if (finish === "length") turn.note = cutAt(body.max_tokens);
+      }
+      turn.trace = chunk.saccade ?? turn.trace;
+      turn.usage = chunk.usage ?? turn.usage;
+    }
+  }
+
+  #bubble(turn, i) {
+    if (turn.role === "user") return questionBubble(turn, () => this.on.edit(i));
+    const made = this.#answerBubble(turn, i);
+    made.images = imagesAt(this.turns, turn.seen);
+    made.finish();
+    return made.whole;
+  }
+
+  #answerBubble(turn, i) {
+    return new AnswerBubble(turn, [], () => this.on.again(i));
+  }
+
+  #unanswered(index) {
+    const retry = button("Ask again", () => this.on.again(index));
+    return element("p", { class: "unanswered small" }, "This question has no answer yet. ", retry);
   }
 }
 
-async function listen(answer, turns, maxTokens, signal, told) {
-  answer.classList.add("running");
-  const text = answer.querySelector(".text");
-  const body = {
-    messages: turns.map(message),
-    max_tokens: maxTokens,
-    stream: true,
-    stream_options: { include_usage: true },
-    saccade: { trace: true },
-  };
-  for await (const chunk of chat(body, signal)) {
-    for (const { delta, finish_reason: finish } of chunk.choices) {
-      if (delta.reasoning_content) think(answer, delta.reasoning_content);
-      told.text += delta.content ?? "";
-      if (delta.content) text.append(delta.content);
-      if (finish === "length") note(answer, "cut at the number of tokens asked for");
-    }
-    told.trace = chunk.saccade ?? told.trace;
-    told.usage = chunk.usage ?? told.usage;
-  }
-}
-
-function message({ role, text, images }) {
-  if (!images.length) return { role, content: text };
-  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return { role, content: text ? [...parts, { type: "text", text }] : parts };
-}
-
-/** Every image of a conversation by the place that the server calls it. */
-function placed(turns) {
+/** {messages, places}: as the server takes them, and for every image the place that the server
+ * calls it, as [turn, image]. */
+function compose(turns, system) {
+  const messages = system ? [{ role: "system", content: system }] : [];
   const places = new Map();
-  turns.forEach((turn, i) =>
-    turn.images.forEach((image, j) => places.set(`messages[${i}].content[${j}]`, image)),
-  );
-  return places;
+  turns.forEach(({ role, text, images }, i) => {
+    images.forEach((_, j) => places.set(`messages[${messages.length}].content[${j}]`, [i, j]));
+    const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    if (parts.length && text) parts.push({ type: "text", text });
+    messages.push({ role, content: parts.length ? parts : text });
+  });
+  return { messages, places };
 }
 
-function bubble(role, text, images) {
-  return element(
-    "article",
-    { class: `turn ${role}` },
-    ...(images.length ? [element("div", { class: "images" }, ...images.map(picture))] : []),
-    element("div", { class: "text" }, text),
-  );
+const imagesAt = (turns, seen) => seen.map((at) => (at ? turns[at[0]]?.images[at[1]] : null));
+
+/** The error with the file's name where the server names a place. */
+function explained(error, places, turns) {
+  if (!(error instanceof Refused) || !error.param) return error;
+  const place = /^messages\[\d+\]\.content\[\d+\]/.exec(error.param)?.[0];
+  const at = places.get(place);
+  const name = at ? turns[at[0]].images[at[1]].name : error.param === "messages" ? "" : error.param;
+  return new Refused(error.status, name ? `${name}: ${error.message}` : error.message, error.param);
 }
 
-function think(answer, text) {
-  let box = answer.querySelector("details");
-  if (!box) {
-    box = element("details", {}, element("summary", {}, "reasoning"), element("div"));
-    answer.prepend(box);
-  }
-  box.lastChild.append(text);
+function noteOf(error) {
+  if (error.name === "AbortError") return { kind: "small", words: "Stopped." };
+  if (error instanceof Unreachable)
+    return { kind: "error", words: "The server went away: this answer is not whole." };
+  return { kind: "error", words: error.message };
 }
 
-function note(answer, words, kind = "small") {
-  answer.append(element("p", { class: kind }, words));
+const cutAt = (most) => ({
+  kind: "small",
+  words: most ? `Cut off after ${number(most)} tokens; Options has the limit.` : "Cut off.",
+});
+
+/** Do something that makes the log longer; its end stays in sight if it was. */
+function following(log, act) {
+  const view = log.parentElement;
+  const atEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 80;
+  act();
+  if (atEnd) view.scrollTop = view.scrollHeight;
 }

@@ -10,9 +10,42 @@ export function element(tag, options = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+/** A button that does something. */
+export function button(words, act, options = {}) {
+  const made = element("button", { type: "button", ...options }, words);
+  made.addEventListener("click", () => act(made));
+  return made;
+}
+
+/** A button that copies what `text` gives, and says so. */
+export function copyButton(text) {
+  return button("Copy", async (made) => {
+    made.textContent = (await copy(text())) ? "Copied" : "Not copied";
+    setTimeout(() => (made.textContent = "Copy"), 1500);
+  });
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Browsers offer the clipboard to https and this machine only; elsewhere the old way works.
+    const field = element("textarea", { class: "unseen" });
+    field.value = text;
+    document.body.append(field);
+    const before = document.activeElement;
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    before?.focus();
+    return done;
+  }
+}
+
 export function milliseconds(ms) {
   if (ms >= 10000) return `${(ms / 1000).toFixed(1)} s`;
-  return `${ms >= 100 ? ms.toFixed(0) : ms >= 1 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
+  return `${ms >= 100 ? number(ms) : ms >= 1 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
 }
 
 export function duration(seconds) {

@@ -3,12 +3,24 @@
 
 import { look } from "./api.js";
 import { bar, byId, bytes, duration, element, milliseconds, number, percent } from "./dom.js";
+import { TIERS } from "./trace.js";
 
 const PERIOD = 1000; // ms from an answer to the next look
 const AFTER_FAILURE = 5000;
 
-/** `onRefused` hears of a refusal, and is waited for. */
-export async function watch(onRefused) {
+/** The panel is there on a wide screen, and elsewhere when its button is pressed. */
+export function wirePanel() {
+  const [panel, opener] = [byId("live"), byId("figures")];
+  const open = (yes) => {
+    panel.hidden = !yes;
+    opener.setAttribute("aria-expanded", yes);
+  };
+  open(matchMedia("(min-width: 1100px)").matches);
+  opener.addEventListener("click", () => open(panel.hidden));
+}
+
+/** `onRefused` hears of a refusal, and is waited for; `onState(state, first)` of each look. */
+export async function watch(onRefused, onState) {
   let before = null;
   for (;;) {
     await seen();
@@ -16,6 +28,7 @@ export async function watch(onRefused) {
     try {
       const now = { ...(await look()), at: performance.now() };
       show(now, before);
+      await onState(now.state, !before);
       before = now;
     } catch (error) {
       wait = AFTER_FAILURE;
@@ -46,6 +59,7 @@ function show({ state, metrics, at }, before) {
   byId("model").textContent = state.model;
   document.title = `${state.model} – Saccade`;
   status(state.status, state.reason || state.status);
+  if (byId("live").hidden) return;
   const value = (name, labels = {}) => pick(metrics, name, labels);
   const rate = (name) =>
     before ? (1000 * (value(name) - pick(before.metrics, name, {}))) / (at - before.at) : 0;
@@ -92,7 +106,7 @@ function requests(state, value, rate) {
       ["running", number(value("saccade_requests_running"))],
       ["waiting", number(value("saccade_requests_waiting"))],
       ["tokens a second", number(rate("saccade_generated_tokens_total"))],
-      ["to the first token, on average", milliseconds(1000 * first)],
+      ["first token, on average", first ? milliseconds(1000 * first) : "–"],
     ),
   );
   if (state.answers.length) {
@@ -112,20 +126,27 @@ function requests(state, value, rate) {
   return made;
 }
 
+const OWNERS = { sequences: "in use by answers", prefix: "kept for later", free: "free" };
+
 function kv(state, value) {
-  const owners = ["sequences", "prefix", "free"];
-  const pages = owners.map((owner) => [owner, value("saccade_kv_pages", { owner })]);
+  const pages = Object.keys(OWNERS).map((owner) => [owner, value("saccade_kv_pages", { owner })]);
   const all = pages.reduce((sum, [, count]) => sum + count, 0);
   const prompt = value("saccade_prompt_tokens_total");
   return panel(
-    "KV pages",
-    bar(pages.map(([owner, count]) => [owner, all ? count / all : 0, `${owner}: ${number(count)}`])),
+    "Prompts (KV pages)",
+    bar(
+      pages.map(([owner, count]) => [
+        owner,
+        all ? count / all : 0,
+        `${OWNERS[owner]}: ${number(count)}`,
+      ]),
+    ),
     figures(
-      ...pages.map(([owner, count]) => [owner, number(count)]),
+      ...pages.map(([owner, count]) => [OWNERS[owner], number(count)]),
       ["pinned", number(value("saccade_pinned", { cache: "kv" }))],
-      ["prompt tokens found", percent(value("saccade_cached_tokens_total"), prompt)],
       ["evicted", number(value("saccade_kv_evictions_total"))],
-      ["tokens they hold", number(state.kv_tokens ?? 0)],
+      ["prompt tokens saved", percent(value("saccade_cached_tokens_total"), prompt)],
+      ["room for tokens", number(state.kv_tokens ?? 0)],
     ),
   );
 }
@@ -133,14 +154,14 @@ function kv(state, value) {
 function embeddings(metrics, value) {
   const tiers = (metrics.get("saccade_embedding_cache_bytes") ?? []).map(([labels]) => labels.tier);
   return panel(
-    "Embeddings",
+    "Image embeddings",
     ...tiers.flatMap((tier) => {
       const used = value("saccade_embedding_cache_bytes", { tier });
       const budget = value("saccade_embedding_cache_budget_bytes", { tier });
       const hits = value("saccade_embedding_hits_total", { tier });
       const looks = hits + value("saccade_embedding_misses_total", { tier });
       return [
-        element("h3", {}, tier),
+        element("h3", {}, TIERS[tier] ?? tier),
         bar([["prefix", budget ? used / budget : 0, `${bytes(used)} of ${bytes(budget)}`]]),
         figures(
           ["images", number(value("saccade_embeddings", { tier }))],
@@ -161,9 +182,9 @@ function images(value) {
     "Images",
     figures(
       ["received", number(value("saccade_images_received_total"))],
-      ["found in KV", number(level("kv"))],
-      ["found as embedding", number(level("embedding"))],
-      ["found as pixels", number(level("pixels"))],
+      ["seen: whole prompt", number(level("kv"))],
+      ["seen: embedding", number(level("embedding"))],
+      ["seen: pixels", number(level("pixels"))],
       ["given by an encoder", number(level("encoder"))],
       ["fetched from the web", number(fetched)],
       ["decoded", number(value("saccade_images_decoded_total"))],

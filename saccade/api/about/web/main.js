@@ -1,146 +1,111 @@
 // Puts the page together: what the user does, and whom that concerns.
 
-import { storedKey, storeKey } from "./api.js";
+import { models, Unreachable } from "./api.js";
 import { Conversation } from "./chat.js";
+import { Composer } from "./composer.js";
 import { byId, element } from "./dom.js";
-import { imagesOf, picture, read } from "./images.js";
-import { watch } from "./live.js";
+import { drawn, example, QUESTION } from "./example.js";
+import { wireViewer } from "./images.js";
+import { askForKey, wireKey } from "./key.js";
+import { watch, wirePanel } from "./live.js";
+import { Settings } from "./settings.js";
+import { load, save } from "./store.js";
 
-const conversation = new Conversation(byId("talk"));
-const hint = byId("hint");
-let tray = []; // images that go with the next question
-let reading = Promise.resolve();
+const settings = new Settings();
+const composer = new Composer(ask);
+const conversation = new Conversation(byId("talk"), settings, { change, edit, again });
 
-// ---- images
-
-/** One after the other: the order in which they were given is that in which they are sent. */
-function add(files) {
-  reading = reading.then(async () => {
-    for (const file of files) {
-      try {
-        tray.push(await read(file));
-      } catch (error) {
-        complain(`${file.name}: ${error.message}`);
-      }
-      showTray();
-    }
-  });
+/** The turns are others now. */
+function change(turns) {
+  byId("hint").hidden = turns.length > 0;
+  return save(turns);
 }
-
-function showTray() {
-  byId("tray").replaceChildren(
-    ...tray.map((image) => {
-      const away = element("button", { type: "button", "aria-label": `Leave ${image.name} out` }, "×");
-      away.addEventListener("click", () => {
-        tray = tray.filter((each) => each !== image);
-        showTray();
-      });
-      return element("span", { class: "waiting" }, picture(image), away);
-    }),
-  );
-}
-
-function complain(words) {
-  byId("talk").append(element("p", { class: "error" }, words));
-  byId("talk").lastChild.scrollIntoView({ block: "end" });
-}
-
-for (const name of ["dragenter", "dragover"])
-  document.addEventListener(name, (event) => {
-    event.preventDefault();
-    document.body.classList.add("dropping");
-  });
-document.addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) document.body.classList.remove("dropping");
-});
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  document.body.classList.remove("dropping");
-  add(imagesOf(event.dataTransfer));
-});
-document.addEventListener("paste", (event) => {
-  const images = imagesOf(event.clipboardData);
-  if (images.length) event.preventDefault();
-  add(images);
-});
-byId("add").addEventListener("click", () => byId("files").click());
-byId("files").addEventListener("change", ({ target }) => {
-  add([...target.files]);
-  target.value = "";
-});
-
-// ---- questions
 
 async function ask() {
-  await reading;
-  const question = byId("question");
-  const [text, images] = [question.value.trim(), tray];
-  if ((!text && !images.length) || conversation.running) return;
-  tray = [];
-  question.value = "";
-  showTray();
-  hint.remove();
-  busy(true);
+  await composer.reading;
+  const { images, editing } = composer;
+  const text = composer.question.value.trim();
+  if ((!text && !images.length) || conversation.running || !settings.check()) return;
+  composer.set("", []);
+  const given = () => conversation.ask(text, images, editing ?? undefined);
+  const giveBack = () =>
+    composer.set(composer.question.value || text, [...images, ...composer.images], editing);
+  if (!(await answered(given, giveBack, ask))) giveBack();
+}
+
+async function again(index) {
+  if (conversation.running || !settings.check()) return;
+  await answered(() => conversation.again(index), () => {}, () => again(index));
+}
+
+/** Do what asks; a failure is said, with a way to try again. */
+async function answered(act, giveBack, retry) {
+  composer.say("");
+  composer.busy(true);
+  composer.focus();
   try {
-    await conversation.ask(text, images, Number(byId("max-tokens").value) || 512);
+    await act();
+    return true;
   } catch (error) {
-    // Nothing was answered: the question goes back to where it was written.
-    tray = [...images, ...tray];
-    question.value ||= text;
-    showTray();
-    if (error.status === 401) await askForKey(error);
-    else if (error.name !== "AbortError") complain(error.message);
+    if (error.status === 401) askForKey(error);
+    else if (error instanceof Unreachable)
+      composer.say("The server cannot be reached. Nothing is lost: try again.", retry);
+    else if (error.name !== "AbortError") composer.say(error.message);
+    return false;
   } finally {
-    busy(false);
+    composer.busy(false);
   }
 }
 
-function busy(yes) {
-  byId("send").disabled = yes;
-  byId("stop").hidden = !yes;
+function edit(index) {
+  if (conversation.running) return;
+  const { text, images } = conversation.turns[index];
+  composer.say("");
+  composer.set(text, [...images], index);
+  composer.question.focus();
 }
 
-byId("ask").addEventListener("submit", (event) => {
-  event.preventDefault();
-  ask();
-});
-byId("question").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  ask();
-});
-byId("stop").addEventListener("click", () => conversation.stop());
-byId("clear").addEventListener("click", () => {
+function newChat() {
   conversation.clear();
-  byId("question").focus();
-});
-
-// ---- the key
-
-let asking = null;
-
-/** Resolves once the user has given a key, however many wait for it. */
-function askForKey(error) {
-  asking ??= new Promise((resolve) => {
-    const [dialog, form, field] = [byId("key-dialog"), byId("key-form"), byId("key")];
-    byId("key-reason").textContent = storedKey() && error ? error.message : "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    form.onsubmit = (event) => {
-      event.preventDefault();
-      if (!field.value.trim()) return;
-      storeKey(field.value.trim());
-      field.value = "";
-      dialog.close();
-      byId("new-key").hidden = false;
-      asking = null;
-      resolve();
-    };
-    dialog.showModal();
-  });
-  return asking;
+  composer.clear();
+  composer.question.focus();
 }
 
-byId("new-key").hidden = !storedKey();
-byId("new-key").addEventListener("click", () => askForKey(null));
+function escape(event) {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (conversation.running) conversation.stop();
+  else if (composer.editing !== null) composer.clear();
+  else if (!byId("options").hidden) settings.open(false);
+  else composer.say("");
+}
 
-watch(askForKey);
+async function tryExample() {
+  await composer.add([await example()]);
+  composer.question.value = QUESTION;
+  await ask();
+}
+
+byId("stop").addEventListener("click", () => conversation.stop());
+byId("clear").addEventListener("click", newChat);
+byId("try").append(
+  drawn(),
+  element("span", {}, element("b", {}, "Try an example"), element("br"), QUESTION),
+);
+byId("try").addEventListener("click", tryExample);
+document.addEventListener("keydown", escape);
+wireViewer();
+wireKey();
+wirePanel();
+
+const kept = await load();
+if (kept.length && !conversation.turns.length) {
+  conversation.show(kept);
+  byId("hint").hidden = true;
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+}
+document.body.dataset.ready = "";
+
+watch(askForKey, async (state, first) => {
+  settings.limit(state.context_length);
+  if (first) settings.offer(await models());
+});

@@ -1,5 +1,5 @@
 // What became of a request's images, and when each stage of it ran: the `saccade` field of an
-// answer, shown. Knows nothing of chats.
+// answer, shown as one line that opens. Knows nothing of chats.
 
 import { bytes, element, milliseconds } from "./dom.js";
 import { picture } from "./images.js";
@@ -7,54 +7,81 @@ import { picture } from "./images.js";
 const CUT = 3; // the axis ends at so many times the time to the first token, at the latest
 
 const FOUND = {
-  kv: "KV cache: nothing of it was computed",
-  embedding: "its embedding was kept: neither decoded nor encoded",
-  pixels: "its pixels were kept: not decoded, but encoded again",
-  none: "new: fetched, decoded and encoded",
+  none: ["new", "Fetched, decoded and encoded"],
+  kv: ["seen: whole prompt", "The prompt up to and with this image was kept: nothing was computed"],
+  embedding: ["seen: embedding", "What the model sees of it was kept: neither decoded nor encoded"],
+  pixels: ["seen: pixels", "Its pixels were kept: not decoded, but encoded again"],
+  encoder: ["new: from an encoder", "Another server encoded it"],
+};
+
+const MISSED = {
+  kv: "the prompt with it was not kept",
+  embedding: "its embedding was not kept",
 };
 
 const WORDS = {
-  prepare: ": images read, prompt made of the messages",
-  queue: ": waiting for a slot, or for images",
+  prepare: "reading the request and its images",
+  queue: "waiting for its turn, or for images",
+  fetch: "fetching",
+  digest: "taking the hash",
+  decode: "decoding",
+  encode: "encoding",
+  prefill: "reading the prompt",
+  answer: "answering",
 };
 
-/** images: by place ("messages[0].content[1]"), as the page knows them. */
+/** images: of the trace's, in its order, as the page knows them, or null. */
 export function showTrace(trace, usage, images) {
-  const { ms, prompt } = trace;
+  return element(
+    "details",
+    { class: "trace" },
+    element("summary", {}, summary(trace)),
+    element("p", { class: "small" }, sentence(trace, usage)),
+    ...trace.images.map((image, i) => row(image, images[i])),
+    ...timeline(trace),
+  );
+}
+
+function summary({ images, ms }) {
+  const seen = images.filter(({ found }) => ["kv", "embedding", "pixels"].includes(found)).length;
+  const fresh = images.length - seen;
+  const counts = [fresh ? `${fresh} new` : "", seen ? `${seen} seen` : ""].filter(Boolean);
+  const first = `first token ${milliseconds(Math.round(ms.first_token) || 1)}`;
+  return counts.length ? `${counts.join(", ")}; ${first}` : first;
+}
+
+function sentence({ ms, prompt }, usage) {
   const told = [
-    `${usage ? usage.prompt_tokens : "?"} prompt tokens, ${prompt.cached_tokens} of them cached`,
-    usage ? `${usage.completion_tokens} tokens` : "",
-    `first token after ${milliseconds(ms.first_token)}`,
+    `${usage?.prompt_tokens ?? "?"} prompt tokens, ${prompt.cached_tokens} of them kept from before`,
+    usage ? `${usage.completion_tokens} tokens of answer` : "",
     `all after ${milliseconds(ms.total)}`,
   ];
-  return element(
-    "div",
-    { class: "trace" },
-    element("p", { class: "small" }, told.filter(Boolean).join(" · ")),
-    ...trace.images.map((image) => row(image, images.get(image.place))),
-    timeline(trace),
-  );
+  return told.filter(Boolean).join(" · ");
 }
 
 function row(image, known) {
   const { size, resized, ms } = image;
+  const [found, meaning] = FOUND[image.found] ?? [image.found, ""];
   const spent = ["fetch", "digest", "decode", "wait", "encode"]
-    .map((stage) => `${stage} ${milliseconds(ms[stage])}`)
-    .join(" · ");
-  const missed = Object.entries(image.missed).map(([level, why]) => `not in ${level}: ${why}`);
+    .filter((stage) => ms[stage] >= 0.01)
+    .map((stage) => `${stage} ${milliseconds(ms[stage])}`);
+  const missed = Object.entries(image.missed)
+    .filter(([, why]) => why !== "never seen")
+    .map(([level, why]) => `${MISSED[level] ?? level}: ${why}`);
+  const where = image.tier ? [TIERS[image.tier] ?? image.tier] : [];
   const facts =
     `${image.format} ${bytes(image.bytes)}, ${size.width} × ${size.height}` +
-    ` → ${resized.width} × ${resized.height}, ${image.tokens} tokens, `;
+    ` → ${resized.width} × ${resized.height}, ${image.tokens} tokens · `;
   return element(
     "div",
-    { class: "image", "data-found": place(image) },
+    { class: "image", "data-found": found, "data-tier": image.tier ?? "" },
     picture(known),
     element(
       "div",
       {},
-      element("span", { class: `found ${image.found}`, title: FOUND[image.found] }, place(image)),
-      element("span", { class: "small" }, missed.join("; ")),
-      element("div", { class: "small" }, spent),
+      element("span", { class: `found ${image.found}`, title: meaning }, found),
+      element("span", { class: "small" }, [...where, ...missed].join("; ")),
+      element("div", { class: "small" }, spent.join(" · ")),
       element(
         "div",
         { class: "small" },
@@ -65,7 +92,11 @@ function row(image, known) {
   );
 }
 
-const place = (image) => (image.tier ? `${image.found}: ${image.tier}` : image.found);
+export const TIERS = {
+  device: "on the device",
+  host: "in memory",
+  disk: "on disk",
+};
 
 /** Stages as [class, begin, end], in ms from the arrival of the request. */
 function stages(ms) {
@@ -85,34 +116,39 @@ function imageStages({ starts, ms }) {
   return found;
 }
 
+/** The lanes, and below them the words for their colours. */
 function timeline(trace) {
   const { ms } = trace;
   const end = Math.max(1, Math.min(ms.total, CUT * ms.first_token));
   const lanes = [["request", stages(ms)]];
   trace.images.forEach((image, i) => lanes.push([`image ${i + 1}`, imageStages(image)]));
-  const made = element("div", { class: "timeline", "aria-label": "Timeline of the request" });
+  const made = element("div", { class: "timeline", role: "img", "aria-label": "When each stage ran" });
   const used = new Set();
   for (const [name, parts] of lanes) {
     const lane = element("div", { class: "lane" });
     for (const [stage, from, to] of parts) {
-      const words = `${stage} ${milliseconds(to - from)}, from ${milliseconds(from)}${WORDS[stage] ?? ""}`;
-      const span = element("span", { class: `stage ${stage}`, title: words });
-      const [left, right] = [Math.max(0, from), Math.min(end, to)].map((at) => (100 * at) / end);
-      span.style.left = `${left}%`;
-      span.style.width = `${Math.max(0, right - left)}%`;
-      if (to > end) span.classList.add("cut");
+      lane.append(span(stage, from, to, end));
       used.add(stage);
-      lane.append(span);
     }
     made.append(element("span", { class: "small" }, name), lane);
   }
+  const until =
+    ms.total > end
+      ? `cut here, at ${milliseconds(end)}; ${milliseconds(ms.total)} in all`
+      : milliseconds(end);
+  made.append(element("span"), element("span", { class: "end small" }, until));
   const legend = [...used].map((stage) =>
-    element("span", {}, element("i", { class: `stage ${stage}` }), stage),
+    element("span", {}, element("i", { class: `stage ${stage}` }), WORDS[stage]),
   );
-  const until = ms.total > end ? `${milliseconds(end)} (the answer goes on)` : milliseconds(end);
-  made.append(
-    element("span"),
-    element("div", { class: "legend small" }, ...legend, element("span", { class: "end" }, until)),
-  );
+  return [made, element("div", { class: "legend small" }, ...legend)];
+}
+
+function span(stage, from, to, end) {
+  const words = `${WORDS[stage]}: ${milliseconds(to - from)}, from ${milliseconds(from)}`;
+  const made = element("span", { class: `stage ${stage}`, title: words });
+  const [left, right] = [Math.max(0, from), Math.min(end, to)].map((at) => (100 * at) / end);
+  made.style.left = `${left}%`;
+  made.style.width = `${Math.max(0, right - left)}%`;
+  if (to > end) made.classList.add("cut");
   return made;
 }

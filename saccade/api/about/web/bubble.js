@@ -1,0 +1,128 @@
+// One turn of a conversation, as it is shown.
+
+import { button, copyButton, element, number } from "./dom.js";
+import { picture } from "./images.js";
+import { rendered } from "./markdown.js";
+import { showTrace } from "./trace.js";
+
+const PAUSE = 60; // ms between two renderings of an answer that grows, at least
+const QUIET = 400; // ms after which a bubble says what it waits for
+
+/** A question. edit: what its button does. */
+export function questionBubble({ text, images }, edit) {
+  return element(
+    "article",
+    { class: "turn user", "aria-label": "Question" },
+    ...(images.length ? [element("div", { class: "images" }, ...images.map(picture))] : []),
+    ...(text ? [element("div", { class: "text" }, text)] : []),
+    element("footer", {}, element("span", { class: "tools" }, button("Edit", edit))),
+  );
+}
+
+/** An answer: `turn` as it stands, shown anew at each `update`. again: asks for it once more. */
+export class AnswerBubble {
+  constructor(turn, images, again) {
+    this.turn = turn;
+    this.images = images; // of the trace's
+    this.again = again;
+    this.text = element("div", { class: "text markdown" });
+    this.waiting = element("p", { class: "waits small", role: "status", hidden: "" });
+    this.whole = element(
+      "article",
+      { class: "turn assistant", "aria-label": "Answer" },
+      this.waiting,
+      this.text,
+    );
+    this.timer = null;
+    this.thoughts = null;
+  }
+
+  /** Say what is waited for, until the answer begins. */
+  begin(words) {
+    this.whole.classList.add("running");
+    this.whole.setAttribute("aria-busy", "true");
+    const began = performance.now();
+    this.clock = setInterval(() => {
+      const spent = performance.now() - began;
+      this.waiting.hidden = spent < QUIET;
+      this.waiting.firstChild?.remove();
+      this.waiting.append(spent < 2000 ? words : `${words} ${Math.floor(spent / 1000)} s`);
+    }, 200);
+  }
+
+  /** More of the answer is there: shown soon. */
+  update() {
+    this.#stopWaiting();
+    this.timer ??= setTimeout(() => this.#render(), PAUSE);
+  }
+
+  /** All of it is there. */
+  finish() {
+    this.#stopWaiting();
+    clearTimeout(this.timer);
+    this.#render();
+    this.whole.classList.remove("running");
+    this.whole.removeAttribute("aria-busy");
+    const { note, trace, usage } = this.turn;
+    if (note) this.whole.append(this.#note(note));
+    this.whole.append(
+      element(
+        "footer",
+        {},
+        ...(trace ? [showTrace(trace, usage, this.images)] : []),
+        element(
+          "span",
+          { class: "tools" },
+          copyButton(() => this.turn.text),
+          button("Regenerate", this.again),
+        ),
+      ),
+    );
+    this.whole.dataset.done = "";
+  }
+
+  #note({ kind, words }) {
+    const made = element("p", { class: kind }, words);
+    if (kind === "error") made.append(" ", button("Try again", this.again));
+    return made;
+  }
+
+  #stopWaiting() {
+    clearInterval(this.clock);
+    this.waiting.remove();
+  }
+
+  #render() {
+    const { text, reasoning } = this.turn;
+    if (reasoning) {
+      this.thoughts ??= this.#thoughtsBox();
+      this.thoughts.lastChild.textContent = reasoning;
+    }
+    const began = performance.now();
+    this.text.replaceChildren(rendered(text));
+    const spent = performance.now() - began;
+    // A long answer takes long to render: no more than a quarter of the time goes there.
+    this.timer = null;
+    if (spent > PAUSE / 3 && this.whole.classList.contains("running"))
+      this.timer = setTimeout(() => (this.timer = null), 3 * spent);
+  }
+
+  #thoughtsBox() {
+    const made = element(
+      "details",
+      { class: "thoughts" },
+      element("summary", {}, "Reasoning"),
+      element("div"),
+    );
+    this.text.before(made);
+    return made;
+  }
+}
+
+/** What an answer waits for. turns: with the question; known: images asked about before. */
+export function waitingFor(turns) {
+  const before = new Set(turns.slice(0, -1).flatMap(({ images }) => images.map(({ url }) => url)));
+  const fresh = turns.at(-1).images.filter(({ url }) => !before.has(url)).length;
+  if (!fresh) return "Reading the question …";
+  return fresh === 1 ? "Encoding the image …" : `Encoding ${number(fresh)} images …`;
+}
