@@ -64,5 +64,10 @@ def test_a_command_that_lacks_something_says_what_brings_it(
 def test_nothing_asks_for_saccade_from_a_package_index() -> None:
     """The name is nobody's there, so it could become anybody's."""
     root = Path(saccade.__file__).parents[1]
-    files = [root / "README.md", root / "benchmarks" / "README.md", *root.glob("saccade/**/*.py")]
+    files = [
+        root / "README.md",
+        root / "benchmarks" / "README.md",
+        *root.glob("docs/*.md"),
+        *root.glob("saccade/**/*.py"),
+    ]
     assert [path for path in files if "saccade[" in path.read_text()] == []
