@@ -25,7 +25,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize,
 )
 
-from lab import tiles
+from saccade_bench.lab import tiles
 from tests import internvl
 
 FamilyName = Literal[

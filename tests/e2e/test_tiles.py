@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.checkpoint import make_checkpoint
+from saccade_bench.lab.checkpoint import make_checkpoint
 from tests.e2e.server import Server, serving
 from tests.e2e.test_picture_path import (
     DECODED,

@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from lab.qwen import grids
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets, EngineConfig, SnapshotConfig
 from saccade.core.messages import ToEngine, ToFront
@@ -28,6 +27,7 @@ from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.masks import Guide, Matchers
+from saccade_bench.lab.qwen import grids
 
 THREADS = ThreadPoolExecutor(1)
 CONFIG = EngineConfig(

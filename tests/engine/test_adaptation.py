@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
@@ -17,6 +16,7 @@ from saccade.core.plan import Plan
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import picture
 from tests.engine.harness import Harness, run_engine, set_threads
 from tests.families.forwarding import load

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from lab.qwen import qwen
 from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
@@ -23,6 +22,7 @@ from saccade.engine.words import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import FamilyName, Reference, picture
 from tests.engine import test_parity as parity
 from tests.engine.harness import Harness, set_threads

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
@@ -35,6 +34,7 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
+from saccade_bench.lab.qwen import grids
 from tests.checkpoints import FamilyName, Reference, make_checkpoint, picture, reference
 from tests.engine import test_parity as parity
 from tests.engine.harness import Harness

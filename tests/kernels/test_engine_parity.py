@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -25,6 +24,7 @@ from saccade.runtime import weights
 from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import FamilyName, make_checkpoint, picture
 from tests.engine.harness import Harness, Outcome
 from tests.kernels.conftest import HAS_GPU

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.qwen import grids, qwen
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
@@ -22,6 +21,7 @@ from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
 from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
 from saccade.runtime.positions import PositionCache
+from saccade_bench.lab.qwen import grids, qwen
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import encode, load
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -20,6 +19,7 @@ from saccade.core.types import Grid, Image, ImageKey, Span
 from saccade.nn.protocol import FamilyNet, GridFacts
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.positions import PositionCache
+from saccade_bench.lab.qwen import grids
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import load
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.internvl.spec import InternVLSpec
@@ -35,6 +34,7 @@ from saccade.parallel import Shard
 from saccade.runtime import quantized, weights
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import make_checkpoint, picture
 from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import CPU, Session

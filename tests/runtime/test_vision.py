@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
@@ -24,6 +23,7 @@ from saccade.runtime.encoder import PackedEncoder, cut_segments
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, load
 from tests.parallel.crew import ThreadCrew, together

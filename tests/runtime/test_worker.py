@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
@@ -25,6 +24,7 @@ from saccade.runtime.sampler import Sampler
 from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
+from saccade_bench.lab.qwen import qwen
 from tests.checkpoints import FamilyName, picture
 from tests.engine.harness import CONFIG, Harness, set_threads
 from tests.families.forwarding import CPU, load
