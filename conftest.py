@@ -34,7 +34,7 @@ is free, and one that began with a long file at the end would end alone.
 """
 
 if TYPE_CHECKING:
-    from tests.checkpoints import FamilyName, Reference
+    from saccade_bench.fixtures.tiny import FamilyName, Reference
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,7 +71,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`checkpoint(family, **options of make_checkpoint)`: a folder, the same for the same
     arguments.
     """
-    from tests.checkpoints import make_checkpoint
+    from saccade_bench.fixtures.tiny import make_checkpoint
 
     @cache
     def make(family: FamilyName, **options: object) -> Path:
@@ -87,7 +87,7 @@ def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
     """
     import torch
 
-    from tests.checkpoints import reference as load
+    from saccade_bench.fixtures.tiny import reference as load
 
     torch.set_num_threads(1)
 

@@ -24,9 +24,9 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device, sample_gpu
 from saccade.runtime.weights import load_net
+from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
 from saccade_bench.lab.checkpoint import make_checkpoint
-from tests.engine.harness import Harness, set_threads
 
 PRESETS = (
     *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),

@@ -222,8 +222,9 @@ def test_no_attribute_is_born_outside_init() -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Whether this is part of a measuring program: each of them has names of its own."""
-    return bool({"attacks", "gpu_check", "peers"} & {*path.parts}) or (
+    """Whether this is part of a measuring program, or of what they share with tests: each of
+    them has names of its own."""
+    return bool({"attacks", "fixtures", "gpu_check", "peers"} & {*path.parts}) or (
         ROOT / "bench" in path.parents and "__name__ ==" in path.read_text()
     )
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.abuse.watch import Cost, watching
+from saccade_bench.attacks.watch import Cost, watching
 
 MODULES = (
     "saccade_bench.attacks.edge",

@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.checkpoints import make_checkpoint, picture, reference
-from tests.e2e.server import serving
+from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 
 TEXT = {
     "hidden_size": 256,

@@ -24,7 +24,7 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.lexicon import read_lexicon
 from saccade.sched.masks import Matchers
 from saccade.text.grammar import Grammars, Wish
-from tests.text.schemas import SchemaMaker
+from saccade_bench.fixtures.schemas import SchemaMaker
 
 T = TypeVar("T")
 LONGEST = 200

@@ -32,8 +32,8 @@ import numpy as np
 import PIL.Image
 import psutil
 
-from tests.checkpoints import make_checkpoint
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint
 
 CLIENTS = 10
 KNOWN_IMAGES = 40

@@ -37,9 +37,9 @@ from saccade.core.types import SamplingParams
 from saccade.families.registry import load_spec
 from saccade.parallel import Backend, join, leave
 from saccade.runtime.weights import load_net
-from tests.checkpoints import make_checkpoint, picture
-from tests.engine.harness import Harness
-from tests.parallel.crew import ProcessCrew
+from saccade_bench.fixtures.crew import ProcessCrew
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 
 ENCODER = msgspec.msgpack.Encoder()
 PLANS = {

@@ -29,9 +29,12 @@ def join(app: App) -> None:
     """Add the commands of other distributions to `app`, and those of `MEASURING` that are not
     installed: each of these says what brings it.
     """
-    found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    for name in (*MEASURING, *sorted(found.keys() - MEASURING.keys())):
-        app.command(found.get(name) or absent(name), name=name, help=MEASURING.get(name))
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name, what in MEASURING.items():
+        app.command(found[name].value if name in found else absent(name), name=name, help=what)
+    for name in sorted(found.keys() - MEASURING.keys()):
+        dist = found[name].dist
+        app.command(found[name].value, name=name, help=f"Brought by {dist.name if dist else '?'}.")
 
 
 def absent(command: str) -> Callable[..., None]:

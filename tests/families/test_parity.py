@@ -19,8 +19,9 @@ from saccade.kernels import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
+from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
 from saccade_bench.lab.qwen import qwen
-from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
+from tests.families.every import EVERY, QWEN
 from tests.families.forwarding import CPU, Session, encode, load
 
 LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}

@@ -24,8 +24,8 @@ from saccade.core.types import Grid, Image, ImageKey
 from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.tiny import FamilyName, Reference
 from saccade_bench.lab.qwen import qwen
-from tests.checkpoints import FamilyName, Reference
 
 HALF = (0.5, 0.5, 0.5)
 

@@ -16,9 +16,9 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
+from saccade_bench.fixtures.harness import Harness
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import qwen
-from tests.engine.harness import Harness
 
 pytestmark = pytest.mark.gpu
 PRESETS = ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"]

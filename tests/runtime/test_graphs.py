@@ -21,8 +21,8 @@ from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
 from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
 from saccade.runtime.positions import PositionCache
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from saccade_bench.lab.qwen import grids, qwen
-from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import encode, load
 
 

@@ -19,8 +19,8 @@ from saccade.core.types import Grid, Image, ImageKey, Span
 from saccade.nn.protocol import FamilyNet, GridFacts
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.positions import PositionCache
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from saccade_bench.lab.qwen import grids
-from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import load
 
 A, B, C = (1, 4, 6), (1, 8, 4), (1, 2, 2)

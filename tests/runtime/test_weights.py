@@ -23,8 +23,8 @@ from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.weights import CheckpointWeights, load_net
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from saccade_bench.lab.qwen import qwen
-from tests.checkpoints import FamilyName, picture
 from tests.families.forwarding import CPU, Session, load
 
 

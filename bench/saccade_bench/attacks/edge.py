@@ -11,7 +11,7 @@ from collections import Counter
 import httpx
 
 from saccade_bench.abuse import attack
-from tests.abuse import raw
+from saccade_bench.attacks import raw
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

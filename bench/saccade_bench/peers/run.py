@@ -151,8 +151,8 @@ def measure_side(side: Side, repeat: int, again: Path, args: argparse.Namespace)
 @contextmanager
 def checkpoint(name: str) -> Iterator[Path]:
     if name == "random":
+        from saccade_bench.fixtures.tiny import make_checkpoint
         from saccade_bench.generate import ROPE, TEXT, VISION
-        from tests.checkpoints import make_checkpoint
 
         with tempfile.TemporaryDirectory() as folder:
             yield make_checkpoint(

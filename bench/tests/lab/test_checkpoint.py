@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from saccade.core.errors import ConfigError
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.tiny import picture, reference
 from saccade_bench.lab.checkpoint import make_checkpoint, make_folder
 from saccade_bench.lab.options import PresetName
 from saccade_bench.lab.presets import FEW_WORDS, PRESETS
 from saccade_bench.lab.quantise import quantise_blocks, quantise_checkpoint
 from saccade_bench.lab.qwen import qwen
-from tests.checkpoints import picture, reference
 from tests.families.forwarding import Session, encode, load
 
 REAL = [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from saccade_bench.fixtures.server import Server, routing, serving
 from saccade_bench.lab.calibrate import calibrate
 from saccade_bench.lab.check import compare
 from saccade_bench.lab.costs import PROFILES, Costs, Machine, Profile, load_profile
@@ -28,7 +29,6 @@ from saccade_bench.options import (
     TargetOptions,
     TextOptions,
 )
-from tests.e2e.server import Server, routing, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

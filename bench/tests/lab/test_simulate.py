@@ -16,6 +16,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, PinOptions
 from saccade.edge.rank import SLACK, rank
+from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.lab import quick
 from saccade_bench.lab.calibrate import calibrate
 from saccade_bench.lab.check import compare
@@ -57,7 +58,6 @@ from saccade_bench.options import (
     TargetOptions,
     TextOptions,
 )
-from tests.e2e.server import Server, serving
 
 H200 = PROFILES["h200"]
 NAMES = ("a", "b", "c")

@@ -24,6 +24,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from saccade_bench.eval.sampling import user_message
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.load.serve import Bench, serve
 from saccade_bench.options import (
     DatasetOptions,
@@ -34,7 +35,6 @@ from saccade_bench.options import (
     TextOptions,
 )
 from saccade_bench.peers.transformers_server import Peer, app
-from tests.checkpoints import make_checkpoint, picture
 
 
 @pytest.fixture(scope="module")
