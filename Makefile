@@ -11,10 +11,10 @@ ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
 
-.venv/.installed: pyproject.toml constraints.txt scripts/install.py
+.venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
 	@echo "setting up .venv with $(PYTHON): torch first, then some 100 packages (about 500 MB)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python scripts/install.py -e '.[dev]'
+	$(BIN)/python scripts/install.py -e '.[dev]' -e ./bench
 	@touch $@
 
 demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=--exit to end after the questions)
@@ -31,14 +31,14 @@ check: .venv/.installed  ## format, lint, types, house plan, machine code and la
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
-	$(BIN)/python -m lab.aot
-	$(BIN)/python -m lab.aot_launch
+	$(BIN)/python -m saccade_bench.lab.aot
+	$(BIN)/python -m saccade_bench.lab.aot_launch
 	$(BIN)/python -m tests.launching
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
-	$(BIN)/python -m benchmarks.generate $(ARGS)
+	$(BIN)/python -m saccade_bench.generate $(ARGS)
 
-GPU_CHECK = PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu_check
+GPU_CHECK = PYTHONPATH=.:bench$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m saccade_bench.gpu_check
 gpu-check:  ## GPU tests and benchmarks on a CUDA machine, with what PYTHON has installed (ARGS="--out DIR")
 	$(GPU_CHECK) $(ARGS)
 
@@ -46,4 +46,4 @@ gpu-check-1 gpu-check-2 gpu-check-3: gpu-check-%:  ## a third of it each, in les
 	$(GPU_CHECK) --command $* $(ARGS)
 
 clean:  ## remove what was installed and built
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist *.egg-info bench/build bench/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
-"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`; the tools' `bench`,
-`probe`, `eval`; the lab's `make-checkpoint`, `simulate`.
+"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and those that entry
+points of other distributions join to them (`tools/brought.py`).
 
-Options come from the dataclasses of `core/options.py`, of the tools and of the lab.
+Options come from the dataclasses of `core/options.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +34,7 @@ from saccade.core.options import (
     ServerOptions,
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
-from saccade.tools.brought import SOURCE, check_brought, has_lab
-from saccade.tools.cli import PLAIN, bench, evaluation, probe
+from saccade.tools.brought import join
 
 app = App(
     name="saccade",
@@ -47,35 +45,8 @@ app = App(
     help_flags=("--help", "--help-advanced", "-h"),
 )
 deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
-for tool in (bench, probe, evaluation, deploy):
-    app.command(tool)
-
-
-def absent(command: str) -> Callable[..., None]:
-    """In place of a command that is not installed: whatever it is called with, what brings it."""
-
-    def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
-        check_brought(command)
-
-    return tell
-
-
-if has_lab() and str(SOURCE) not in sys.path:
-    sys.path.append(str(SOURCE))
-for group, name, what in (
-    (bench, "media", "What a new and a seen image cost in CPU time and bytes, stage by stage."),
-    (bench, "encoder", "How many images a second the vision tower encodes."),
-    (bench, "kernels", "Memory speed of the rotary embedding, and an image's positions' cost."),
-    (bench, "eviction", "Which eviction policy of embeddings saves the most encoding."),
-    (app, "make-checkpoint", "Make a model folder to measure with."),
-    (app, "simulate", "Estimate hits, bytes and times without a model."),
-):
-    if has_lab():
-        group.command(
-            f"lab.cli:{name.replace('-', '_')}", name=name, help=what, default_parameter=PLAIN
-        )
-    else:
-        group.command(absent(f"bench {name}" if group is bench else name), name=name, help=what)
+app.command(deploy)
+join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
 """Whether the help is to show every option."""
@@ -170,7 +141,7 @@ def serve(
     )
 
 
-@app.command(default_parameter=PLAIN)
+@app.command(default_parameter=Parameter(negative="", consume_multiple=True))
 def route(
     *,
     options: Annotated[RouteOptions, flat("Router", lists=True)],

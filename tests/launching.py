@@ -1,6 +1,6 @@
 """`python -m tests.launching`: a whole worker of each family, every kernel launched as on a GPU
-down to a stand-in for libcuda (`lab/aot_launch.py`): warm-up, steps as of graphs, prompts, images,
-drawn tokens, caches of 8 bits.
+down to a stand-in for libcuda (`saccade_bench.lab.aot_launch`): warm-up, steps as of graphs,
+prompts, images, drawn tokens, caches of 8 bits.
 
 Nothing is computed: each token is the same. What is asked is that no launch is refused.
 """
@@ -19,14 +19,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lab.aot_launch import digest_of, once, stubbed
-from lab.checkpoint import make_checkpoint
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.kernels import device, sample_gpu
 from saccade.runtime.weights import load_net
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.lab.aot_launch import digest_of, once, stubbed
+from saccade_bench.lab.checkpoint import make_checkpoint
 
 PRESETS = (
     *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.launching", description=__doc__)
     parser.add_argument("presets", nargs="*", default=PRESETS)
     args = parser.parse_args(argv)
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as lab.aot
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as saccade_bench.lab.aot
 
     def work() -> list[str]:
         bad = []
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{preset}: {stub.launches - before} launches")
         return bad
 
-    return once(digest_of(["saccade", "lab", "tests"], *args.presets), work)
+    return once(digest_of(["saccade", "bench/saccade_bench/lab", "tests"], *args.presets), work)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from saccade import LLM, SamplingParams
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
-from tests.checkpoints import Reference, picture
+from saccade_bench.fixtures.tiny import Reference, picture
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 

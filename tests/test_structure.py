@@ -19,10 +19,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
-ROOMS_BESIDE = ("lab", "train")
+BESIDE = {"saccade_bench": ROOT / "bench", "train": ROOT}
+"""Packages beside the server's, and the folders that hold them."""
 RAY = PACKAGE / "route" / "ray.py"
 """Imports what only the extra `ray` brings."""
-FILES = sorted(path for room in ("saccade", *ROOMS_BESIDE) for path in (ROOT / room).rglob("*.py"))
+HOMES = {"saccade": ROOT, **BESIDE}
+FILES = sorted(path for room, home in HOMES.items() for path in (home / room).rglob("*.py"))
 
 
 def read_table() -> tuple[list[tuple[str, list[str]]], dict[str, list[str]]]:
@@ -44,7 +46,8 @@ ROWS, CALLED = read_table()
 
 def module_name(path: Path) -> str:
     """As the table has it: without `saccade.` in front."""
-    parts = path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix("").parts
+    home = next(home for room, home in HOMES.items() if home / room in path.parents)
+    parts = path.relative_to(PACKAGE if PACKAGE in path.parents else home).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
@@ -58,13 +61,13 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names = [node.module] if node.module else []
-            if node.module in ("saccade", *ROOMS_BESIDE):
+            if node.module in HOMES:
                 rooms = [alias.name for alias in node.names if is_module(node.module, alias.name)]
                 names = [f"{node.module}.{room}" for room in rooms] or names
         for name in names:
-            if name.split(".")[0] in ("saccade", *ROOMS_BESIDE):
-                inner = name.removeprefix("saccade").removeprefix(".")
-                yield inner or "__init__", id(node) in top
+            if name.split(".")[0] in HOMES:
+                inner = "__init__" if name == "saccade" else name.removeprefix("saccade.")
+                yield inner, id(node) in top
 
 
 @cache
@@ -73,7 +76,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def is_module(package: str, name: str) -> bool:
-    folder = ROOT / package
+    folder = HOMES[package] / package
     return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
 
 
@@ -189,12 +192,10 @@ def fields_of(path: Path, node: ast.ClassDef) -> set[str]:
 def foreign_fields(path: Path, node: ast.ClassDef) -> set[str]:
     """What bases that are not ours declare or assign in their `__init__`."""
     name = module_name(path)
-    module = importlib.import_module(
-        name if path.parts[len(ROOT.parts)] != "saccade" else f"saccade.{name}"
-    )
+    module = importlib.import_module(f"saccade.{name}" if PACKAGE in path.parents else name)
     found = set()
     for base in getattr(module, node.name).__mro__:
-        if base.__module__.split(".")[0] not in ("builtins", "saccade", *ROOMS_BESIDE):
+        if base.__module__.split(".")[0] not in ("builtins", *HOMES):
             (theirs,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             assert isinstance(theirs, ast.ClassDef)
             found |= declared_fields(theirs) | assigned_fields(theirs, born=True)
@@ -220,10 +221,18 @@ def test_no_attribute_is_born_outside_init() -> None:
     assert not found, "an attribute is born in `__init__`"
 
 
+def is_program(path: Path) -> bool:
+    """Whether this is part of a measuring program, or of what they share with tests: each of
+    them has names of its own."""
+    return bool({"attacks", "fixtures", "gpu_check", "peers"} & {*path.parts}) or (
+        ROOT / "bench" in path.parents and "__name__ ==" in path.read_text()
+    )
+
+
 def test_no_two_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
     for path, node in classes():
-        if not node.name.startswith("_"):
+        if not node.name.startswith("_") and not is_program(path):
             homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert not {name: where for name, where in homes.items() if len(where) > 1}
 

@@ -1,43 +1,49 @@
-"""Commands that need more than a plain installation has, and what brings it: the one place that
-says so. Imports nothing of them.
+"""The commands that `saccade-bench` brings: their names and what each does, and what brings them
+where that distribution is not installed. Imports nothing of it.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from saccade.core.errors import ConfigError
 
-SOURCE = Path(__file__).parents[2]
-"""Where `lab/` lies in a source checkout. An installed wheel has none."""
-BENCH = "pip install '.[bench]' in the folder of Saccade's source"
-LAB = "it is run from Saccade's source: pip install -e '.[dev]' in that folder"
-
-BROUGHT: dict[str, tuple[str, str]] = {
-    "bench serve": ("aiohttp", BENCH),
-    "bench ab": ("aiohttp", BENCH),
-    "bench report": ("matplotlib", BENCH),
-    "probe": ("aiohttp", BENCH),
-    "eval": ("aiohttp", BENCH),
-    "bench media": ("lab", LAB),
-    "bench encoder": ("lab", LAB),
-    "bench kernels": ("lab", LAB),
-    "bench eviction": ("lab", LAB),
-    "make-checkpoint": ("lab", LAB),
-    "simulate": ("lab", LAB),
+GROUP = "saccade.commands"
+"""The group of entry points that join a command of another distribution to `saccade`: its name, and
+where a cyclopts App is, which is imported when the command is called.
+"""
+MEASURING = {
+    "bench": "Measure a server, and compare measurements.",
+    "probe": "Find how many images one request may have before a server fails.",
+    "eval": "Measure the accuracy of a model behind a server.",
+    "make-checkpoint": "Make a model folder to measure with.",
+    "simulate": "Estimate hits, bytes and times without a model.",
 }
-"""By command: the module that it cannot do without, and what brings that."""
 
 
-def has_lab() -> bool:
-    """Whether this is a source checkout."""
-    return (SOURCE / "lab" / "cli.py").is_file()
+def join(app: App) -> None:
+    """Add the commands of other distributions to `app`, and those of `MEASURING` that are not
+    installed: each of these says what brings it.
+    """
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name, what in MEASURING.items():
+        app.command(found[name].value if name in found else absent(name), name=name, help=what)
+    for name in sorted(found.keys() - MEASURING.keys()):
+        dist = found[name].dist
+        app.command(found[name].value, name=name, help=f"Brought by {dist.name if dist else '?'}.")
 
 
-def check_brought(command: str) -> None:
-    """Raises ConfigError where `command` lacks what it needs."""
-    module, brings = BROUGHT[command]
-    if not (has_lab() if module == "lab" else find_spec(module)):
-        what = "" if module == "lab" else f"{module}: "
-        raise ConfigError(f"saccade {command} needs more than is installed: {what}{brings}")
+def absent(command: str) -> Callable[..., None]:
+    """In place of a command that is not installed, with whatever options it is called."""
+
+    def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
+        raise ConfigError(
+            f"saccade {command} is a command of saccade-bench, which is not installed: "
+            "pip install ./bench in the folder of Saccade's source"
+        )
+
+    return tell

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
-from lab.qwen import qwen
 from saccade.commands import app
 from saccade.core.config import (
     GIB,
@@ -44,6 +43,7 @@ from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, r
 from saccade.engine.words import LoadFacts, describe, describe_intake
 from saccade.families.checkpoint import DEMO, Section
 from saccade.families.registry import load_spec
+from saccade_bench.lab.qwen import qwen
 
 MACHINE = Hardware("cpu", "2 threads", 24 * GIB, 20 * GIB)
 

@@ -12,7 +12,7 @@ import httpx
 
 from saccade.demo.evaluate import ChatMessage, user_message
 from saccade.demo.run import SEED, ask, script
-from tests.e2e.server import serving
+from saccade_bench.fixtures.server import serving
 
 
 def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ import openai
 from blake3 import blake3
 
 from saccade.edge.rank import rank
-from tests.checkpoints import picture
-from tests.e2e.server import Server, routing, serving
+from saccade_bench.fixtures.server import Server, routing, serving
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.test_serve import image_part, png, text_part, user
 
 OPTIONS = (

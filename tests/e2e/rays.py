@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from saccade_bench.fixtures.server import Server
 from tests.e2e.fleets import Fleet
-from tests.e2e.server import Server
 
 SERVE = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192"),

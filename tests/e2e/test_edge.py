@@ -17,8 +17,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.abuse import raw
-from tests.e2e.server import WAYS, Server, routing, serving
+from saccade_bench.attacks import raw
+from saccade_bench.fixtures.server import Server, routing, serving
+from tests.e2e.ways import WAYS
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}

@@ -18,8 +18,8 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.checkpoints import make_checkpoint, picture, reference
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from tests.e2e.test_serve import ask, image_part, reference_text, text_part, user
 
 COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")

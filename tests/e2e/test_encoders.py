@@ -22,8 +22,8 @@ import psutil
 import pytest
 from blake3 import blake3
 
-from tests.checkpoints import picture
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.test_serve import image_part, text_part, user
 
 KEY = "a key of servers"

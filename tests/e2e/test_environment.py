@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.server import serving
+from saccade_bench.fixtures.server import serving
 
 SECRETS = {"SACCADE_API_KEY": "open-sesame-1", "SACCADE_ENCODER_KEY": "open-sesame-2"}
 OF_OTHERS = {"HF_TOKEN": "open-sesame-3", "AWS_SECRET_ACCESS_KEY": "open-sesame-4"}

@@ -20,9 +20,9 @@ import pytest
 
 from saccade.core.config import DISK_BLOCK, MIB
 from saccade.core.store import SUFFIX
-from tests.checkpoints import picture
+from saccade_bench.fixtures.server import Server, routing, serving
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import KILLED, OPTIONS, SOON, Fleet, chat, chats, outcome, start
-from tests.e2e.server import Server, routing, serving
 from tests.e2e.test_serve import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import WAYS, Server, perhaps_routed, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_serve import image_part, text_part, user
+from tests.e2e.ways import WAYS, perhaps_routed
 
 KEY = {"Authorization": "Bearer secret"}
 ENCODED, DECODED = "saccade_images_encoded_total", "saccade_images_decoded_total"

@@ -16,8 +16,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 
 ARENA = 1 << 20
 LARGE = 416 * 448 * 3

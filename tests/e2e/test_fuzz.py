@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.abuse import raw, values
+from saccade_bench.attacks import raw
+from saccade_bench.attacks.watch import watching
+from saccade_bench.fixtures.server import Server, routing, serving
+from tests.abuse import values
 from tests.abuse.grammar import Grammar
-from tests.abuse.watch import watching
-from tests.e2e.server import WAYS, Server, routing, serving
+from tests.e2e.ways import WAYS
 
 AT_ONCE = 6
 HARD = True

@@ -18,7 +18,7 @@ import pytest
 
 from saccade.demo.draw import render
 from saccade.demo.run import SEED, script
-from tests.e2e.server import serving
+from saccade_bench.fixtures.server import serving
 
 pytestmark = pytest.mark.slow
 

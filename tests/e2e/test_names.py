@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from saccade_bench.fixtures.server import Server, serving
 from tests.abuse import names
-from tests.e2e.server import Server, serving
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import pytest
 
 from saccade.demo.draw import Scene, render
 from saccade.demo.run import SEED, script
+from saccade_bench.fixtures.server import Server, serving
 from tests.e2e.chromium import CHROMIUM, Browser, browsing
-from tests.e2e.server import Server, serving
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,9 +23,9 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.checkpoints import make_checkpoint, picture
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.origin import Origin, serving_files
-from tests.e2e.server import Server, serving
 
 OPTIONS = (
     "--dtype",

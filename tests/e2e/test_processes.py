@@ -22,7 +22,7 @@ from saccade.core.messages import Abort, Figures, Output, Scrape, Submit
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
 from saccade.core.types import Request, SamplingParams
 from saccade.engine.link import EngineProcess
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
 
 ENGINE, WORKER = "saccade.engine.process", "saccade.runtime.process"
 OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny")

@@ -16,10 +16,10 @@ import openai
 import psutil
 import pytest
 
-from tests.checkpoints import picture
+from saccade_bench.fixtures.server import Server
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import SOON, ask, chat, chats, outcome
 from tests.e2e.rays import START_SECONDS, RayFleet, deployed, write_config
-from tests.e2e.server import Server
 from tests.e2e.test_serve import text_part, user
 
 pytest.importorskip("ray.serve")

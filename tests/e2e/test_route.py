@@ -23,9 +23,9 @@ import openai
 import psutil
 import pytest
 
-from tests.checkpoints import picture
+from saccade_bench.fixtures.server import routing
+from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import Asked, Fleet, ask, chat, chats, outcome, shared_out, start
-from tests.e2e.server import routing
 from tests.e2e.test_serve import PAGE, image_part, png, text_part, user
 
 ENCODED = "saccade_images_encoded_total"

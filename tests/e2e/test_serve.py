@@ -22,7 +22,8 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
-from tests.checkpoints import (
+from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.tiny import (
     FAMILIES,
     Reference,
     make_checkpoint,
@@ -30,7 +31,6 @@ from tests.checkpoints import (
     reference,
 )
 from tests.combinations import combinations
-from tests.e2e.server import serving
 
 NEW_TOKENS = 32
 PAGE = 16

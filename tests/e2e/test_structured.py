@@ -18,10 +18,11 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import WAYS, Server, perhaps_routed, serving
+from saccade_bench.fixtures.schemas import SchemaMaker
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_serve import image_part, text_part, user
-from tests.text.schemas import SchemaMaker
+from tests.e2e.ways import WAYS, perhaps_routed
 
 OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "65536")
 HOT = {"model": "tiny", "temperature": 1.0}

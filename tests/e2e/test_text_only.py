@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.checkpoints import make_checkpoint
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.families.test_text_only import cut_out
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lab.checkpoint import make_checkpoint
-from tests.e2e.server import Server, serving
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.lab.checkpoint import make_checkpoint
 from tests.e2e.test_picture_path import (
     DECODED,
     ENCODED,

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.abuse import raw
-from tests.abuse.watch import watching
-from tests.checkpoints import make_checkpoint, picture
-from tests.e2e.server import WAYS, Server, perhaps_routed, serving
+from saccade_bench.attacks import raw
+from saccade_bench.attacks.watch import watching
+from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_serve import image_part, text_part, user
+from tests.e2e.ways import WAYS, perhaps_routed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
@@ -17,10 +16,11 @@ from saccade.core.plan import Plan
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.runtime.encoder import PackBuffers
 from saccade.runtime.graphs import ENOUGH
-from tests.checkpoints import picture
-from tests.engine.harness import Harness, run_engine, set_threads
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
+from saccade_bench.fixtures.tiny import picture
+from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import load
-from tests.parallel.crew import ThreadCrew
 
 BUCKETS = (64, 256)
 ROWS = 24

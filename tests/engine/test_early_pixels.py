@@ -19,8 +19,8 @@ from saccade.core.messages import (
     ToFront,
 )
 from saccade.families.qwen_vl.spec import QwenVLSpec
-from tests.checkpoints import picture
-from tests.engine.harness import Harness, run_engine, set_threads
+from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
+from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
 
 

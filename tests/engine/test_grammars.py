@@ -17,8 +17,8 @@ from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.nn.protocol import FamilyNet
 from saccade.sched.masks import Matchers
 from saccade.text.grammar import Grammars, Wish
-from tests.checkpoints import picture
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
 
 SCHEMA = {

@@ -20,9 +20,9 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.kv_scales import read_kv_scales
 from saccade.runtime.weights import load_net
-from tests.checkpoints import picture
-from tests.engine.harness import Harness, set_threads
-from tests.parallel.crew import ThreadCrew
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import picture
 
 EIGHT = KVConfig("fp8_e4m3")
 NAMES = ("text", "more", "image", "short")

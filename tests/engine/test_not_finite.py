@@ -14,8 +14,8 @@ import torch
 
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.nn.protocol import FamilyNet
-from tests.checkpoints import picture
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
 
 BAD = 77

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from saccade.nn.protocol import FamilyNet
-from tests.checkpoints import picture
-from tests.engine.harness import Harness
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
 
 PROMPT = (5, 6, 7)

@@ -19,8 +19,9 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
-from tests.checkpoints import EVERY, FamilyName, Reference, make_checkpoint, picture, reference
-from tests.engine.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from tests.families.every import EVERY
 
 NEW_TOKENS = 32
 

@@ -17,10 +17,10 @@ from saccade.nn.protocol import FamilyNet
 from saccade.runtime import scores
 from saccade.runtime.step import Step
 from saccade.runtime.worker import Worker
-from tests.checkpoints import FamilyName, Reference, picture
-from tests.engine.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
 from tests.families.forwarding import load
-from tests.parallel.crew import ThreadCrew
 
 TOLERANCE = 2e-4
 TOP = 3

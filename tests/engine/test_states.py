@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from lab.qwen import qwen
 from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
 from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
@@ -23,9 +22,10 @@ from saccade.engine.words import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
 from saccade.sched.states import ANSWER_TOKENS
-from tests.checkpoints import FamilyName, Reference, picture
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
+from saccade_bench.lab.qwen import qwen
 from tests.engine import test_parity as parity
-from tests.engine.harness import Harness, set_threads
 from tests.families.forwarding import load
 
 ROUNDS, NEW, PAGE = 8, 20, 16

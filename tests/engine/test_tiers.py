@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import Image
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
-from tests.checkpoints import FAMILIES
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FAMILIES
+from saccade_bench.lab.qwen import qwen
 from tests.combinations import combinations
-from tests.engine.harness import Harness, set_threads
 from tests.engine.test_parity import CASES, Model, check, load
 
 PICTURES = 9

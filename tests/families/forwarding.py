@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
@@ -22,6 +21,7 @@ from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.states import StateMemory
 from saccade.runtime.weights import load_net
+from saccade_bench.lab.qwen import grids
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
+from saccade_bench.lab.qwen import qwen
 
 
 @pytest.fixture

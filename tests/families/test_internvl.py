@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
@@ -35,15 +34,16 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FamilyName, Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.crew import shards, together
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint, picture, reference
+from saccade_bench.fixtures.tiny_internvl import MOST_TILES, SIDE
+from saccade_bench.lab.qwen import grids
 from tests.engine import test_parity as parity
-from tests.engine.harness import Harness
 from tests.families.forwarding import CPU, Session, encode, load
 from tests.families.test_parity import LOGITS, pixels, prompt
-from tests.internvl import MOST_TILES, SIDE
 from tests.media.pictures import decoded, noise, photo, with_orientation
 from tests.media.pictures import encode as encode_file
-from tests.parallel.crew import shards, together
 
 TILED: FamilyName = "internvl"
 QWEN3 = {"model_type": "qwen3", "head_dim": 16}

@@ -30,10 +30,10 @@ from saccade.runtime import weights
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.quantized import LoadTally, Ways
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FamilyName, Reference, make_checkpoint
+from saccade_bench.fixtures.crew import shards, together
+from saccade_bench.fixtures.tiny import FamilyName, Reference, make_checkpoint
 from tests.families.forwarding import CPU, Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
-from tests.parallel.crew import shards, together
 from tests.quantising import FORMATS, quantise
 
 MOE = "qwen3_vl_moe"
@@ -351,8 +351,8 @@ def test_a_layer_of_experts_in_int8_is_near_itself(outputs_first: bool) -> None:
 
 
 def test_eight_requests_answer_as_transformers(tmp_path: Path) -> None:
+    from saccade_bench.fixtures.harness import Harness
     from tests.engine import test_parity as parity
-    from tests.engine.harness import Harness
 
     model = parity.load(MOE, tmp_path)
     harness = Harness(model.net, chunk_tokens=64)

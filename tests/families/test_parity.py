@@ -13,14 +13,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from lab.qwen import qwen
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.kernels import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
 from saccade.runtime.weights import load_net
-from tests.checkpoints import EVERY, QWEN, FamilyName, Reference, picture
+from saccade_bench.fixtures.tiny import FamilyName, Reference, picture
+from saccade_bench.lab.qwen import qwen
+from tests.families.every import EVERY, QWEN
 from tests.families.forwarding import CPU, Session, encode, load
 
 LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import FamilyName, Reference
-from tests.checkpoints import reference as load_reference
+from saccade_bench.fixtures.tiny import FamilyName, Reference
+from saccade_bench.fixtures.tiny import reference as load_reference
 from tests.families.forwarding import Session, load
 from tests.families.test_parity import LOGITS, pixels, prompt
 

@@ -34,8 +34,8 @@ from saccade.engine.words import LoadFacts, describe
 from saccade.families.registry import load_spec
 from saccade.front.assemble import check_role
 from saccade.media.media import ImageSource, Media
-from tests.checkpoints import FamilyName
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName
 from tests.families.forwarding import Session, load
 
 NEW_TOKENS = 32

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.checkpoint import make_checkpoint
-from lab.qwen import grids, qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
@@ -26,6 +24,8 @@ from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
 from saccade.runtime.weights import load_net
+from saccade_bench.lab.checkpoint import make_checkpoint
+from saccade_bench.lab.qwen import grids, qwen
 
 pytestmark = pytest.mark.gpu
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from lab.checkpoint import make_checkpoint
-from lab.qwen import qwen
 from saccade.core.config import EmbeddingBudgets, EncoderConfig
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights import load_net
-from tests.engine.harness import Harness
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.lab.checkpoint import make_checkpoint
+from saccade_bench.lab.qwen import qwen
 
 pytestmark = pytest.mark.gpu
 PRESETS = ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"]

@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from saccade.kernels.activation import gelu_tanh
 from saccade.kernels.norm import rms_norm
 from saccade.kernels.patchify import patchify
-from tests.checkpoints import picture
+from saccade_bench.fixtures.tiny import picture
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)

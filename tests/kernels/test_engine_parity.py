@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
@@ -25,8 +24,9 @@ from saccade.runtime import weights
 from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
-from tests.checkpoints import FamilyName, make_checkpoint, picture
-from tests.engine.harness import Harness, Outcome
+from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint, picture
+from saccade_bench.lab.qwen import qwen
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise

@@ -11,7 +11,7 @@ import torch
 
 from saccade.core.errors import ConfigError
 from saccade.parallel import SLOT, Shard
-from tests.parallel.crew import shards, together
+from saccade_bench.fixtures.crew import shards, together
 
 BACKENDS = ("shm", "gloo")
 SHAPES = [(0, 8), (1, 1), (3, 64), (SLOT // 4, 1), (3, SLOT // 4 + 5)]

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from saccade.core.config import EncoderMode
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FAMILIES, FamilyName, make_checkpoint, reference
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FAMILIES, FamilyName, make_checkpoint, reference
 from tests.combinations import combinations
-from tests.engine.harness import Harness, set_threads
 from tests.engine.test_parity import CASES, Model, check, reference_answer
-from tests.parallel.crew import ThreadCrew
 
 ASKED = ("text", "one picture", "three pictures", "three turns", "the same picture twice")
 

@@ -26,9 +26,9 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.vision import split_evenly
 from saccade.runtime.weights import CheckpointWeights
-from tests.checkpoints import FamilyName, make_checkpoint
-from tests.engine.harness import Harness, set_threads
-from tests.parallel.crew import ThreadCrew
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, make_checkpoint
 
 CPU = torch.device("cpu")
 

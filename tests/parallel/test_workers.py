@@ -18,10 +18,10 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.engine.workers import WorkersLost
 from saccade.families.registry import load_spec
 from saccade.runtime.weights import load_net
-from tests.checkpoints import FamilyName, picture
+from saccade_bench.fixtures.crew import ProcessCrew
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from tests.combinations import combinations
-from tests.engine.harness import Harness, set_threads
-from tests.parallel.crew import ProcessCrew
 
 
 def test_every_rank_is_the_same_program_with_the_same_arguments() -> None:

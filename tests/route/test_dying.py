@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server, routing
+from saccade_bench.fixtures.server import Server, routing
 
 EVENT = b'data: {"n": 1}\n\n'
 CHAT = "/v1/chat/completions"

@@ -20,7 +20,6 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-from lab.checkpoint import make_checkpoint
 from saccade import kernels
 from saccade.core.config import GIB, EncoderConfig, Hardware
 from saccade.core.family import FamilySpec
@@ -43,6 +42,7 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.encoder import drain
 from saccade.runtime.memory import allocate_caches, keys_and_values
 from saccade.runtime.states import StateMemory
+from saccade_bench.lab.checkpoint import make_checkpoint
 
 META = torch.device("meta")
 BF16 = torch.bfloat16

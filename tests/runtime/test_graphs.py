@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.qwen import grids, qwen
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
@@ -22,7 +21,8 @@ from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.encoder import PackedEncoder, room, segment_bounds
 from saccade.runtime.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
 from saccade.runtime.positions import PositionCache
-from tests.checkpoints import FamilyName, picture
+from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import grids, qwen
 from tests.families.forwarding import encode, load
 
 

@@ -21,10 +21,10 @@ from saccade.kernels.int8 import Int8Matrix
 from saccade.kernels.panels import Int4Panels
 from saccade.kernels.vnni import runs_vnni
 from saccade.runtime import weights
-from tests.checkpoints import make_checkpoint
-from tests.engine.harness import set_threads
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import set_threads
+from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.packing import PACKED, quantise_packed
-from tests.parallel.crew import ThreadCrew
 from tests.runtime.test_quantized import answers, load, logits, needs_int8, projections
 
 UP = "model.language_model.layers.1.mlp.up_proj."

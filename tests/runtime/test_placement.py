@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
 import saccade.kernels
-from lab.checkpoint import make_checkpoint
-from lab.qwen import grids, qwen
 from saccade.core.config import EncoderAttention, EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -39,6 +37,8 @@ from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.graphs import Capture, eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.sampler import Draws, Sampler
+from saccade_bench.lab.checkpoint import make_checkpoint
+from saccade_bench.lab.qwen import grids, qwen
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.qwen import grids
 from saccade.core.config import EncoderConfig
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
@@ -20,7 +19,8 @@ from saccade.core.types import Grid, Image, ImageKey, Span
 from saccade.nn.protocol import FamilyNet, GridFacts
 from saccade.runtime.encoder import PackedEncoder
 from saccade.runtime.positions import PositionCache
-from tests.checkpoints import FamilyName, picture
+from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import grids
 from tests.families.forwarding import load
 
 A, B, C = (1, 4, 6), (1, 8, 4), (1, 2, 2)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.qwen import qwen
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.internvl.spec import InternVLSpec
@@ -35,10 +34,11 @@ from saccade.parallel import Shard
 from saccade.runtime import quantized, weights
 from saccade.runtime.quantized import LoadTally
 from saccade.runtime.weights import load_net
-from tests.checkpoints import make_checkpoint, picture
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import make_checkpoint, picture
+from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session
-from tests.parallel.crew import ThreadCrew
 from tests.quantising import FORMATS, SCALES_BY_ROWS, is_projection, quantise
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")

@@ -23,8 +23,8 @@ from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
 from saccade.runtime.graphs import Replay, eager
 from saccade.runtime.worker import Worker
-from tests.checkpoints import FamilyName, picture
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from tests.families.forwarding import load
 
 SIZES = (1, 2, 4)

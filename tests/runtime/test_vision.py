@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
@@ -24,9 +23,10 @@ from saccade.runtime.encoder import PackedEncoder, cut_segments
 from saccade.runtime.graphs import eager
 from saccade.runtime.positions import PositionCache
 from saccade.runtime.vision import VisionEncoder
-from tests.checkpoints import FamilyName, picture
+from saccade_bench.fixtures.crew import ThreadCrew, together
+from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
-from tests.parallel.crew import ThreadCrew, together
 
 SIZES = [(4, 4), (2, 3), (12, 9), (7, 5)]
 

@@ -23,8 +23,8 @@ from saccade.core.types import Request
 from saccade.kernels import device as placement
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime import weights
-from tests.checkpoints import FamilyName, picture
-from tests.engine.harness import Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, picture
 from tests.families.forwarding import load
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.qwen import qwen
 from saccade.core.errors import CheckpointError
 from saccade.families.qwen_vl.net import canonical_name
 from saccade.families.registry import load_spec
@@ -24,7 +23,8 @@ from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
 from saccade.runtime.dummy import DummyWeights
 from saccade.runtime.weights import CheckpointWeights, load_net
-from tests.checkpoints import FamilyName, picture
+from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session, load
 
 

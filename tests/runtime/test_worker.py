@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.qwen import qwen
 from saccade.core.arena import Arena
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
@@ -25,10 +24,11 @@ from saccade.runtime.sampler import Sampler
 from saccade.runtime.step import Step
 from saccade.runtime.weights import load_net
 from saccade.runtime.worker import Worker
-from tests.checkpoints import FamilyName, picture
-from tests.engine.harness import CONFIG, Harness, set_threads
+from saccade_bench.fixtures.crew import ThreadCrew, together
+from saccade_bench.fixtures.harness import CONFIG, Harness, set_threads
+from saccade_bench.fixtures.tiny import FamilyName, picture
+from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
-from tests.parallel.crew import ThreadCrew, together
 
 TEXT = (5, 9, 13, 17, 21)
 KEY = ImageKey(b"image".ljust(32, b"\0"), bytes(16))

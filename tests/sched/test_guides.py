@@ -19,9 +19,9 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.sched import masks
 from saccade.text.grammar import Grammars, Wish
+from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.sched.drawing import Drawing
 from tests.text.lexicons import DEMO_VOCAB, demo_lexicon
-from tests.text.schemas import SchemaMaker
 
 GRAMMARS = Grammars(demo_lexicon(), DEMO_VOCAB)
 COLOURS = GRAMMARS.compile(Wish("choice", ["red", "green", "greenish", "blue"], "x")).text

@@ -20,7 +20,7 @@ import pytest
 from saccade.core.errors import StartupError
 from saccade.core.options import ConnectionOptions, ServerOptions
 from saccade.edge.http_server import listen
-from tests.abuse import raw
+from saccade_bench.attacks import raw
 from tests.server.conftest import Served, its_own, serving
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -19,7 +19,7 @@ from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.manner import Manner
 from saccade.text.prompt import ChatTemplate
-from tests.abuse import raw
+from saccade_bench.attacks import raw
 from tests.server.conftest import FOLDER, TOKENIZER, Served, serving
 from tests.server.echo import CACHED, CONTEXT
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saccade.core.options import ConnectionOptions, ServerOptions
-from tests.abuse import raw
+from saccade_bench.attacks import raw
 from tests.server.conftest import Served, routed, serving
 
 CHAT = "/v1/chat/completions"

@@ -18,8 +18,8 @@ from saccade.text.grammar import (
     read_structured_outputs,
 )
 from saccade.text.schema import MAX_NESTING, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
-from tests.text.schemas import SchemaMaker
 from tests.text.walks import walk
 
 SCHEMA = "response_format.json_schema.schema"

@@ -13,6 +13,7 @@ from saccade.text.grammar import Grammars, Wish
 from saccade.text.offer import Tool, read_tools
 from saccade.text.tool_calls import Form
 from saccade.text.tool_grammar import Style, read_tool_choice
+from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import (
     DEMO_ENDS,
     DEMO_VOCAB,
@@ -21,7 +22,6 @@ from tests.text.lexicons import (
     demo_lexicon,
     large_lexicon,
 )
-from tests.text.schemas import SchemaMaker
 from tests.text.walks import walk
 
 LOOK: dict[str, Any] = {

@@ -9,11 +9,11 @@ import pytest
 
 import saccade.families.internvl
 import saccade.families.qwen_vl
-from lab import tiles
 from saccade.families.registry import load_spec
 from saccade.text.answer import AnswerReader, gather
 from saccade.text.manner import Manner, find_manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade_bench.lab import tiles
 from tests.text.templates import QWEN2_VL
 
 OURS = (Path(saccade.families.qwen_vl.__file__).parent / "tools.jinja").read_text()

@@ -1,0 +1,24 @@
+"""`python -m saccade_bench COMMAND`: the measuring commands where nothing is installed and the
+sources are on `PYTHONPATH`. Elsewhere they are commands of `saccade`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from saccade.commands import app, run
+from saccade_bench.cli import bench, evaluation, probe
+from saccade_bench.lab.cli import checkpoints, simulation
+
+
+def main() -> int:
+    """The command line of `saccade`, with these commands in it."""
+    for command in (bench, probe, evaluation, simulation, checkpoints):
+        if command.name[0] in app:
+            del app[command.name[0]]
+        app.command(command)
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Reading drawn words and numbers: the eval `ocr`, and the pictures of the benchmark's data set of
+that name.
+
+Owns which texts are drawn and when an answer is right: the text stands in it as a word of its own,
+whatever is said around it. The drawing is the demo model's; Pillow's own font alone is used, so
+that pictures are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.demo.draw import DEFAULT_FONT, draw_size, render
+from saccade.demo.tasks import HARDEST, SCENES, Draw
+from saccade_bench.eval.contract import Item
+from saccade_bench.eval.sampling import user_message
+
+Kind = Literal["number", "word"]
+QUESTIONS: dict[Kind, str] = {"number": "What number is this?", "word": "What word is this?"}
+
+
+@dataclass(frozen=True, slots=True)
+class OcrLine:
+    """A PNG with one line of text, the question about it and the text."""
+
+    encoded: bytes
+    question: str
+    expected: str
+
+
+def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> OcrLine:
+    """A number of one to six digits or a word that the demo model knows; `size` in pixels, else
+    each side between 96 and 320.
+    """
+    rng = random.Random(f"ocr/{kind}/{seed}")
+    scene = SCENES[kind](Draw(rng, HARDEST, (DEFAULT_FONT,)), size or draw_size(rng))
+    assert scene.text is not None, "scenes of this kind show text"
+    buffer = io.BytesIO()
+    render(scene).save(buffer, "PNG")
+    return OcrLine(buffer.getvalue(), QUESTIONS[kind], scene.text.text.lower())
+
+
+def says(text: str, expected: str) -> float:
+    """1 if `expected` stands in the text as a word of its own (case and thousands separators
+    aside), else 0.
+    """
+    bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
+    return float(
+        any(
+            re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", form, re.IGNORECASE)
+            for form in (text, bare)
+        )
+    )
+
+
+def items(count: int, seed: int) -> list[Item]:
+    """`count` readings, numbers and words in turn."""
+    return [_item(seed + number, ("number", "word")[number % 2]) for number in range(count)]
+
+
+def _item(seed: int, kind: Kind) -> Item:
+    reading = draw_reading(seed, kind)
+    return Item(
+        id=f"ocr-{kind}-{seed}",
+        group=kind,
+        expected=reading.expected,
+        messages=lambda: [user_message([reading.encoded, reading.question])],
+        score=lambda text: says(text, reading.expected),
+    )

@@ -1,0 +1,86 @@
+"""Naming what is drawn: colour, shape, count, and pictures among several. Runs on the demo model
+and on any other.
+
+Owns when an answer is right: it is judged by what it names (colours, shapes, numbers), not by its
+wording. Scenes and questions are the demo's held-out ones.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+
+from saccade.demo.draw import COLOURS, DEFAULT_FONT, SHAPES, Scene, render
+from saccade.demo.tasks import Exchange, held_out
+from saccade_bench.eval.contract import Item
+from saccade_bench.eval.ocr import says
+from saccade_bench.eval.sampling import user_message
+
+KINDS = ("describe", "shape", "colour", "count", "picture k", "which")
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six")
+
+
+def items(count: int, seed: int) -> list[Item]:
+    """`count` questions, the kinds in turn."""
+    return [_item(KINDS[number % len(KINDS)], seed + number) for number in range(count)]
+
+
+def _item(kind: str, seed: int) -> Item:
+    turn = held_out(kind, seed, (DEFAULT_FONT,)).turns[-1]
+    return Item(
+        id=f"shapes-{kind}-{seed}",
+        group=kind,
+        expected=turn.answer,
+        messages=lambda: [user_message([*map(_png, turn.scenes), turn.question])],
+        score=lambda text: float(is_right(kind, turn, text)),
+    )
+
+
+def _png(scene: Scene) -> bytes:
+    buffer = io.BytesIO()
+    render(scene).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def is_right(kind: str, turn: Exchange, text: str) -> bool:
+    """Whether the text names what the known answer names, and nothing else of its kind."""
+    if kind == "shape":
+        return set(_named(text, SHAPES)) == set(_named(turn.answer, SHAPES))
+    if kind == "colour":
+        return set(_named(text, tuple(COLOURS))) == set(_named(turn.answer, tuple(COLOURS)))
+    if kind in ("count", "which"):
+        return _numbers(text)[-1:] == _numbers(turn.answer)[-1:]
+    scene = _described(kind, turn)
+    if scene.text is not None:
+        return bool(says(text, scene.text.text))
+    return _things(text) == [(shape.colour, shape.kind) for shape in scene.shapes]
+
+
+def _described(kind: str, turn: Exchange) -> Scene:
+    """The scene that the question is about."""
+    if kind == "describe":
+        return turn.scenes[0]
+    number = re.search(r"picture (\d)", turn.question)
+    assert number, f"a question of kind {kind!r} names its picture: {turn.question}"
+    return turn.scenes[int(number[1]) - 1]
+
+
+def _named(text: str, names: tuple[str, ...]) -> Iterator[str]:
+    pattern = rf"\b({'|'.join(names)})(?:e?s)?\b"
+    yield from (found.lower() for found in re.findall(pattern, text, re.IGNORECASE))
+
+
+def _things(text: str) -> list[tuple[str, str]]:
+    """(colour, shape) pairs in the order in which they are named."""
+    pattern = rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b"
+    return [
+        (colour.lower(), shape.lower())
+        for colour, shape in re.findall(pattern, text, re.IGNORECASE)
+    ]
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers in digits or words, in order."""
+    found = re.findall(rf"\b(\d+|{'|'.join(NUMBER_WORDS)})\b", text.lower())
+    return [int(word) if word.isdigit() else NUMBER_WORDS.index(word) for word in found]

@@ -1,0 +1,229 @@
+"""Stage `attention`: the tower's attention, paged decode and paged prefill, by every way there is.
+
+Times are the device's, in milliseconds; floors are bytes or operations at the
+machine's own speeds (stage `speeds`). Every way's result is compared with the first one's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.attention_gpu import Tile
+from saccade.kernels.fp8 import FP8, to_fp8
+from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.paged_gpu import launch_paged
+from saccade.kernels.segments_gpu import launch_segments
+from saccade_bench.gpu_check.clock import copies_for, device_ms
+from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+
+PAGE = 16
+HEADS, KV_HEADS, DIM = 32, 8, 128
+"""Qwen3-VL-8B's."""
+TOWER_HEADS, TOWER_DIM = 16, 72
+TILES = (
+    Tile(128, 64, 8, 3),
+    Tile(128, 64, 4, 3),
+    Tile(64, 64, 4, 3),
+    Tile(128, 128, 8, 2),
+    Tile(128, 128, 8, 3),
+    Tile(64, 128, 4, 2),
+)
+SMALL_TILES = (Tile(16, 16, 4, 1),)
+PIECES = (128, 512, 1024, 4096)
+"""Keys of a row that a program attends to at once, at least."""
+OURS = ("triton", "the rule")
+"""How ways begin that must work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where, in what, and how far."""
+
+    device: torch.device
+    dtype: torch.dtype
+    file: FigureFile
+    quick: bool
+    bytes_per_s: float
+    flops: float
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    tower_heads: int = TOWER_HEADS
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device).to(self.dtype)
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return SMALL_TILES if self.quick else TILES
+
+
+def name_of(tile: Tile) -> str:
+    return f"triton {tile.rows}x{tile.keys}, {tile.warps} warps, {tile.stages} stages"
+
+
+def compare(
+    bench: Bench,
+    metric: str,
+    ways: dict[str, list[Callable[[], torch.Tensor]]],
+    floor: float,
+    flops: float = 0.0,
+) -> None:
+    """A figure for each way, and one for the best. A way is calls that take turns; floor: ms."""
+    first: list[torch.Tensor] = []
+    best: dict[str, float] = {}
+
+    def measure(name: str, works: list[Callable[[], torch.Tensor]]) -> Figure:
+        out = works[0]().float()
+        first.append(out)
+        difference = float((out - first[0]).abs().max())
+        best[name] = ms = device_ms(works, bench.device)
+        rate = f"{flops / ms / 1e9:.0f} TFLOP/s, " if flops else ""
+        note = f"{rate}differs by {difference:.1e}"
+        return Figure(f"{metric}, {name}", ms, "ms", floor=floor, note=note)
+
+    for name, works in ways.items():
+        work = partial(measure, name, works)
+        optional = not name.startswith(OURS)
+        bench.file.attempt(f"{metric}, {name}", work, unit="ms", optional=optional)
+    if best:
+        name = min(best, key=lambda each: best[each])
+        figure = Figure(f"{metric}, best", best[name], "ms", floor=floor, note=name)
+        bench.file.add(figure)
+
+
+# ---- the tower
+
+
+def bench_tower(bench: Bench) -> None:
+    for tokens in (48,) if bench.quick else (3584, 8192, 14400):
+        qkv = bench.noise(tokens, 3 * bench.tower_heads, TOWER_DIM)
+        q, k, v = qkv.chunk(3, dim=1)
+        bounds = torch.tensor([0, tokens], dtype=torch.int32, device=bench.device)
+        ways: dict[str, list[Callable[[], torch.Tensor]]] = {}
+        if bench.device.type == "cuda":
+            ways["torch flash"] = [partial(flash, q, k, v, bounds)]
+            ways["cudnn"] = [partial(cudnn, q, k, v, bounds)]
+        else:
+            ways["torch sdpa"] = [partial(dense, q, k, v, causal=False)]
+        scale = TOWER_DIM**-0.5
+        for tile in bench.tiles:
+            ours = partial(launch_segments, q, k, v, bounds, bounds, tokens, scale, tile=tile)
+            ways[name_of(tile)] = [ours]
+        flops = 4.0 * tokens * tokens * bench.tower_heads * TOWER_DIM
+        metric = f"tower attention, {tokens} rows"
+        compare(bench, metric, ways, 1e3 * flops / bench.flops, flops)
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    n = len(q)
+    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, n, n, 0.0, False, False, scale=TOWER_DIM**-0.5
+    )[0]
+    return out
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    n, scale = len(q), TOWER_DIM**-0.5
+    out: torch.Tensor = torch.ops.aten._cudnn_attention_forward(
+        q, k, v, None, bounds, bounds, n, n, False, 0.0, False, False, scale=scale
+    )[0]
+    return out
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """[T, H, D], all of one sequence."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
+    return out[0].transpose(0, 1)
+
+
+# ---- the language model
+
+
+def rows_of(bench: Bench, count: int, new: int, keys: int) -> PagedRows:
+    """`count` rows of `new` tokens, the last of `keys`."""
+    pages = -(-keys // PAGE)
+    order = 1 + torch.randperm(count * pages, device=bench.device).int()
+    starts = torch.arange(count + 1, device=bench.device, dtype=torch.int32) * new
+    lengths = torch.full((count,), keys, dtype=torch.int32, device=bench.device)
+    lines = torch.arange(count, device=bench.device)
+    singles = count if new == 1 else 0
+    return PagedRows(starts, lengths, lines, order.view(count, pages), PAGE, singles)
+
+
+def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCache]:
+    """As many as no cache of the device keeps."""
+    nbytes = 2 * slots * bench.kv_heads * DIM * kept.itemsize
+    for _ in range(copies_for(nbytes, bench.device)):
+        keys, values = (bench.noise(slots, bench.kv_heads, DIM) for _ in range(2))
+        if kept == FP8:
+            keys, values = to_fp8(keys), to_fp8(values)
+        yield PagedCache(keys, values)
+
+
+def bench_decode(bench: Bench) -> None:
+    shapes = [(1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 25_600), (64, 8192)]
+    for count, keys in [(2, 40)] if bench.quick else shapes:
+        rows = rows_of(bench, count, 1, keys)
+        slots = (1 + count * -(-keys // PAGE)) * PAGE
+        for kept in (bench.dtype, FP8):
+            caches = list(caches_of(bench, slots, kept))
+            q = bench.noise(count, bench.heads, DIM)
+            ways: dict[str, list[Callable[[], torch.Tensor]]] = {}
+            for piece in (None, *((64,) if bench.quick else PIECES)):
+                calls: list[Callable[[], torch.Tensor]] = [
+                    partial(launch_paged, q, cache, rows, DIM**-0.5, piece=piece)
+                    for cache in caches
+                ]
+                ways["the rule" if piece is None else f"pieces of {piece}"] = calls
+            nbytes = 2 * count * keys * bench.kv_heads * DIM * kept.itemsize
+            form = "8-bit cache" if kept == FP8 else "cache"
+            metric = f"paged decode, {count} rows of {keys}, {form}"
+            compare(bench, metric, ways, 1e3 * nbytes / bench.bytes_per_s)
+
+
+def bench_prefill(bench: Bench) -> None:
+    shapes = [(1, 8192, 8192), (8, 1024, 1024), (1, 3650, 25_600)]
+    for count, new, keys in [(2, 20, 40)] if bench.quick else shapes:
+        rows = rows_of(bench, count, new, keys)
+        slots = (1 + count * -(-keys // PAGE)) * PAGE
+        kv = [bench.noise(slots, bench.kv_heads, DIM) for _ in range(2)]
+        q = bench.noise(count * new, bench.heads, DIM)
+        cache = PagedCache(kv[0], kv[1])
+        ways: dict[str, list[Callable[[], torch.Tensor]]] = {
+            name_of(tile): [partial(launch_paged, q, cache, rows, DIM**-0.5, prefill=tile)]
+            for tile in bench.tiles
+        }
+        if count == 1 and new == keys:
+            k, v = (bench.noise(new, bench.kv_heads, DIM) for _ in range(2))
+            # Of other keys: it stands last, so that nothing is compared with its result.
+            ways["torch, without pages (other keys)"] = [partial(dense, q, k, v, causal=True)]
+        seen = new * (keys - new) + new * (new + 1) / 2
+        flops = 4.0 * count * seen * bench.heads * DIM
+        metric = f"paged prefill, {count} x {new} over {keys}"
+        compare(bench, metric, ways, 1e3 * flops / bench.flops, flops)
+
+
+def main() -> int:
+    args = stage_arguments(__doc__)
+    device = torch.device(args.device)
+    torch.manual_seed(0)
+    # bfloat16 products are wrong in Triton's interpreter.
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
+    heads = (4, 2, 2) if args.quick else (HEADS, KV_HEADS, TOWER_HEADS)
+    file = FigureFile(args.figures)
+    bench = Bench(device, dtype, file, args.quick, args.copy, args.products, *heads)
+    for part in (bench_tower, bench_decode, bench_prefill):
+        bench.file.attempt(part.__name__, partial(part, bench))
+    return bool(bench.file.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

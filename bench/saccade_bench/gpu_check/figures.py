@@ -1,0 +1,104 @@
+"""What a stage has measured: one JSON line each, written when it is known, so that a stage that
+fails later or is ended keeps what it had.
+
+Knows nothing of targets or of who reads the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade_bench.gpu_check.targets import H200
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `more`: more of it is better. `floor`: what the hardware allows, in the same
+    unit, where the stage can tell. `note`: what else a reader wants to know. `error`: why there is
+    no value.
+    """
+
+    metric: str
+    value: float | None
+    unit: str
+    more: bool = False
+    floor: float | None = None
+    note: str = ""
+    error: str = ""
+
+
+class FigureFile:
+    """Where one stage writes. `failures`: figures that should be there and are not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.failures = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def add(self, figure: Figure) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(figure)) + "\n")
+        shown = figure.error or f"{figure.value:.4g} {figure.unit}"
+        print(f"{figure.metric}: {shown}{'  ' + figure.note if figure.note else ''}", flush=True)
+
+    def attempt(
+        self,
+        metric: str,
+        measure: Callable[[], Figure | None],
+        *,
+        unit: str = "",
+        optional: bool = False,
+    ) -> bool:
+        """Add what `measure` returns; where it raises, a figure that says so. Whether it did not
+        raise. optional: where it does, the stage has not failed.
+
+        After some failures of a GPU nothing works any more in this process: what follows says so
+        too, and the stages after it have processes of their own.
+        """
+        try:
+            if (figure := measure()) is not None:
+                self.add(figure)
+        except Exception as error:
+            traceback.print_exc(file=sys.stdout)
+            said = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            self.add(Figure(metric, None, unit, error=said))
+            self.failures += not optional
+            return False
+        return True
+
+
+def read_figures(path: Path) -> list[Figure]:
+    """Those of a stage that may have been ended while it wrote."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            found.append(Figure(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError):
+            break
+    return found
+
+
+def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
+    """What every stage's process is told.
+
+    figures: the file for its figures; other files of a stage lie beside it. seconds: it should be
+    done by then. copy, products: what the machine was measured to do.
+    """
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--figures", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--copy", type=float, default=H200.copy, help="bytes/s")
+    parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
+    parser.add_argument("--preset", default="qwen3-vl-8b")
+    parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
+    return parser.parse_args(arguments)

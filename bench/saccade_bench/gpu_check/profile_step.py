@@ -1,0 +1,172 @@
+"""Stage `profile`: one decode step of Qwen3-VL-8B, kernel by kernel: how often, how long, and how
+long the device waits between them. The language model has a few layers, which are all alike.
+
+Writes profile.md beside its figures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from saccade.core.config import Dtype
+from saccade.core.options import EngineOptions
+from saccade_bench.gpu_check.engine_here import EngineHere
+from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+from saccade_bench.gpu_check.model import make_model
+
+LAYERS = 4
+STEPS = 12
+"""That are recorded."""
+TOP = 25
+"""Kernels that are listed."""
+WIDEST_NAME = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A kernel's run: microseconds on the profiler's clock."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def busy_us(spans: Sequence[Span]) -> float:
+    """Microseconds in which at least one ran."""
+    total, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda each: each.begin):
+        total += max(0.0, span.end - max(span.begin, until))
+        until = max(until, span.end)
+    return total
+
+
+def gaps_of(spans: Sequence[Span]) -> dict[str, list[float]]:
+    """Microseconds of nothing, by the kernel that ends them."""
+    found: dict[str, list[float]] = defaultdict(list)
+    until = float("inf")
+    for span in sorted(spans, key=lambda each: each.begin):
+        if span.begin > until:
+            found[span.name].append(span.begin - until)
+        until = span.end if until == float("inf") else max(until, span.end)
+    return found
+
+
+def record(engine: EngineHere, rows: int, context: int, *, cuda: bool) -> list[Span]:
+    """What ran while `rows` sequences decoded."""
+    # The first ones have drawn a token in each step of the others' prompts.
+    chunks = -(-rows * context // engine.config.chunk_tokens)
+    requests = [engine.request(context, STEPS + chunks + 4) for _ in range(rows)]
+    recorder = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
+    drawing: set[str] = set()
+    steps = 0
+
+    def watch(names: Sequence[str]) -> None:
+        nonlocal steps
+        drawing.update(names)
+        if len(drawing) < rows:
+            return
+        if not steps:
+            recorder.start()
+        elif steps == STEPS:
+            if cuda:
+                torch.cuda.synchronize()
+            recorder.stop()
+        steps += 1
+
+    engine.run(requests, watch)
+    wanted = "CUDA" if cuda else "CPU"
+    return [
+        Span(event.name, event.time_range.start, event.time_range.end)
+        for event in recorder.events() or ()
+        if event.device_type.name == wanted
+    ]
+
+
+def table(title: str, spans: Sequence[Span], steps: int) -> Iterator[str]:
+    """Kernels by time, and what waits."""
+    total = busy_us(spans)
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        by_name[span.name].append(span.end - span.begin)
+    yield f"## {title}"
+    yield ""
+    yield "| kernel | a step | us each | us a step | share |"
+    yield "|---|---|---|---|---|"
+    for name, times in sorted(by_name.items(), key=lambda each: -sum(each[1]))[:TOP]:
+        spent = sum(times)
+        cells = (
+            f"`{name[:WIDEST_NAME].replace('|', '/')}`",
+            f"{len(times) / steps:.1f}",
+            f"{spent / len(times):.1f}",
+            f"{spent / steps:.1f}",
+            f"{100 * spent / max(total, 1e-9):.1f} %",
+        )
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield "| waits before | a step | us a step |"
+    yield "|---|---|---|"
+    gaps = sorted(gaps_of(spans).items(), key=lambda each: -sum(each[1]))
+    for name, times in gaps[:10]:
+        short = name[:WIDEST_NAME].replace("|", "/")
+        yield f"| `{short}` | {len(times) / steps:.1f} | {sum(times) / steps:.1f} |"
+    yield ""
+
+
+def measure(engine: EngineHere, name: str, rows: int, args: Any, file: FigureFile) -> None:
+    context = 20 if args.quick else 1000
+    spans = record(engine, rows, context, cuda=args.device == "cuda")
+    if not spans:
+        raise RuntimeError("the profiler recorded nothing")
+    span = max(each.end for each in spans) - min(each.begin for each in spans)
+    steps = STEPS
+    metric = f"profile, {name}, batch {rows}"
+    share = 100 * busy_us(spans) / span
+    note = f"{span / steps:.0f} us a step, profiler's own cost included"
+    title = f"{metric}, share of the step in which the GPU computes"
+    file.add(Figure(title, share, "%", more=True, floor=100.0, note=note))
+    kernels = len(spans) / steps
+    file.add(Figure(f"{metric}, kernels a step", kernels, "kernels", note="of all layers"))
+    with Path(args.figures).with_name("profile.md").open("a") as out:
+        out.write("\n".join(table(metric, spans, steps)) + "\n")
+
+
+def build(args: Any) -> tuple[EngineHere, str]:
+    cuda, quick = args.device == "cuda", args.quick
+    dtype: Dtype = "bfloat16" if cuda else "float32"
+    preset = "tiny-qwen3-vl" if quick else args.preset
+    model = make_model(preset, torch.device(args.device), getattr(torch, dtype), layers=LAYERS)
+    options = EngineOptions(max_total_tokens=4096 if quick else 1 << 18, max_running_requests=64)
+    engine = EngineHere(model, args.device, dtype, options=options)
+    return engine, f"{preset}, {LAYERS} layers"
+
+
+def main() -> int:
+    args = stage_arguments(__doc__)
+    file = FigureFile(args.figures)
+
+    def work() -> None:
+        if args.device == "cuda":
+            with profile(activities=[ProfilerActivity.CUDA]):  # what it sets up once
+                torch.ones(1, device="cuda").add_(1)
+        engine, name = build(args)
+        engine.run([engine.request(20, 4)])  # what happens once
+        for rows in (2,) if args.quick else (1, 64):
+            work_of = partial(measure, engine, name, rows, args, file)
+            file.attempt(f"profile, {name}, batch {rows}", work_of)
+        engine.worker.close()
+
+    file.attempt("profile", work)
+    return bool(file.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Stage `serving`: the real server on a model of random weights, and clients over HTTP: a chat of
+eight rounds with a new image each, answers to text streamed beside new images, and a probe of how
+many images one request may have.
+
+One server for all of them; what one client does not get done stops no other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+from saccade_bench.gpu_check.machine import ROOT
+from saccade_bench.gpu_check.run import end
+from saccade_bench.gpu_check.tied import tied
+from saccade_bench.lab.checkpoint import make_checkpoint
+
+REPLAYS = ("saccade_graph_replays_total", "saccade_mixed_graph_replays_total")
+STEPS = "saccade_steps_total"
+SMALL_SERVER = (
+    *("--threads", "1", "--media-workers", "1", "--max-total-tokens", "8192"),
+    *("--context-length", "4096"),
+)
+HOST_TIER = ("--embedding-cache-host-mb", "4096")
+"""Enough for all that clients show here, and pinned in a second or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of what clients send."""
+
+    name: str
+    resolution: str
+    rounds: int
+    answer: int
+    streams: int
+    streamed: int
+    beside: int
+    every: float
+    probed: int
+    step: int
+
+
+FULL = Sizes("1440p", "2560x1440", 8, 32, 8, 1500, 8, 0.7, 24, 8)
+QUICK = Sizes("96p", "160x96", 2, 4, 2, 600, 3, 0.05, 2, 1)
+
+
+class ServingStage:
+    """The clients of one server."""
+
+    def __init__(self, args: Any, file: FigureFile) -> None:
+        self._file = file
+        self._folder: Path = args.figures.parent.resolve()
+        self._quick: bool = args.quick
+        self._device: str = args.device
+        self._preset = "tiny-qwen3-vl" if args.quick else args.preset
+        self._sizes = QUICK if args.quick else FULL
+        self._until = time.monotonic() + args.seconds
+
+    def run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="saccade-check-") as name, free_port() as port:
+            folder = make_checkpoint(self._preset, Path(name) / "model")
+            began = time.monotonic()
+            with self._serving(folder, port) as url:
+                took = time.monotonic() - began
+                self._file.add(Figure(f"start of a server, {self._preset}", took, "s"))
+                for client in (self._chat, self._streams, self._probe):
+                    title = client.__name__.strip("_")
+                    self._file.attempt(title, partial(client, url))
+                self._file.attempt("steps by graphs", partial(self._replays, url))
+
+    # ---- clients
+
+    def _chat(self, url: str) -> None:
+        sizes, output = self._sizes, self._new("chat.jsonl")
+        data = ("--dataset-name", "multiturn-image", "--rounds", str(sizes.rounds))
+        shape = ("--image-resolution", sizes.resolution, "--random-input-len", "100")
+        load = ("--num-prompts", "2", "--max-concurrency", "1", "--trace")
+        answer = ("--random-output-len", str(sizes.answer))
+        self._client("bench", "serve", *data, *shape, *load, *answer, url=url, output=output)
+        requests = [each for each in lines_of(output) if each["kind"] == "request"]
+        for number, ms in enumerate(ttft_by_round(requests), 1):
+            metric = f"chat at {sizes.name}, TTFT of round {number}"
+            note = "the quicker of two chats"
+            self._file.add(Figure(metric, ms, "ms", note=note))
+
+    def _streams(self, url: str) -> None:
+        sizes, output = self._sizes, self._new("beside.jsonl")
+        data = ("--dataset-name", "text-beside-images", "--text-streams", str(sizes.streams))
+        images = ("--image-resolution", sizes.resolution, "--image-every", str(sizes.every))
+        load = ("--num-prompts", str(sizes.beside), "--random-input-len", "100")
+        answer = ("--random-output-len", str(sizes.streamed))
+        self._client("bench", "serve", *data, *images, *load, *answer, url=url, output=output)
+        summary = next(each for each in lines_of(output) if each["kind"] == "summary")
+        for figure in beside_figures(summary["beside"], sizes):
+            self._file.add(figure)
+
+    def _probe(self, url: str) -> None:
+        sizes, output = self._sizes, self._new("probe.jsonl")
+        climb = ("--max-images", str(sizes.probed), "--step", str(sizes.step), "--timeout", "60")
+        shown = ("--resolutions", sizes.resolution, "--image-content", "random")
+        self._client("probe", *climb, *shown, url=url, output=output)
+        steps = lines_of(output)
+        good = [each for each in steps if not each["failure"]]
+        bad = next((each["failure"] for each in steps if each["failure"]), None)
+        note = f"of {sizes.probed}" if bad is None else f"then {json.dumps(bad)[:150]}"
+        most = max((each["images"] for each in good), default=0)
+        metric = f"probe at {sizes.name}, images in one request"
+        self._file.add(Figure(metric, most, "images", more=True, note=note))
+        if good:
+            last = good[-1]
+            metric = f"probe at {sizes.name}, TTFT of {last['images']} new images"
+            self._file.add(Figure(metric, last["ttft"], "ms"))
+
+    def _replays(self, url: str) -> Figure:
+        """Of the language model's steps, those that a graph did."""
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            replays, steps = count_steps(answer.read().decode())
+        share = 100.0 * replays / max(1.0, steps)
+        note = f"{replays:.0f} of {steps:.0f} steps"
+        return Figure("steps by graphs", share, "%", more=True, note=note)
+
+    def _client(self, *command: str, url: str, output: Path) -> None:
+        left = max(1.0, self._until - time.monotonic())
+        whole = saccade(*command, "--base-url", url, "--output-file", str(output), "--quiet")
+        subprocess.run(whole, check=True, timeout=left, cwd=ROOT)
+
+    def _new(self, name: str) -> Path:
+        output = self._folder / f"serving-{name}"
+        output.unlink(missing_ok=True)
+        return output
+
+    # ---- the server
+
+    @contextmanager
+    def _serving(self, folder: Path, port: int) -> Iterator[str]:
+        """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
+        dummy = ("--load-format", "dummy", "--dtype", "bfloat16")
+        where = ("--port", str(port), "--device", self._device)
+        more = SMALL_SERVER if self._quick else HOST_TIER
+        words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
+        command = tied("saccade", *words)
+        with (self._folder / "serving-server.log").open("w") as log:
+            # In the session of this stage: whoever ends the stage ends the server too.
+            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+            try:
+                url = f"http://127.0.0.1:{port}"
+                self._await(process, url)
+                yield url
+            finally:
+                end(process, session=False)
+
+    def _await(self, process: subprocess.Popen[bytes], url: str) -> None:
+        while time.monotonic() < self._until:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"the server ended with status {process.returncode} (serving-server.log)"
+                )
+            # A server that is still loading answers too, with another status.
+            with suppress(OSError, urllib.error.URLError):
+                with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            time.sleep(0.3)
+        raise RuntimeError("the server was not ready in time (serving-server.log)")
+
+
+def ttft_by_round(requests: Sequence[dict[str, Any]]) -> list[float]:
+    """The least of each round. Raises RuntimeError where a request failed."""
+    by_round: dict[int, list[float]] = {}
+    for each in requests:
+        if each.get("failure"):
+            raise RuntimeError(f"a request of round {each['round']} failed: {each['failure']}")
+        by_round.setdefault(each["round"], []).append(each["ttft"])
+    return [min(by_round[number]) for number in sorted(by_round)]
+
+
+def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
+    """Of gaps between tokens of answers to text, alone and while an image is in flight."""
+    if beside is None or not beside["images"]["n"]:
+        raise RuntimeError("no token came while an image was in flight")
+    alone, images = beside["alone"], beside["images"]
+    step = alone["median"] if alone["n"] else math.nan
+    note = f"{sizes.streams} streams, {images['n']} gaps, longest {images['max']:.1f} ms"
+    return [
+        Figure("ITL of streams alone, median", step, "ms", note="a decode step"),
+        Figure("ITL P99 beside images", images["p99"], "ms", note=note),
+        Figure("ITL P99 beside images, in decode steps", images["p99"] / step, "steps"),
+    ]
+
+
+def count_steps(metrics: str) -> tuple[float, float]:
+    """(replays of whole steps, steps) of a server's metrics."""
+    totals = dict.fromkeys((*REPLAYS, STEPS), 0.0)
+    for line in metrics.splitlines():
+        name = line.split("{")[0].split(" ")[0]
+        if name in totals:
+            totals[name] += float(line.rsplit(" ", 1)[1])
+    return sum(totals[name] for name in REPLAYS), totals[STEPS]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    yield port
+
+
+def saccade(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "saccade_bench", *arguments]
+
+
+def main() -> int:
+    args = stage_arguments(__doc__)
+    file = FigureFile(args.figures)
+    file.attempt("serving", lambda: ServingStage(args, file).run())
+    return bool(file.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

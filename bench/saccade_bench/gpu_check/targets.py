@@ -1,0 +1,217 @@
+"""What a figure is held against, and what to try where it is far off: data, and how data for one
+GPU becomes another's.
+
+A metric's name is matched by `fnmatch`. Floors and targets are written down for an H200; a machine
+that was measured to copy or to multiply at another speed has them in proportion. What others have
+published is their GPU's, and shown on that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a GPU does. copy: bytes per second, read and written together. products: operations per
+    second of large ones in bf16. name: as it stands in a GPU's.
+    """
+
+    name: str
+    copy: float
+    products: float
+
+
+H100 = Speeds("H100", 3.0e12, 7.98e14)
+H200 = Speeds("H200", 4.3e12, 7.90e14)
+GPUS = (H100, H200)
+"""Those that there are targets for, as they were measured: what is assumed of them, and of a
+machine without a GPU (the last), until a machine says what it does itself.
+"""
+COPY, PRODUCTS = "copy", "products of bf16"
+"""The metrics that say it, in GB/s and TFLOP/s."""
+FAR = 0.7
+"""A figure that has less of its floor (or, where there is none, of its target) is far from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`floor`: what an H200 allows. `target`: what we want there. Both in the metric's unit; None:
+    nobody knows. `bound`: the speed that they go by. `anchors`: what others have published, by GPU.
+    """
+
+    metric: str
+    target: float | None
+    floor: float | None = None
+    bound: Literal["copy", "products"] | None = None
+    anchors: Mapping[str, float] = field(default_factory=dict)
+
+    def on(self, speeds: Speeds, *, more: bool) -> Target:
+        """The same for a GPU of these speeds. more: more of the metric is better."""
+        if self.bound is None:
+            return self
+        by_copy = self.bound == "copy"
+        ratio = speeds.copy / H200.copy if by_copy else speeds.products / H200.products
+        factor = ratio if more else 1 / ratio
+        target, floor = (
+            None if each is None else each * factor for each in (self.target, self.floor)
+        )
+        return replace(self, target=target, floor=floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`advice` for metrics whose share of the floor (or of the target) is below `below`."""
+
+    metric: str
+    advice: str
+    below: float = FAR
+
+
+TARGETS = (
+    # Of anchors without a published source: estimates for vLLM on that GPU.
+    Target("decode, qwen3-vl-8b, batch 1", 220, 281, "copy", {"H200": 210, "H100": 147}),
+    Target("decode, qwen3-vl-8b, batch 64", 9000, 11_200, "copy", {"H200": 8000, "H100": 6000}),
+    Target(
+        "decode, qwen3-vl-8b, batch 256", 13_000, None, "copy", {"H200": 12_450}
+    ),  # published for a 7B
+    Target(
+        "prefill, qwen3-vl-8b, chunks of 8192",
+        42_000,
+        55_000,
+        "products",
+        {"H200": 42_000, "H100": 40_000},
+    ),
+    # published for SGLang
+    Target("tower, qwen3-vl-8b, 720p, best", 11, None, "products", {"H200": 17}),
+    Target("tower, qwen3-vl-8b, 1080p, best", 34, None, "products", {"H200": 39}),
+    Target("tower, qwen3-vl-8b, 1440p, best", 85, None, "products", {"H200": 88}),
+    Target("chat at 1440p, TTFT of round 8", 350, 310, "products", {"H200": 2172}),
+    Target("ITL P99 beside images, in decode steps", 2),
+    Target("pauses of *, best, in decode steps", 2),
+)
+
+RULES = (
+    Rule(
+        "decode, *, batch 1",
+        "Read `profile` at batch 1: gaps mean that no graph is replayed (count "
+        "saccade_graph_replays_total) or that the host is late; busy means products of one row: "
+        "compare `product` figures, try F.linear with the weight transposed, or a GEMV in Triton.",
+    ),
+    Rule(
+        "decode, *, batch 64",
+        "Read `profile` at batch 64: if `_decode` leads, look at `paged decode` figures (splits); "
+        "if argmax or the head does, draw in the graph; if gaps, host work between steps.",
+    ),
+    Rule(
+        "decode, *, batch 256",
+        "At 256 rows the host's share is largest: compare step time with `profile`'s busy time; "
+        "beyond it, plan and apply are on the critical path.",
+    ),
+    Rule(
+        "prefill, *",
+        "Compare `paged prefill` TFLOP/s (tiles) and products at 8192 rows: whichever is further "
+        "from its floor is the next step. 16-bit products allow ~39,000 tok/s at 600 TFLOP/s.",
+    ),
+    Rule(
+        "tower, *",
+        "Attention is up to 80 % of a large image: take the fastest way of `tower attention` as "
+        "--mm-attention-backend, and put it into TOWER_ATTENTION in engine/sizing.py with this "
+        "table as its source.",
+    ),
+    Rule(
+        "chat at *, TTFT of round *",
+        "Add up ViT of one image, prefill of its tokens over the context (`paged prefill, 3650 "
+        "over 25k`), and intake (chat-*.jsonl has the stages of each request): the largest first.",
+    ),
+    Rule(
+        "ITL P99 beside images*",
+        "Answers wait for the tower or for its launches: give decode's stream a higher priority, "
+        "lower --max-encode-patches, look for synchronising copies of a new grid.",
+        below=1.0,
+    ),
+    Rule(
+        "pauses of *",
+        "No part of an image's encoding is short enough: raise LARGE_IMAGE_STEPS in "
+        "engine/sizing.py; where even the smallest is too long, try a green context for the tower.",
+        below=1.0,
+    ),
+    Rule(
+        "cliff, *",
+        "Some programs have much more work than others, or there are too few: count programs and "
+        "keys of each against what the device has (kernels/paged_gpu.py).",
+        below=0.3,
+    ),
+    Rule(
+        "paged decode, *",
+        "Compare pieces in the same table: if another size is faster, change LEAST_PIECE in "
+        "kernels/paged_decode_gpu.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
+        "PROGRAMS a multiprocessor.",
+    ),
+    Rule(
+        "paged prefill, *",
+        "Compare tiles in the same table and change PREFILL; below 400 TFLOP/s with all of them, "
+        "try 4 warps per 64 rows, or keys and values loaded by descriptors (TMA).",
+        below=0.55,
+    ),
+    Rule(
+        "tower attention, *, best",
+        "If a library leads, choose it inside graphs; if Triton's best tile leads, make it TILE "
+        "in kernels/segments_gpu.py.",
+        below=0.6,
+    ),
+    Rule(
+        "sampler, greedy *",
+        "One program per row leaves most of the GPU idle at few rows: split a row among programs "
+        "and merge, as paged decode does.",
+        below=0.3,
+    ),
+    Rule(
+        "sampler, *",
+        "Each bisection reads the row again from L2: count passes; keep a row's candidates in "
+        "shared memory after the first one, or split a row among programs.",
+        below=0.05,
+    ),
+    Rule(
+        "pass, *",
+        "Far from a copy: look at bytes per access and occupancy with `python -m "
+        "saccade_bench.lab.aot`; one token per program is small at few columns, try two.",
+    ),
+    Rule(
+        "product, *, 1 rows*",
+        "Few rows are the weights' way through memory: split the inputs among programs where "
+        "outputs alone do not fill 132 multiprocessors (kernels/fp8_gpu.py).",
+    ),
+    Rule(
+        "product, *",
+        "Beside `scaled_mm` and cuBLAS in the same table: where either is faster, dispatch by "
+        "row count at load.",
+        below=0.6,
+    ),
+    Rule(
+        "profile, *, share of the step in which the GPU computes",
+        "Gaps between kernels: look at the list in profile.md for what stands before them; a "
+        "graph has none, so some step runs without.",
+        below=0.9,
+    ),
+)
+
+
+def target_of(metric: str, speeds: Speeds, *, more: bool) -> Target | None:
+    found = next((each for each in TARGETS if fnmatchcase(metric, each.metric)), None)
+    return found and found.on(speeds, more=more)
+
+
+def speeds_of(gpu: str, copy: float | None = None, products: float | None = None) -> Speeds | None:
+    """Of a GPU of this name: measured, or else assumed. None: there are no targets for it."""
+    known = next((each for each in GPUS if each.name in gpu), None)
+    return known and replace(known, copy=copy or known.copy, products=products or known.products)
+
+
+def advice_of(metric: str, share: float) -> str:
+    """What to try; nothing where the share is good enough, or nobody has an idea."""
+    rule = next((each for each in RULES if fnmatchcase(metric, each.metric)), None)
+    return rule.advice if rule and share < rule.below else ""

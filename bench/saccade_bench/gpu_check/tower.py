@@ -1,0 +1,153 @@
+"""Stage `tower`: milliseconds to encode one image with Qwen3-VL-8B's vision tower, by size and by
+attention, with and without graphs. The language model has one layer.
+
+Ways to attend are compared by their embeddings too: each with the first one's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from saccade.core.config import EncoderAttention, EncoderConfig
+from saccade.core.metrics import Metrics
+from saccade.core.options import EngineOptions
+from saccade.engine.sizing import resolve_encoder
+from saccade.runtime.encoder import PackedEncoder
+from saccade.runtime.graphs import CudaCapture
+from saccade.runtime.positions import PositionCache
+from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+from saccade_bench.gpu_check.model import RandomModel, make_model
+from saccade_bench.lab.qwen import grids, qwen
+
+SIZES = {"720p": (720, 1280), "1080p": (1080, 1920), "1440p": (1440, 2560)}
+"""Heights and widths."""
+REPEATS = 12
+Graphs = Literal["graph", "a server's graphs", ""]
+CUDA_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (
+    ("triton", "a server's graphs"),
+    ("triton", "graph"),
+    ("flash", "graph"),
+    ("cudnn", "graph"),
+    ("cudnn", "a server's graphs"),
+    ("triton", ""),
+    ("flash", ""),
+)
+"""Attention, and in which graphs: of the image's own size, of a server's sizes, or none. cuDNN
+plans for each new shape, so it has graphs alone.
+"""
+CPU_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (("sdpa", ""),)
+OPTIONAL = ("cudnn",)
+
+
+class TowerStage:
+    """One tower, encoded with in every way."""
+
+    def __init__(self, args: Any, file: FigureFile) -> None:
+        self._file = file
+        self._quick: bool = args.quick
+        self._device = torch.device(args.device)
+        self._cuda = args.device == "cuda"
+        dtype = torch.bfloat16 if self._cuda else torch.float32
+        self._flops: float = args.products
+        self._name = "tiny-qwen3-vl" if args.quick else args.preset
+        self._model: RandomModel = make_model(self._name, self._device, dtype, layers=1)
+        self._like = torch.empty(0, dtype=dtype, device=self._device)
+        self._sizes = {"96p": (96, 160)} if args.quick else SIZES
+        self._best: dict[str, dict[str, float]] = {}
+        self._found: dict[str, torch.Tensor] = {}
+
+    def run(self) -> None:
+        ways = CUDA_WAYS if self._cuda else CPU_WAYS
+        for attention, graphs in ways:
+            name = f"{attention}{', ' if graphs else ''}{graphs}"
+            work = partial(self._way, name, attention, graphs)
+            optional = attention in OPTIONAL
+            self._file.attempt(f"tower, {self._name}, {name}", work, unit="ms", optional=optional)
+        for size, times in self._best.items():
+            way = min(times, key=lambda each: times[each])
+            metric = f"tower, {self._name}, {size}, best"
+            self._file.add(Figure(metric, times[way], "ms", floor=self._floor(size), note=way))
+
+    def _way(self, name: str, attention: EncoderAttention, graphs: Graphs) -> None:
+        """All sizes."""
+        net, positions = (
+            self._model.net,
+            PositionCache(self._model.spec, self._model.net.vision, Metrics()),
+        )
+        sizes: tuple[int, ...] = ()
+        if graphs == "graph":
+            sizes = tuple(sorted({self._patches(size) for size in self._sizes}))
+        elif graphs:
+            options = EngineOptions(mm_attention_backend=attention)
+            sizes = resolve_encoder(
+                options, self._model.spec, cuda=True, half=True, beside=True
+            ).graph_sizes
+        config = EncoderConfig(attention, sizes)
+        capture = CudaCapture() if graphs else None
+        encoder = PackedEncoder(net, positions, config, self._like, capture)
+        for size in self._sizes:
+            metric = f"tower, {self._name}, {size}, {name}"
+            self._file.attempt(metric, partial(self._time, metric, size, name, encoder), unit="ms")
+        encoder.close()
+
+    def _time(self, metric: str, size: str, name: str, encoder: PackedEncoder) -> Figure:
+        generator = torch.Generator().manual_seed(1)
+        shape = (*self._resized(size), 3)
+        pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        there = pixels.to(self._device)
+        shown = grids(self._model.spec, [there])
+        found = encoder.encode([there], shown)[0].float()
+        if not bool(found.isfinite().all()):
+            raise ArithmeticError("the embedding is not finite")
+        wanted = self._found.setdefault(size, found)
+        off = float((found - wanted).abs().max() / wanted.std())
+        times = []
+        for _ in range(2 if self._quick else REPEATS):
+            self._settle()
+            began = time.perf_counter()
+            encoder.encode([there], shown)
+            self._settle()
+            times.append(1e3 * (time.perf_counter() - began))
+        ms = statistics.median(times)
+        self._best.setdefault(size, {})[name] = ms
+        note = f"{self._patches(size)} patches, off by {off:.1e}"
+        return Figure(metric, ms, "ms", floor=self._floor(size), note=note)
+
+    def _settle(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _resized(self, size: str) -> tuple[int, int]:
+        spec = self._model.spec
+        height, width = spec.recipe(*self._sizes[size], spec.pixel_bounds).canvas
+        return height, width
+
+    def _patches(self, size: str) -> int:
+        height, width = self._resized(size)
+        return height * width // qwen(self._model.spec).image_rules.patch ** 2
+
+    def _floor(self, size: str) -> float:
+        """Milliseconds of its products, attention's included, at this machine's speed."""
+        patches, vision = self._patches(size), self._model.net.vision
+        hidden = vision.hidden
+        inner = 4304 if self._name == "qwen3-vl-8b" else 4 * hidden
+        products = 2.0 * patches * hidden * (4 * hidden + 2 * inner)
+        attention = 4.0 * patches * patches * hidden
+        return 1e3 * vision.depth * (products + attention) / self._flops
+
+
+def main() -> int:
+    args = stage_arguments(__doc__)
+    file = FigureFile(args.figures)
+    file.attempt("tower", lambda: TowerStage(args, file).run())
+    return bool(file.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

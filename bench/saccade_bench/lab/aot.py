@@ -1,0 +1,321 @@
+"""`python -m saccade_bench.lab.aot`: compiles every Triton kernel ahead of time, without a GPU,
+and reads what came out: registers, spills, shared memory, products on tensor cores, widths of
+accesses.
+
+Owns how a launch is recorded and what machine code must keep. A kernel's own host code is called
+with tensors on the CPU while its `JITFunction` is replaced by a recorder; what it would have
+launched (types, divisibility by 16, constants) is compiled by Triton's own ptxas. So nothing is
+listed twice. Which launches are looked at stands in `aot_cases.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from tqdm import tqdm
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from saccade.kernels import device
+
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.bool: "i1",
+}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+RECORD = Path("bench/results/aot")
+"""Where what was measured last is committed, a file per architecture."""
+MORE_REGISTERS = 1.15
+"""A kernel that takes so many times the recorded registers, shared memory or spills, fails the
+check.
+"""
+PROMISED = 90
+"""The architecture that tiles were chosen for."""
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Bytes of shared memory that a launch may have, by architecture (CUDA C++ Programming Guide,
+"Technical Specifications per Compute Capability").
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the machine code of a launch keeps.
+
+    access: bytes that its widest loads and its widest stores have per thread at least; stores:
+    these alone, where they are narrower. hgmma: whether its products are Hopper's own (16-bit
+    values, sm_90).
+    """
+
+    access: int = 16
+    stores: int = 16
+    hgmma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """Launches to be looked at: `run` calls the host code of kernels in `module`. least_arch:
+    GPUs before that one have no instructions for them.
+    """
+
+    name: str
+    module: ModuleType
+    run: Callable[[], object]
+    promises: Mapping[str, Promise]  # by the kernel's name
+    least_arch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One launch as it would have been."""
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    attributes: Mapping[tuple[int, ...], list[list[object]]]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What one launch was compiled to. Bytes per thread and access, as far as PTX tells."""
+
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    warps: int
+    loads: int
+    stores: int
+    products: tuple[str, ...]
+
+
+class Recorder:
+    """Stands for a JITFunction: a launch is kept, and nothing is run."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launches: list[KernelLaunch] = []
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._record
+
+    def _record(self, *args: Any, **kwargs: Any) -> None:
+        names = self.kernel.arg_names
+        bound = dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
+        signature, constants = dict[str, str](), dict[str, Any]()
+        attributes: dict[tuple[int, ...], list[list[object]]] = {}
+        for at, (name, param) in enumerate(zip(names, self.kernel.params, strict=True)):
+            value = bound[name]
+            if param.is_constexpr or value is None:
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = "*" + TYPES[value.dtype]
+                if value.data_ptr() % 16 == 0 and not param.do_not_specialize_on_alignment:
+                    attributes[(at,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            elif value == 1 and not param.do_not_specialize:  # as the JIT does
+                signature[name], constants[name] = "constexpr", 1
+            else:
+                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                if value % 16 == 0 and not param.do_not_specialize:
+                    attributes[(at,)] = [["tt.divisibility", 16]]
+        options = {k: v for k, v in kwargs.items() if k not in names}
+        self.launches.append(KernelLaunch(self.kernel, signature, constants, attributes, options))
+
+
+@contextmanager
+def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
+    """The kernels of a module, recorded instead of launched."""
+    kernels = {name: each for name, each in vars(module).items() if isinstance(each, JITFunction)}
+    recorders = {name: Recorder(kernel) for name, kernel in kernels.items()}
+    try:
+        for name, recorder in recorders.items():
+            setattr(module, name, recorder)
+        yield list(recorders.values())
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+def launched_kernels(source: str) -> set[str]:
+    """Names of the kernels that a module has and launches, by its text: functions under
+    `triton.jit` that are given a grid. The others are parts of these.
+    """
+    tree = ast.parse(source)
+    compiled = {
+        each.name
+        for each in tree.body
+        if isinstance(each, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(how) for how in each.decorator_list)
+    }
+    launched = {
+        call.func.value.id
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Subscript)
+        and isinstance(call.func.value, ast.Name)
+    }
+    return launched & compiled
+
+
+def launches_of(case: KernelCase, arch: int = PROMISED) -> list[KernelLaunch]:
+    """As the host would launch on a GPU of that architecture."""
+    with recorded(case.module) as recorders, patch.object(device, "generation", lambda _: arch):
+        case.run()
+    return [launch for recorder in recorders for launch in recorder.launches]
+
+
+def _widest(ptx: str, what: str) -> int:
+    """Bytes of the widest access to global memory. 0: there is none."""
+    found = [0]
+    for vector, bits in re.findall(rf"{what}\.global[.\w:]*?(?:\.v(\d))?\.[busf](\d+)\b", ptx):
+        found.append(int(vector or 1) * int(bits) // 8)
+    if what == "ld":  # copies to shared memory that pass registers by
+        found += [int(n) for n in re.findall(r"cp\.async\.c[ga]\.shared\.global[^;]*?, (\d+)", ptx)]
+        found += [int(n, 16) for n in re.findall(r"cp\.async[^;]*?, 0x([0-9a-f]+)", ptx)]
+    return max(found)
+
+
+def compile_launch(launch: KernelLaunch, arch: int) -> MachineCode:
+    """Raises whatever Triton does where the launch does not compile."""
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
+    target = GPUTarget("cuda", arch, 32)
+    compiled = triton.compile(source, target=target, options=dict(launch.options))
+    ptx = compiled.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+
+    def used(name: str) -> int:
+        found = re.search(rf"\b{name}:(\d+)", usage)
+        assert found, f"cuobjdump says nothing of {name}"
+        return int(found.group(1))
+
+    return MachineCode(
+        registers=used("REG"),
+        stack=used("STACK"),
+        spills=len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        shared=int(compiled.metadata.shared),
+        warps=int(compiled.metadata.num_warps),
+        loads=_widest(ptx, "ld"),
+        stores=_widest(ptx, "st"),
+        products=tuple(sorted(Counter(re.findall(r"\b(HGMMA|HMMA|UTCHMMA|UTCOMMA)\b", code)))),
+    )
+
+
+def _run(tool: str, *args: str) -> str:
+    return subprocess.run([TOOLS / tool, *args], capture_output=True, text=True, check=True).stdout
+
+
+def complaints(promise: Promise, code: MachineCode, arch: int) -> list[str]:
+    """What the machine code of one launch does not keep, on the architecture that promises are
+    for; of another one, what is compared is the record, and whether it can be launched.
+    """
+    found: list[str] = []
+    if code.shared > SHARED.get(arch, code.shared):
+        found.append(f"{code.shared} bytes of shared memory, there are {SHARED[arch]}")
+    if arch != PROMISED:
+        return found
+    if code.spills or code.stack:
+        found.append(f"{code.spills} spills, a stack of {code.stack} bytes")
+    if code.stores < min(promise.access, promise.stores) or code.loads < promise.access:
+        found.append(
+            f"loads of {code.loads} and stores of {code.stores} bytes at most, "
+            f"promised are {promise.access}"
+        )
+    if promise.hgmma and "HGMMA" not in code.products:
+        found.append(f"no HGMMA, only {', '.join(code.products) or 'no products'}")
+    return found
+
+
+def compare(code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
+    """Where a launch takes clearly more than was recorded."""
+    if before is None:
+        return ["is not recorded: run with --write"]
+    return [
+        f"{what} {before[what]} -> {now}"
+        for what in ("registers", "shared", "spills")
+        if (now := getattr(code, what)) > before[what] * MORE_REGISTERS
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 where a promise is broken."""
+    parser = argparse.ArgumentParser(prog="python -m saccade_bench.lab.aot", description=__doc__)
+    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="80, 90, 100 ...")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--write", action="store_true", help=f"record the outcome in {RECORD}/")
+    args = parser.parse_args(argv)
+    # What Triton 3.9 does where nothing is said, with a warning.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    from saccade_bench.lab.aot_cases import cases  # after the environment is known to have Triton
+
+    bad = []
+    for arch in args.arch:
+        path = RECORD / f"sm_{arch}-triton-{triton.__version__}.json"
+        record = json.loads(path.read_text()) if path.exists() else {}
+        found: dict[str, MachineCode] = {}
+        promised, launched = set[str](), set[str]()
+        for case in tqdm(cases(), desc=f"sm_{arch}", unit="case", disable=None):
+            if args.only not in case.name:
+                continue
+            if arch < case.least_arch:
+                tqdm.write(f"{case.name:60s} needs sm_{case.least_arch}")
+                continue
+            launches = launches_of(case, arch)
+            promised |= set(case.promises)
+            launched |= {launch.name for launch in launches}
+            for at, launch in enumerate(launches):
+                name = f"{case.name}: {launch.name}" + (f" {at}" if at else "")
+                promise = case.promises[launch.name]
+                code = found[name] = compile_launch(launch, arch)
+                told = complaints(promise, code, arch)
+                if record and not args.write:
+                    told += compare(code, record.get(name))
+                bad += [f"sm_{arch} {name}: {each}" for each in told]
+                tqdm.write(
+                    f"{name:60s} registers {code.registers:3d} shared {code.shared:6d} "
+                    f"loads {code.loads:2d} stores {code.stores:2d} {' '.join(code.products)}"
+                )
+        bad += [f"sm_{arch}: no case launches {each}" for each in sorted(promised - launched)]
+        if args.write and not args.only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({k: asdict(v) for k, v in found.items()}, indent=1) + "\n")
+    print("\n".join(bad) or "every kernel keeps its promises")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""The launches whose machine code `aot.py` looks at: each kernel at the shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from saccade.kernels import (
+    delta_gpu,
+    experts_gpu,
+    fp8_gpu,
+    int4_gpu,
+    layer_gpu,
+    paged_decode_gpu,
+    paged_gpu,
+    rotary_gpu,
+    sample_gpu,
+    scaled_gpu,
+    segments_gpu,
+)
+from saccade.kernels.delta import StateRows
+from saccade.kernels.experts import Stack
+from saccade.kernels.fp8 import Fp8Experts, Fp8Matrix
+from saccade.kernels.int4 import pack_int4
+from saccade.kernels.layer import QKNorm
+from saccade.kernels.paged import PagedCache, PagedRows
+from saccade.kernels.rotary import rotary_tables
+from saccade_bench.lab.aot import KernelCase, Promise
+
+HALF = torch.bfloat16
+PAGE = 16
+TOKENS = 64
+VOCAB = 151936
+TEXT_SHAPES = (
+    *((32, 8, 128), (28, 4, 128), (16, 2, 128), (32, 4, 128)),
+    *((16, 8, 64), (14, 2, 64), (16, 4, 256)),
+)
+"""Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B; a head of
+64, InternVL3-1B, Qwen3.5-9B.
+"""
+FP8_SHAPES = ((6144, 2560),)
+"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
+"""Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
+INT4_SHAPES = ((2560, 4096), (19_456, 2560))
+"""The narrowest and the widest of Qwen3-VL-4B's."""
+INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
+"""Inputs that share a scale (0: all), whether there are zero points and an order of inputs: AWQ;
+compressed-tensors; GPTQ with desc_act and one scale.
+"""
+FIRST_FP8 = 89
+"""Architecture from which on there are conversions from and to FP8."""
+EXPERTS = ((2048, 768, 128, 8),)
+"""Hidden values, width, experts and how many a row goes to: Qwen3-VL-30B-A3B."""
+DELTA_HEADS = ((16, 32), (16, 48))
+"""Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
+DELTA_DIM = 128
+TOWER_HEADS = 16
+TOWER_HEAD_SIZES = (64, 72, 80)
+"""Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
+
+
+def cases() -> Iterator[KernelCase]:
+    """All launches."""
+    yield from _text_cases()
+    yield from _expert_cases()
+    yield from _delta_cases()
+    yield from _tower_cases()
+    one = {"_sample": Promise(access=4)}  # the result is one token
+    for masked in (False, True):
+        name = "sample" + (" under a mask" if masked else "")
+        yield KernelCase(name, sample_gpu, partial(_sample, masked), one)
+
+
+def _text_cases() -> Iterator[KernelCase]:
+    decode = {
+        "_share": Promise(access=4),  # numbers of rows
+        "_decode": Promise(),
+        "_merge": Promise(access=4),  # one row of a few hundred bytes
+    }
+    prefill = {"_prefill": Promise(hgmma=True), "_join": Promise(access=4)}
+    for shape in TEXT_SHAPES:
+        heads, kv_heads, dim = shape
+        name = f"{heads}/{kv_heads} heads of {dim}"
+        run = partial(_paged, TOKENS, *shape)
+        yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, decode)
+        yield KernelCase(f"paged prefill, {name}", paged_gpu, partial(_paged, 0, *shape), prefill)
+        turned = {"_turn_and_cache": Promise()}
+        yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
+    name = "32/8 heads of 128, 8 bits"
+    eight = partial(_paged, TOKENS, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase(f"paged decode, {name}", paged_decode_gpu, eight, decode, FIRST_FP8)
+    eight = partial(_paged, 0, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase(f"paged prefill, {name}", paged_gpu, eight, prefill, FIRST_FP8)
+    turned = {"_turn_and_cache": Promise()}
+    eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
+    yield KernelCase(f"turn and cache, {name}", layer_gpu, eight, turned, FIRST_FP8)
+    for outputs, inputs in FP8_SHAPES:
+        for group in (128, inputs):
+            name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
+            each = {"_product": Promise(hgmma=True)}
+            run = partial(_product, outputs, inputs, group)
+            yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
+    for size, group in SCALED_SHAPES:
+        name = f"rows of {size} in 8 bits, scales of {group}"
+        kernels = ("_quantise", "_add_norm_scaled", "_gate_scaled")
+        run = partial(_scaled, size, group)
+        yield KernelCase(name, scaled_gpu, run, dict.fromkeys(kernels, Promise()), FIRST_FP8)
+    for outputs, inputs in INT4_SHAPES:
+        for group, zeros, ordered in INT4_KINDS:
+            name = f"4-bit product, {inputs} to {outputs}, scales of {group or inputs}"
+            # 16 outputs of 16 rows are two values a thread.
+            each = {"_few": Promise(stores=4), "_many": Promise(hgmma=True)}
+            run = partial(_int4, outputs, inputs, group or inputs, zeros, ordered)
+            yield KernelCase(name, int4_gpu, run, each)
+    for size in (2048, 4096):
+        each = {"_add_norm": Promise()}
+        yield KernelCase(f"add and RMS norm, {size}", layer_gpu, partial(_norm, size, False), each)
+    for size in (6144, 12288):
+        gated = partial(layer_gpu.launch_silu_gate, torch.empty(TOKENS, 2 * size, dtype=HALF))
+        yield KernelCase(f"SiLU gate, {size}", layer_gpu, gated, {"_gate": Promise()})
+
+
+def _expert_cases() -> Iterator[KernelCase]:
+    products = Promise(hgmma=True)
+    for shape in EXPERTS:
+        for group in (0, 128, shape[0]):
+            eight = f", FP8, scales of {group}" if group else ""
+            name = f"experts, {shape[2]} of {shape[0]} by {shape[1]}{eight}"
+            for rows in (1, 512, 8192):
+                few = {"_up": Promise(stores=4), "_down": Promise(stores=4)}
+                promises = few if rows == 1 else {"_up": products, "_down": products}
+                promises |= {"_place": Promise(access=4), "_sum": Promise()}
+                run = partial(_experts, *shape, rows, group)
+                least = FIRST_FP8 if group else 0
+                yield KernelCase(f"{name}, {rows} rows", experts_gpu, run, promises, least)
+
+
+def _delta_cases() -> Iterator[KernelCase]:
+    products = Promise(hgmma=True)
+    promises = {"_delta": Promise(), "_solve": products, "_scan": products}
+    convolved = {"_conv": Promise(access=4), "_remember": Promise()}
+    for key_heads, heads in DELTA_HEADS:
+        name = f"{heads}/{key_heads} heads of {DELTA_DIM}"
+        run = partial(_delta, key_heads, heads)
+        yield KernelCase(f"gated delta rule, {name}", delta_gpu, run, promises)
+        run = partial(_conv, (2 * key_heads + heads) * DELTA_DIM)
+        yield KernelCase(f"causal convolution, {name}", delta_gpu, run, convolved)
+
+
+def _tower_cases() -> Iterator[KernelCase]:
+    each = {"_add_norm": Promise()}
+    yield KernelCase("add and layer norm, 1152", layer_gpu, partial(_norm, 1152, True), each)
+    for dim in TOWER_HEAD_SIZES:
+        # 36 pairs of 2 bytes allow no more than 8 at a time.
+        turned = {"_rotate": Promise(access=8 if dim == 72 else 16)}
+        yield KernelCase(f"rotary, heads of {dim}", rotary_gpu, partial(_rotate, dim), turned)
+        for longest in (64, 4096):
+            name = f"segments of {longest}, heads of {dim}"
+            attended = {"_list": Promise(access=4), "_attend": Promise(hgmma=True)}
+            yield KernelCase(name, segments_gpu, partial(_segments, dim, longest), attended)
+
+
+def _rows(lengths: Sequence[int], singles: int) -> PagedRows:
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    count = len(lengths)
+    table = torch.zeros((count, 1024), dtype=torch.int32)
+    lines = torch.zeros(count, dtype=torch.int64)
+    return PagedRows(starts, torch.ones(count, dtype=torch.int32), lines, table, PAGE, singles)
+
+
+def _paged(singles: int, heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
+    """Rows that decode, or a prefill chunk."""
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    q = torch.empty((TOKENS, heads, dim), dtype=HALF)
+    rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
+    paged_gpu.launch_paged(q, PagedCache(keys, keys), rows, 0.1)
+
+
+def _states(lengths: Sequence[int], singles: int) -> StateRows:
+    rows = _rows(lengths, singles)
+    return StateRows(rows.q_starts, rows.kv_lengths, rows.lines, singles)
+
+
+def _delta(key_heads: int, heads: int) -> None:
+    """Decode, and prefill of two rows."""
+    keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
+    mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
+    places = (slice(0, keys), slice(keys, 2 * keys), slice(2 * keys, None))
+    q, k, v = (mixed[:, place].view(TOKENS, -1, DELTA_DIM) for place in places)
+    thin = torch.empty((TOKENS, heads))
+    states = torch.empty((64, heads, DELTA_DIM, DELTA_DIM))
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_delta(q, k, v, thin, thin, states, rows)
+
+
+def _conv(channels: int) -> None:
+    x, weight = torch.empty((TOKENS, channels), dtype=HALF), torch.empty((4, channels), dtype=HALF)
+    states = torch.empty((64, 3, channels), dtype=HALF)
+    for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
+        delta_gpu.launch_conv(x, weight, states, rows)
+
+
+def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:
+    qkv = torch.empty((TOKENS, heads + 2 * kv_heads, dim), dtype=HALF)
+    keys = torch.empty((1024, kv_heads, dim), dtype=kept)
+    cache = PagedCache(keys, keys)
+    weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
+    table = torch.empty((TOKENS, dim))
+    slots = torch.zeros(TOKENS, dtype=torch.int64)
+    layer_gpu.launch_turn_and_cache(
+        qkv, kv_heads, table, table, QKNorm(weight, 1e-6), cache, slots, halves=True
+    )
+
+
+def _product(outputs: int, inputs: int, group: int) -> None:
+    """Of few rows, and of many."""
+    values = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn)
+    matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
+    for rows in (1, 512):
+        fp8_gpu.launch_fp8(torch.empty((rows, inputs), dtype=HALF), matrix, None)
+
+
+def _scaled(size: int, group: int) -> None:
+    x, weight = torch.empty((TOKENS, size), dtype=HALF), torch.empty(size, dtype=HALF)
+    scaled_gpu.launch_quantise(x, group)
+    scaled_gpu.launch_add_norm_scaled(x, x, weight, 1e-6, group)
+    scaled_gpu.launch_silu_gate_scaled(torch.empty((TOKENS, 2 * size), dtype=HALF), group)
+
+
+def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> None:
+    """Of few rows, of some, of more and of many."""
+    numbers = torch.zeros((outputs, inputs), dtype=torch.uint8)
+    scales = torch.ones((outputs, inputs // group), dtype=torch.float16)
+    points = torch.zeros_like(scales, dtype=torch.uint8) if zeros else None
+    order = torch.arange(inputs) if ordered else None
+    matrix = pack_int4(numbers, scales, points, group, order)
+    for rows in (1, 64, 256, 4096):
+        int4_gpu.launch_int4(torch.empty((rows, inputs), dtype=HALF), matrix, None)
+
+
+def _experts(hidden: int, width: int, count: int, top: int, rows: int, group: int) -> None:
+    """group 0: not in 8 bits."""
+
+    def stacked(outputs: int, inputs: int) -> Stack:
+        if not group:
+            return torch.empty((count, outputs, inputs), dtype=HALF)
+        each = min(group, inputs)
+        values = torch.empty((count, outputs, inputs), dtype=torch.float8_e4m3fn)
+        return Fp8Experts(values, torch.empty((count, outputs, inputs // each)), each)
+
+    experts_gpu.launch_experts(
+        torch.empty((rows, hidden), dtype=HALF),
+        torch.zeros((rows, top), dtype=torch.int64),
+        torch.empty((rows, top), dtype=HALF),
+        stacked(2 * width, hidden),
+        stacked(hidden, width),
+        0,
+    )
+
+
+def _norm(size: int, centred: bool) -> None:
+    x, weight = torch.empty((TOKENS, size), dtype=HALF), torch.empty(size, dtype=HALF)
+    layer_gpu.launch_add_norm(x, x, weight, weight if centred else None, 1e-6)
+
+
+def _rotate(dim: int) -> None:
+    qkv = torch.empty((TOKENS, 3 * TOWER_HEADS, dim), dtype=HALF)
+    places = torch.zeros((2, TOKENS), dtype=torch.int64)
+    axis = torch.zeros(dim // 2, dtype=torch.int64)
+    tables = rotary_tables(torch.zeros((128, dim // 2)))
+    rotary_gpu.launch(qkv[:, : 2 * TOWER_HEADS], *tables, places, axis, halves=True)
+
+
+def _segments(dim: int, longest: int) -> None:
+    qkv = torch.empty((longest, 3 * TOWER_HEADS, dim), dtype=HALF)
+    bounds = torch.zeros(2, dtype=torch.int32)
+    q, k, v = qkv.chunk(3, dim=1)
+    segments_gpu.launch_segments(q, k, v, bounds, bounds, longest, 0.1)
+
+
+def _sample(masked: bool) -> None:
+    masks = torch.zeros((4, -(-VOCAB // 32)), dtype=torch.int32) if masked else None
+    sample_gpu.launch_sample(
+        torch.empty((4, VOCAB)),
+        torch.zeros(4, dtype=torch.int64),
+        torch.zeros((4, 3)),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(4, dtype=torch.float64),
+        masks,
+        torch.zeros(4, dtype=torch.int64),
+    )

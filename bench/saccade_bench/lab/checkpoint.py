@@ -1,0 +1,267 @@
+"""`saccade make-checkpoint`: a folder that looks like a Hugging Face checkpoint, to measure with
+and to test on.
+
+Real models come with their real configuration, a synthetic tokenizer (special tokens at the real
+ids) and no weights: serve them with `--load-format dummy`. Small ones come with random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from saccade.core.errors import ConfigError
+from saccade.families.registry import family_model, load_spec
+from saccade.nn.weights import Part
+from saccade.parallel import WHOLE
+from saccade_bench.lab import tiles
+from saccade_bench.lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
+from saccade_bench.lab.tiles import tile_config, tile_processor
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+CHAT_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}
+{%- if part.type in ('image', 'image_url') %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def make_checkpoint(
+    name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> Path:
+    """Write preset `name` to `folder`, which must be empty or new: what is there may be somebody's
+    model, whose shards and weights would be lost or mixed with ours. `seed` and `dtype` are of the
+    weights, where there are any. Raises ConfigError.
+    """
+    preset = PRESETS.get(name)
+    if preset is None:
+        raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
+    make_folder(folder)
+    tiled = preset.family == "internvl"
+    ids = _write_tokenizer(folder, preset.words, tiled=tiled)
+    config = tile_config if tiled else _config
+    _write(folder / "config.json", config(preset, ids, dtype))
+    ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    _write(
+        folder / "generation_config.json",
+        {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False},
+    )
+    _write_processor(folder, preset)
+    if preset.weights:
+        _write_weights(folder, seed, dtype)
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, where it is new. Raises ConfigError for one that is not empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder}: no such folder can be made ({error.strerror}): name another one"
+        ) from None
+    if occupied:
+        raise ConfigError(
+            f"--out {folder}: there is something in it, which is not overwritten: name another "
+            "folder, or empty this one"
+        )
+
+
+def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
+    third = preset.family in THIRD
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 5e6 if third else 1e6,
+        "mrope_section": [24, 20, 20] if third else [16, 24, 24],
+    }
+    if preset.family.startswith("qwen3_5"):
+        rope |= {"rope_theta": 1e7, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
+    text: dict[str, Any] = {
+        "model_type": f"{preset.family}_text",
+        "max_position_embeddings": 262144 if third else 128000,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_parameters": rope,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "tie_word_embeddings": preset.tied,
+    } | preset.text
+    if third:
+        text["rope_parameters"] = text["rope_parameters"] | {"mrope_interleaved": True}
+    vision: dict[str, Any] = {
+        "model_type": preset.family,
+        "patch_size": 16 if third else 14,
+        "spatial_merge_size": 2,
+    }
+    vision |= {"temporal_patch_size": 2, "in_channels": 3}
+    vision |= {"num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh"} if third else {}
+    return {
+        "architectures": [ARCHITECTURES[preset.family]],
+        "model_type": preset.family,
+        "text_config": text,
+        "vision_config": vision | preset.vision,
+        "tie_word_embeddings": preset.tied,
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
+    """Bytes, then words that only a model with random weights writes, then the special tokens,
+    whose ids it returns.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [f"Ġw{number}" for number in range(size - len(alphabet))]
+    vocabulary = {token: number for number, token in enumerate([*alphabet, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = (*SPECIAL, *tiles.SPECIAL) if tiled else SPECIAL
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = {token: size + number for number, token in enumerate(special)}
+    assert all(tokenizer.token_to_id(token) == number for token, number in ids.items())
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
+    settings = {
+        "tokenizer_class": "Qwen2TokenizerFast",
+        "added_tokens_decoder": {
+            str(number): {"content": token, **flags} for token, number in ids.items()
+        },
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": tiles.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
+        **({"extra_special_tokens": tiles.NAMED} if tiled else {}),
+    }
+    _write(folder / "tokenizer_config.json", settings)
+    return ids
+
+
+def _write_processor(folder: Path, preset: Preset) -> None:
+    if preset.family == "internvl":
+        _write(folder / "preprocessor_config.json", tile_processor(preset))
+        return
+    third = preset.family in THIRD
+    clip = {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+    half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    size = (
+        {"shortest_edge": 65536, "longest_edge": 16777216}
+        if third
+        else {"shortest_edge": 3136, "longest_edge": 12845056}
+    )
+    data = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 16 if third else 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    _write(folder / "preprocessor_config.json", data | {"size": size} | (half if third else clip))
+
+
+class _Random:
+    """Random weights for whatever a network asks for, kept by name; implements
+    `nn.weights.Weights`.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.device = torch.device("cpu")
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def load(self, *parts: Part) -> torch.Tensor:
+        for part in parts:
+            if part.name not in self.tensors:
+                self.tensors[part.name] = self._make(part)
+        return torch.cat([self.tensors[part.name][part.index] for part in parts])
+
+    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
+        return None
+
+    def load_matrix(self, *parts: Part) -> torch.Tensor:
+        return self.load(*parts)
+
+    def has(self, _name: str, /) -> bool:
+        return True
+
+    def fits(self, _part: Part, /) -> bool:
+        return True
+
+    def matrix(self, weight: torch.Tensor, _name: str, /) -> torch.Tensor:
+        return weight
+
+    def _make(self, part: Part) -> torch.Tensor:
+        noise = torch.randn(part.shape, generator=self._generator)
+        if len(part.shape) == 1:
+            noise = noise * 0.1 + (0.0 if part.name.endswith("bias") else 1.0)
+        else:
+            # experts of one tensor: [E, in, out]
+            inputs = part.shape[1] if len(part.shape) == 3 else math.prod(part.shape[1:])
+            noise /= math.sqrt(inputs)
+        return noise.to(self.dtype)
+
+
+def _write_weights(folder: Path, seed: int, dtype: torch.dtype) -> None:
+    """What the network itself asks for, under the names that transformers gives them."""
+    spec = load_spec(folder)
+    weights = _Random(seed, dtype)
+    family_model(spec).build(weights, WHOLE, WHOLE)
+    tensors = {
+        name if name.startswith("lm_head.") else f"model.{name}": tensor
+        for name, tensor in weights.tensors.items()
+    }
+    write_tensors(tensors, folder / "model.safetensors")
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """A file of weights, for whom the umask lets read it, as the others of its folder: safetensors
+    leaves its own to their owner alone.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n")

@@ -1,0 +1,425 @@
+"""`saccade bench media`: what a picture costs on its way from a request to the vision tower, here
+and the usual way, in one run.
+
+Ours is the real path: `saccade.media.media.Media` with an image worker, up to normalised patches.
+The usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
+pickle to another process. Both begin with the text of a data URL. Time is CPU time of all processes
+that take part, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ctypes
+import hashlib
+import importlib
+import io
+import json
+import math
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import psutil
+import pybase64
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from saccade.core.arena import Arena
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.core.plan import PixelSlot
+from saccade.families.checkpoint import resolve_model
+from saccade.families.registry import load_spec
+from saccade.kernels.patchify import patchify
+from saccade.media.content import Budget, digest, identify
+from saccade.media.decode import Pixels, decode, decode_into, draw_into
+from saccade.media.header import probe
+from saccade.media.media import ImageSource, Media
+from saccade_bench.lab.clock import CpuClock
+from saccade_bench.lab.machine import describe
+from saccade_bench.lab.options import MediaBenchOptions
+from saccade_bench.lab.qwen import qwen
+from saccade_bench.lab.results import make_room
+from saccade_bench.load.images import DrawnImage, data_url, encode, parse_size
+from saccade_bench.options import Format, ImageContent
+
+OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
+USUAL_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
+SEEN_AT_ONCE = 20
+"""A seen picture costs so little that it is measured by the score."""
+ARENA_PICTURES = 2
+"""Pictures of the largest size that the arena holds: few, so that memory is used again soon, as in
+a server that has run for a while.
+"""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt's names
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of picture."""
+
+    width: int
+    height: int
+    format: Format
+    content: ImageContent
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one kind of picture costs: `ms` of CPU, and `nbytes` that go into a stage; of a whole
+    path, what it ships to the engine.
+    """
+
+    ms: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFigure:
+    """One case.
+
+    `stages` of ours are those of a new picture; "hand-over" is the rest that makes them the whole.
+    """
+
+    case: Case
+    stages: dict[str, Sample]
+    new: Sample
+    seen: Sample
+    usual_stages: dict[str, Sample]
+    usual: Sample
+
+    @property
+    def gain_new(self) -> float:
+        """How many times less CPU than the usual way."""
+        return self.usual.ms / self.new.ms
+
+    @property
+    def gain_seen(self) -> float:
+        return self.usual.ms / self.seen.ms
+
+
+@dataclass(slots=True)
+class CaseRuns:
+    """All figures of one case, run by run."""
+
+    stages: list[dict[str, Sample]] = field(default_factory=list)
+    new: list[Sample] = field(default_factory=list)
+    seen: list[Sample] = field(default_factory=list)
+    usual_stages: list[dict[str, Sample]] = field(default_factory=list)
+    usual: list[Sample] = field(default_factory=list)
+
+
+def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
+    """Measure, print tables, write files.
+
+    Raises ConfigError where an option is wrong or a package is missing, before that.
+    """
+    from saccade_bench.lab import media_report
+
+    make_room(options, "output_file", "plot")
+    folder = resolve_model(options.model)
+    spec, processor = load_spec(folder), load_processor(folder)
+    torch.set_num_threads(1)
+    keep_memory()
+    pictures = draw(options)
+    with reader() as (connection, pid):
+        usual = Usual(processor, connection, CpuClock(pid))
+        results = asyncio.run(measure(options, spec, usual, pictures))
+    if options.output_file:
+        head = {"machine": describe(torch.device("cpu")), "repeats": options.repeats}
+        options.output_file.write_text(json.dumps(head | as_json(results), indent=2) + "\n")
+    if options.plot:
+        options.plot.write_bytes(media_report.chart(results))
+    if not options.quiet:
+        Console(highlight=False).print(media_report.tables(results))
+    return results
+
+
+def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
+    """Every kind of picture, encoded."""
+    sizes = [parse_size(name) for name in options.resolutions]
+    cases = [
+        Case(*size, kind, content)
+        for size in sizes
+        for kind in options.image_formats
+        for content in options.image_contents
+    ]
+    return {
+        case: encode(DrawnImage(case.content, case.width, case.height, options.seed, case.format))
+        for case in track(cases, "drawing", disable=options.quiet, transient=True)
+    }
+
+
+async def measure(
+    options: MediaBenchOptions, spec: FamilySpec, usual: Usual, pictures: dict[Case, bytes]
+) -> list[MediaFigure]:
+    """All cases in turns, one round that does not count first."""
+    largest = max(
+        math.prod(spec.recipe(case.height, case.width, spec.pixel_bounds).canvas)
+        for case in pictures
+    )
+    arena = Arena.create(ARENA_PICTURES * 3 * largest)
+    media = Media(spec, MediaOptions(media_workers=1), arena, Metrics())
+    media.start()
+    try:
+        ours = await Ours.start(media, arena, spec)
+        runs = {case: CaseRuns() for case in pictures}
+        for number in track(
+            range(options.repeats + 1), "measuring", disable=options.quiet, transient=True
+        ):
+            for case, data in pictures.items():
+                run = runs[case] if number else CaseRuns()
+                stages, whole = usual.run(data_url(data, case.format))
+                run.usual_stages.append(stages)
+                run.usual.append(whole)
+                unseen = data + number.to_bytes(
+                    8, "big"
+                )  # after the picture's end, where decoders do not look
+                run.new.append(await ours.new(data_url(unseen, case.format)))
+                run.seen.append(await ours.seen(data_url(unseen, case.format)))
+                run.stages.append(ours.stages(data_url(unseen, case.format)))
+        return [summarise(case, run) for case, run in runs.items()]
+    finally:
+        await media.close()
+        arena.close()
+
+
+class Ours:
+    """Saccade's path, whole and by stages."""
+
+    def __init__(self, media: Media, arena: Arena, spec: FamilySpec) -> None:
+        self._media = media
+        self._arena = arena
+        self._bench = Arena.create(arena.size)  # for stages by themselves
+        self._spec = spec
+        workers = [
+            child.pid
+            for child in psutil.Process().children(recursive=True)
+            if child.name() == "saccade-decode"
+        ]
+        assert len(workers) == 1
+        self._clock = CpuClock(*workers)
+        self._inline = CpuClock()
+        rules = qwen(spec).image_rules
+        self._mean, self._std = (torch.tensor(values) * 255.0 for values in (rules.mean, rules.std))
+
+    @classmethod
+    async def start(cls, media: Media, arena: Arena, spec: FamilySpec) -> Ours:
+        """Once the image worker is ready."""
+        picture = await media.open(
+            ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
+        )
+        media.hold(picture)
+        await media.decode(picture.image.key, PixelSlot(0, *picture.image.canvas))
+        media.release(picture)
+        return cls(media, arena, spec)
+
+    async def new(self, url: str) -> Sample:
+        """A picture never seen before: from its URL to patches. Ships its resized pixels."""
+        begun = self._clock.ms()
+        picture = await self._media.open(ImageSource(url, "picture"), "")
+        self._media.hold(picture)
+        slot = PixelSlot(0, *picture.image.canvas)
+        await self._media.decode(picture.image.key, slot)
+        self._patches(self._arena.view(slot))
+        self._media.release(picture)
+        return Sample(self._clock.ms() - begun, slot.nbytes)
+
+    async def seen(self, url: str) -> Sample:
+        """The same again, now that the engine has it. Ships nothing."""
+        begun = self._clock.ms()
+        for _ in range(SEEN_AT_ONCE):
+            picture = await self._media.open(ImageSource(url, "picture"), "")
+            self._media.hold(picture)
+            self._media.release(picture)
+        return Sample((self._clock.ms() - begun) / SEEN_AT_ONCE, 0)
+
+    def stages(self, url: str) -> dict[str, Sample]:
+        """Each stage by itself, in this process; all but the hand-over to the worker and back."""
+        lap = Laps(self._inline)
+        text = url.partition(",")[2]
+        data = lap("base64", len(text), lambda: pybase64.b64decode(text, validate=True))
+        name = lap("digest", len(data), lambda: digest(data))
+        found, content = lap("header", len(data), lambda: _read_header(name, data, self._spec))
+        height, width = content.recipe.canvas
+        slot = PixelSlot(0, height, width)
+        target = self._bench.view(slot)
+        whole = target, content.recipe
+        encoded = memoryview(data)
+        if found.upright == content.recipe.canvas and found.orientation == 1:
+            lap("decode", len(data), lambda: decode_into([whole], encoded, found.upright, 1))
+        else:
+            upright, strips = lap("decode", len(data), lambda: decode(encoded, found.orientation))
+            pixel_bytes = 3 * upright[0] * upright[1]
+            lap("resize", pixel_bytes, lambda: draw_into([whole], upright, strips))
+        lap("patches", slot.nbytes, lambda: self._patches(target))
+        return lap.done
+
+    def _patches(self, pixels: Pixels) -> torch.Tensor:
+        """Normalised float32 patches, as the engine makes them on its device: here, the CPU."""
+        rules = qwen(self._spec).image_rules
+        return patchify(
+            torch.from_numpy(pixels),
+            rules.patch,
+            rules.merge,
+            rules.temporal_patch,
+            self._mean,
+            self._std,
+            torch.float32,
+        )
+
+
+class Usual:
+    """What servers commonly do, for every picture of every request."""
+
+    def __init__(
+        self, processor: Callable[..., Any], connection: Connection, clock: CpuClock
+    ) -> None:
+        self._processor = processor
+        self._connection = connection
+        self._clock = clock
+
+    def run(self, url: str) -> tuple[dict[str, Sample], Sample]:
+        """Stages, and the whole, which ships the pickle."""
+        lap = Laps(self._clock)
+        text = url.partition(",")[2]
+        data = lap("base64", len(text), lambda: base64.b64decode(text))
+        image = lap("decode", len(data), lambda: PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+        inputs = lap(
+            "processor", image.width * image.height * 3, lambda: self._processor(images=image)
+        )
+        features: np.ndarray[Any, np.dtype[np.float32]] = inputs["pixel_values"]
+        name = lap("sha256", features.nbytes, lambda: hashlib.sha256(features.data).digest())
+        shipped = lap("pickle", features.nbytes, lambda: self._ship({"digest": name, **inputs}))
+        return lap.done, Sample(sum(stage.ms for stage in lap.done.values()), shipped)
+
+    def _ship(self, message: dict[str, Any]) -> int:
+        pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._connection.send_bytes(pickled)
+        self._connection.recv_bytes()
+        return len(pickled)
+
+
+class Laps:
+    """CPU time of one stage after another."""
+
+    def __init__(self, clock: CpuClock) -> None:
+        self._clock = clock
+        self.done: dict[str, Sample] = {}
+
+    def __call__(self, stage: str, nbytes: int, work: Callable[[], Any]) -> Any:
+        begun = self._clock.ms()
+        result = work()
+        self.done[stage] = Sample(self._clock.ms() - begun, nbytes)
+        return result
+
+
+def keep_memory() -> None:
+    """Have the C library keep freed memory for later.
+
+    By default it returns large blocks to the system, and page faults, which cost more on some
+    machines than the work itself, would weigh mostly on the usual way.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, -1)
+
+
+@contextmanager
+def reader() -> Iterator[tuple[Connection, int]]:
+    """Another process that unpickles what it is sent: our end of the connection, and its process
+    id.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_unpickle_all, args=(theirs,), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        ours.recv_bytes()  # it is ready
+        assert process.pid is not None
+        yield ours, process.pid
+    finally:
+        ours.close()
+        process.join()
+
+
+def _unpickle_all(connection: Connection) -> None:
+    keep_memory()
+    try:
+        connection.send_bytes(b"ready")
+        while True:
+            pickle.loads(connection.recv_bytes())
+            connection.send_bytes(b"done")
+    except EOFError:
+        pass
+
+
+def load_processor(folder: Path) -> Callable[..., Any]:
+    """transformers' Pillow-backend image processor with the settings of the checkpoint in `folder`.
+
+    Raises ConfigError.
+    """
+    try:
+        module = importlib.import_module(
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+        )
+    except ImportError:
+        raise ConfigError(
+            "the usual way needs transformers 5 with its Pillow processors: pip install '.[train]'"
+        ) from None
+    try:
+        processor: Callable[..., Any] = module.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    except OSError:
+        raise ConfigError(
+            f"--model {folder}: there is no preprocessor_config.json in it that transformers "
+            "can read"
+        ) from None
+    return processor
+
+
+def _read_header(name: bytes, data: bytes, spec: FamilySpec) -> Any:
+    found = probe(data, MediaOptions().max_image_pixels)
+    return found, identify(name, found, Budget(), "", spec)
+
+
+def summarise(case: Case, runs: CaseRuns) -> MediaFigure:
+    """Medians, stage by stage.
+
+    What the whole path takes beyond its stages is the hand-over to the worker and back.
+    """
+    stages = {name: _median([run[name] for run in runs.stages]) for name in runs.stages[0]}
+    usual_stages = {
+        name: _median([run[name] for run in runs.usual_stages]) for name in runs.usual_stages[0]
+    }
+    new = _median(runs.new)
+    rest = max(0.0, new.ms - sum(stage.ms for stage in stages.values()))
+    stages["hand-over"] = Sample(rest, stages["digest"].nbytes)
+    ordered = {name: stages[name] for name in OUR_STAGES if name in stages}
+    return MediaFigure(case, ordered, new, _median(runs.seen), usual_stages, _median(runs.usual))
+
+
+def _median(samples: list[Sample]) -> Sample:
+    return Sample(median(sample.ms for sample in samples), samples[0].nbytes)
+
+
+def as_json(results: list[MediaFigure]) -> dict[str, Any]:
+    gains = [
+        {"gain_new": round(result.gain_new, 2), "gain_seen": round(result.gain_seen, 1)}
+        for result in results
+    ]
+    return {"cases": [asdict(result) | gain for result, gain in zip(results, gains, strict=True)]}

@@ -1,0 +1,331 @@
+"""Options of the lab's commands, so that `--help` needs no torch. Owns nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.core.bounds import above, at_least, at_most, filled
+from saccade.core.config import Dtype
+from saccade.core.errors import ConfigError
+from saccade.families.qwen_vl.config import PatchEmbedding
+from saccade_bench.options import Format, ImageContent
+
+PresetName = Literal[
+    "internvl3-1b",
+    "internvl3-2b",
+    "internvl3-8b",
+    "qwen2.5-vl-3b",
+    "qwen2.5-vl-7b",
+    "qwen3-vl-2b",
+    "qwen3-vl-4b",
+    "qwen3-vl-8b",
+    "qwen3-vl-30b-a3b",
+    "qwen3-vl-235b-a22b",
+    "qwen3.5-9b",
+    "qwen3.5-27b",
+    "qwen3.5-35b-a3b",
+    "small-qwen2.5-vl",
+    "small-qwen3-vl",
+    "small-qwen3.5",
+    "small-qwen3-vl-moe",
+    "cut-qwen3-vl-30b-a3b",
+    "tiny-qwen2-vl",
+    "tiny-qwen2.5-vl",
+    "tiny-qwen3-vl",
+    "tiny-qwen3.5",
+    "tiny-qwen3.5-moe",
+    "tiny-qwen3-vl-moe",
+    "tiny-internvl",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBenchOptions:
+    """Which pictures, and where the figures go."""
+
+    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
+    """Picture sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
+    image_formats: tuple[Format, ...] = ("jpeg", "png")
+    """File formats (jpeg and webp at quality 85)."""
+    image_contents: tuple[ImageContent, ...] = ("photo", "random")
+    """photo: real photographs, cropped and mixed; random: noise; document: rendered text; blank:
+    one flat colour.
+    """
+    model: str = "demo"
+    """Take the image processor's settings from this folder, hub id, or "demo" (those of Qwen3-VL).
+    """
+    repeats: int = 5
+    """Runs of each measurement, in turns; figures are medians."""
+    seed: int = 1
+    """Decides the pictures."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+    plot: Path | None = None
+    """Write a bar chart here, as PNG."""
+    quiet: bool = False
+    """Print no progress and no tables."""
+
+    def __post_init__(self) -> None:
+        filled(self, "resolutions", "image_formats", "image_contents")
+        at_least(1, self, "repeats")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBenchOptions:
+    """What to encode, and where the figures go."""
+
+    models: tuple[str, ...] = ("small-qwen2.5-vl", "small-qwen3-vl")
+    """Presets of make-checkpoint, or folders with a checkpoint's configuration. Weights are random
+    in any case.
+    """
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Number formats to measure."""
+    resolutions: tuple[str, ...] = ()
+    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, measured one picture at a time and
+    `batch` at a time. Derived: a mix of 16 sizes only.
+    """
+    batch: int = 4
+    """Pictures of one size encoded together."""
+    patch_embed: PatchEmbedding = "exact"
+    """exact: pixels are normalised as the model's own processor does it. folded: that, and the
+    second frame of a still picture, are part of the first layer's weights: less work, as exact on
+    average, not the same bits.
+    """
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where. auto: cuda if there is one."""
+    repeats: int = 5
+    """Runs of each measurement, in turns; figures are medians."""
+    threads: int | None = None
+    """CPU threads. Derived: torch's own choice."""
+    without_transformers: bool = False
+    """Measure Saccade alone."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        filled(self, "models", "dtypes")
+        at_least(1, self, "repeats", "batch", "threads")
+
+
+ProfileName = Literal["cpu", "h200"]
+TraceName = Literal["zipf", "chat", "agent"]
+Routing = Literal["affinity", "random", "round-robin"]
+Sharing = Literal["none", "store", "encoders"]
+SimulationDetail = Literal["steps", "caches"]
+Policy = Literal["saccade", "gdsf", "gds", "lru", "lfu", "size"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What is asked, where no measured run is replayed."""
+
+    trace: TraceName = "zipf"
+    """zipf: single questions about popular pictures. chat: rounds with the whole history resent.
+    agent: a trail of screenshots.
+    """
+    num_prompts: int = 10_000
+    """Requests; of chats and trails all rounds count."""
+    pictures: int = 1000
+    """Different popular pictures, for each tenant."""
+    zipf: float = 1.0
+    """The n-th most popular picture is shown n ** -this as often as the first."""
+    repeat_ratio: float = 0.9
+    """Share of pictures that are popular ones (agent: that show the same screen again); the others
+    are shown for the first time.
+    """
+    image_count: int = 1
+    """Pictures per request; per round of a chat."""
+    image_resolution: str = "random:224x224-2560x1440"
+    """WIDTHxHEIGHT, random:AxB-CxD (each picture its own), or 720p, 1080p, 1440p, 4k."""
+    rounds: int = 8
+    """chat, agent: questions per chat."""
+    keep_images: int = 5
+    """agent: pictures of so many last rounds are sent again. 0: all."""
+    tenants: int = 1
+    """Share nothing with each other."""
+    rate: float = 5.0
+    """Requests per second that come in, over all replicas (chats at this divided by their rounds).
+    inf: all at once.
+    """
+    think_time: float = 2.0
+    """chat, agent: seconds between an answer and the next question, on average."""
+    input_len: int = 100
+    """Tokens of each question."""
+    output_len: int = 64
+    """Tokens of each answer."""
+    seed: int = 1
+    """Decides everything that is drawn."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "num_prompts", "pictures", "rounds", "tenants", "input_len", "output_len")
+        at_least(0, self, "image_count", "keep_images", "zipf", "repeat_ratio", "think_time")
+        at_most(1, self, "repeat_ratio")
+        above(0, self, "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOptions:
+    """On what."""
+
+    profile: ProfileName = "cpu"
+    """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
+    model: str | None = None
+    """Take the sizes, and for a measured run the tokenizer, from this folder or "demo". Derived:
+    the profile's sizes; demo.
+    """
+    constants: Path | None = None
+    """A JSON object with costs to use instead of the profile's, as --calibrate writes them."""
+    level: SimulationDetail | None = None
+    """steps: the real scheduler and caches, step by step. caches: the real caches, and a queue for
+    the time. Derived: steps up to 5000 requests.
+    """
+    policy: Policy = "saccade"
+    """Which embeddings go first; others than saccade are here to compare."""
+    kv_tokens: int | None = None
+    """Tokens that the KV cache holds. Derived: by the profile."""
+    page_size: int = 16
+    """Tokens per KV page; level caches may count in larger ones, and says so."""
+    chunked_prefill_size: int | None = None
+    """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
+    embedding_cache_device_mb: int | None = None
+    """Device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
+    embedding_cache_host_mb: int | None = None
+    """Host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
+    embedding_cache_disk_mb: int = 0
+    """Disk space for embeddings."""
+    disable_radix_cache: bool = False
+    """Do not reuse the KV of prompts seen before."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "page_size", "kv_tokens", "chunked_prefill_size")
+        at_least(
+            0,
+            self,
+            "embedding_cache_device_mb",
+            "embedding_cache_host_mb",
+            "embedding_cache_disk_mb",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How many of it, and what they have in common."""
+
+    replicas: int = 1
+    """Servers side by side."""
+    workers: tuple[str, ...] = ()
+    """Names of the servers, as `saccade route --workers` has them: ranking goes by names. Derived:
+    made-up ones, --replicas of them.
+    """
+    routing: tuple[Routing, ...] = ()
+    """How requests find a server; several are compared. affinity and random: as `saccade route`
+    ranks servers, with --affinity image and none. Derived: affinity and random for several servers.
+    """
+    sharing: tuple[Sharing, ...] = ()
+    """What servers have in common; several are compared. store: --embedding-cache-shared.
+    encoders: servers of role encode. Derived: none, store and encoders in turn for several servers.
+    """
+    encoders: int = 1
+    """Servers of role encode, beside the others, for --sharing encoders."""
+    embedding_cache_shared_mb: int | None = None
+    """Disk space of the store that all servers share, for --sharing store. Derived: 1048576."""
+    network_gbs: float = 3.0
+    """What an encoder sends in a second, in GB; 25 Gbit/s are 3."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "replicas", "encoders", "embedding_cache_shared_mb")
+        above(0, self, "network_gbs")
+        if self.workers and self.replicas not in (1, len(self.workers)):
+            raise ConfigError(
+                f"--replicas {self.replicas}: --workers names {len(self.workers)}; leave it out"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the servers."""
+        made_up = (f"http://replica-{number}:8000" for number in range(self.replicas))
+        return self.workers or tuple(made_up)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOutput:
+    """What is done with it."""
+
+    check: bool = False
+    """Measured run: show hits and TTFT beside the measured ones, round by round; fail if a count of
+    cached tokens differs.
+    """
+    calibrate: Path | None = None
+    """Measured run: fit the profile's costs to its TTFT and TPOT, and write them here for
+    --constants.
+    """
+    output_file: Path | None = None
+    """Write everything here, as JSON."""
+    quiet: bool = False
+    """Print no progress and no tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionOptions:
+    """Which traces the eviction policies are compared on."""
+
+    accesses: int = 100_000
+    """Pictures shown per trace; the first fifth only fills the caches."""
+    pictures: int = 2000
+    """Different pictures, for each tenant."""
+    zipf: tuple[float, ...] = (0.6, 0.8, 1.0, 1.2)
+    """Exponents of popularity."""
+    budgets: tuple[int, ...] = (5, 10, 25, 50)
+    """Percent of all embeddings' bytes that the cache has room for."""
+    image_resolution: str = "random:224x224-2560x2560"
+    """Sizes of the pictures."""
+    tenants: int = 1
+    """Each with pictures of its own."""
+    drift: tuple[int, ...] = (0, 200)
+    """Accesses after which the most popular picture becomes the least popular, so that all move up
+    by one. 0: popularity stays.
+    """
+    seed: int = 1
+    """Decides everything that is drawn."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        filled(self, "zipf", "budgets", "drift")
+        at_least(1, self, "accesses", "pictures", "tenants")
+        if any(drift < 0 for drift in self.drift):
+            raise ConfigError(f"--drift {self.drift}: must be at least 0")
+        if any(not 0 < budget <= 100 for budget in self.budgets):
+            raise ConfigError(f"--budgets {self.budgets}: must be above 0 and at most 100")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBenchOptions:
+    """What to measure, and where the figures go."""
+
+    models: tuple[str, ...] = ("qwen2.5-vl-7b", "qwen3-vl-8b")
+    """Presets of make-checkpoint, whose towers' sizes the measurements have. Only the embedding of
+    positions is made of weights.
+    """
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Number formats of queries and keys."""
+    tokens: int | None = None
+    """Tokens turned by the rotary embedding at a time. Derived: 4096 on cpu, 65536 on cuda."""
+    resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
+    """Picture sizes, WIDTHxHEIGHT or 720p, 1080p, 1440p, 4k, whose positions are computed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where. auto: cuda if there is one."""
+    repeats: int = 10
+    """Runs of each measurement, in turns; figures are medians."""
+    threads: int | None = None
+    """CPU threads. Derived: torch's own choice."""
+    without_transformers: bool = False
+    """Measure Saccade alone."""
+    output_file: Path | None = None
+    """Write every figure here, as JSON."""
+
+    def __post_init__(self) -> None:
+        filled(self, "models", "dtypes", "resolutions")
+        at_least(1, self, "repeats", "tokens", "threads")

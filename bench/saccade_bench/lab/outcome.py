@@ -1,0 +1,115 @@
+"""What a simulation found: counts that are exact for its trace, and times that are estimates.
+
+Owns the shapes. Knows nothing of how they come about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade_bench.lab.options import Routing, Sharing, SimulationDetail
+from saccade_bench.load.measure import Distribution
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Over all replicas. `images_kv`, `images_embedding`: pictures found there; `pixels_reused`:
+    encoded again, but not decoded; `images_given`: by encoders, whose own encodes are counted with
+    the others'.
+
+    `moved` is in bytes, by way: "device to host", "pixels to engine" and so on.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    images: int = 0
+    images_kv: int = 0
+    images_embedding: int = 0
+    images_encoded: int = 0
+    images_decoded: int = 0
+    images_given: int = 0
+    pixels_reused: int = 0
+    patches_encoded: int = 0
+    pages_evicted: int = 0
+    preemptions: int = 0
+    moved: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: StepCounts) -> None:
+        for name in self.__slots__:
+            if name != "moved":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        for way, nbytes in other.moved.items():
+            self.moved[way] = self.moved.get(way, 0) + nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What became of embeddings in one tier, over all replicas."""
+
+    hits: int
+    misses: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One call's end. Times in ms; `tpot` is None for answers of one token."""
+
+    session: int
+    round: int
+    replica: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft: float
+    tpot: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One trace on one arrangement of replicas. `duration` is in ms, `busy` the share of it in
+    which each replica computed.
+
+    `different`: images of those sent. `twice`: images that a replica encoded while another did so,
+    though both share a store. `served` is kept at level "steps" only. `page_tokens`: tokens of a
+    page, as they were counted here.
+    """
+
+    level: SimulationDetail
+    routing: Routing | None
+    sharing: Sharing
+    page_tokens: int
+    duration: float
+    busy: tuple[float, ...]
+    counts: StepCounts
+    tiers: dict[str, Tier]
+    ttft: Distribution
+    different: int
+    twice: int = 0
+    served: tuple[Served, ...] = ()
+
+    @property
+    def encodes(self) -> float:
+        """Per different image."""
+        return self.counts.images_encoded / max(1, self.different)
+
+    @property
+    def kv_rate(self) -> float:
+        return self.counts.cached_tokens / max(1, self.counts.prompt_tokens)
+
+
+def tiers(caches: Iterable[EmbeddingCache]) -> dict[str, Tier]:
+    """Their counts, put together."""
+    sums: dict[str, Tier] = {}
+    for cache in caches:
+        for tier, shelf in cache.tiers.items():
+            old = sums.get(tier, Tier(0, 0, 0))
+            sums[tier] = Tier(
+                old.hits + cache.hits[tier],
+                old.misses + cache.misses[tier],
+                old.evictions + shelf.evictions,
+            )
+    return sums

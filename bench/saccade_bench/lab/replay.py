@@ -1,0 +1,180 @@
+"""A measured run as a trace: what `saccade bench serve --save-text` wrote, with the model's own
+template and tokenizer.
+
+Owns the way from a result file back to the tokens that the server saw. What it cannot know are the
+answers' tokens: the file has their text. So an answer is taken to be its text's own tokens if they
+are as many as were generated; if the text gives fewer, what follows them is taken to be the token
+that ends an answer, which is not shown, and then anything; if it gives more, the model wrote its
+text in another way, and nothing of it is taken to be found again. That is exact for answers that
+end where the model ends them (`--disable-ignore-eos`); one that is made to go on has tokens in
+between that show no text. Pictures' names are the file's digests. Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import ConfigError
+from saccade.core.family import FamilySpec
+from saccade.core.types import ImageKey, Span
+from saccade.families.checkpoint import resolve_model
+from saccade.families.registry import load_spec
+from saccade.text.prompt import ChatTemplate, Tokenizer
+from saccade_bench.lab.costs import Machine
+from saccade_bench.lab.trace import STRIDE, MeasuredTrace, Shown, TracedCall, TracedPiece, show
+from saccade_bench.load.journal import Saved, read_runs
+
+Json = dict[str, Any]
+
+UNKNOWN = -STRIDE
+"""Token ids that no tokenizer has, downwards from here."""
+
+
+class Replay:
+    """The last whole run of a result file; implements `saccade_bench.lab.trace.Trace`.
+
+    Chats that failed are left out.
+    """
+
+    def __init__(self, path: Path, model: str, machine: Machine) -> None:
+        """Raises ConfigError where the file lacks what is needed."""
+        self._run = read_runs(path)[-1]
+        folder = resolve_model(model)
+        self.spec: FamilySpec = load_spec(folder)
+        self._tokenizer = Tokenizer.load(folder)
+        self._template = ChatTemplate.load(folder, self._tokenizer, None, self.spec.templates)
+        self._machine = machine
+        self._chats = _whole_chats(self._run, path)
+        options = self._run.options
+        self.name = f"{path.name}, {self._run.label}"
+        self.sessions = len(self._chats)
+        self.requests = sum(map(len, self._chats))
+        self.limit: int | None = options.get("max_concurrency")
+        # A limit decides when a chat begins, and so does the simulation; else the run's own times
+        # do.
+        self._starts = [
+            0.0 if self.limit else chat[0]["sent"] - self._chats[0][0]["sent"]
+            for chat in self._chats
+        ]
+        self._keep = (
+            int(options.get("keep_images") or 0) if options.get("dataset_name") == "agent" else 0
+        )
+        self._salts = [chat[0].get("tenant") or "" for chat in self._chats]
+
+    def start(self, session: int) -> float:
+        return float(self._starts[session])
+
+    def rounds(self, session: int) -> int:
+        return len(self._chats[session])
+
+    def pause(self, session: int, round: int) -> float:
+        before, line = self._chats[session][round - 1 : round + 1]
+        return max(0.0, float(line["sent"]) - float(before["sent"]) - float(before["e2e"]))
+
+    def call(self, session: int, round: int) -> TracedCall:
+        chat = self._chats[session]
+        pieces = self._pieces(self._messages(chat, round), self._salts[session])
+        line = chat[round]
+        length = sum(piece.length for piece in pieces)
+        if line["prompt_tokens"] not in (None, length):
+            raise ConfigError(
+                f"{self.name}: round {round + 1} of chat {line['session']} had "
+                f"{line['prompt_tokens']} prompt tokens, by this model's "
+                f"template and tokenizer {length}: name the model that was served with --model"
+            )
+        return TracedCall(pieces, self._answer(line), self._salts[session], _measured(line))
+
+    def _messages(self, chat: Sequence[Json], round: int) -> list[Json]:
+        messages: list[Json] = []
+        for number, line in enumerate(chat[: round + 1]):
+            messages += (
+                _without_pictures(line["messages"])
+                if self._keep and number <= round - self._keep
+                else line["messages"]
+            )
+            if number < round:
+                messages.append({"role": "assistant", "content": line["text"]})
+        return messages
+
+    def _pieces(self, messages: Sequence[Json], salt: str) -> tuple[TracedPiece, ...]:
+        parts = [
+            part
+            for message in messages
+            if isinstance(message["content"], list)
+            for part in message["content"]
+        ]
+        pictures = [self._shown(part, salt) for part in parts if part["type"] == "image"]
+        text = self._template.render(messages)
+        tokens, spans = self.spec.expand_prompt(
+            self._tokenizer.encode(text), [shown.image for shown in pictures]
+        )
+        pieces: list[TracedPiece] = []
+        for left, span in pairwise((Span(0, 0, 0), *spans, Span(len(tokens), 0, 0))):
+            if span.start > left.end:
+                between = tokens[left.end : span.start]
+                pieces.append(TracedPiece(0, len(between), tokens=between))
+            if span.length:
+                pieces.append(TracedPiece(0, span.length, pictures[span.image]))
+        return tuple(pieces)
+
+    def _shown(self, part: Json, salt: str) -> Shown:
+        settings = self.spec.settings(self.spec.pixel_bounds)
+        return show(
+            ImageKey(bytes.fromhex(part["digest"]), settings, salt),
+            part["height"],
+            part["width"],
+            self._machine,
+        )
+
+    def _answer(self, line: Json) -> TracedPiece:
+        count = max(1, int(line["output_tokens"] or 1))
+        told = self._tokenizer.encode(line["text"])
+        if len(told) > count:
+            told = []
+        elif len(told) < count:
+            told.append(self.spec.eos_token_ids[0])
+        filler = range(UNKNOWN, UNKNOWN - count, -1)
+        return TracedPiece(0, count, tokens=(*told, *filler)[:count])
+
+
+def _whole_chats(run: Saved, path: Path) -> list[list[Json]]:
+    chats: dict[int, list[Json]] = {}
+    failed = {line["session"] for line in run.requests if line["failure"] is not None}
+    for line in run.requests:
+        if line["session"] not in failed:
+            chats.setdefault(line["session"], []).append(line)
+    if not chats:
+        raise ConfigError(f"{path}: every chat of the run has failed")
+    if any("messages" not in line for chat in chats.values() for line in chat):
+        raise ConfigError(
+            f"{path}: it does not say what was asked; run `saccade bench serve` with --save-text"
+        )
+    ordered = [sorted(chat, key=lambda line: int(line["round"])) for chat in chats.values()]
+    return sorted(ordered, key=lambda chat: float(chat[0]["sent"]))
+
+
+def _without_pictures(messages: Sequence[Json]) -> list[Json]:
+    """As `bench serve` sends rounds whose pictures are not kept."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = "\n".join(
+                "[picture]" if part["type"] == "image" else part["text"] for part in content
+            )
+        found.append(message | {"content": content})
+    return found
+
+
+def _measured(line: Json) -> MeasuredTrace:
+    encoded = decoded = None
+    if "saccade" in line:
+        images = line["saccade"]["images"]
+        encoded = sum(image["found"] in ("none", "pixels") for image in images)
+        decoded = sum(image["ms"]["decode"] > 0 for image in images)
+    return MeasuredTrace(
+        line["ttft"], line["tpot"], line["prompt_tokens"], line["cached_tokens"], encoded, decoded
+    )

@@ -1,0 +1,328 @@
+"""`saccade simulate`: a trace through the real caches and scheduler without tensors, with what it
+would cost: an estimate.
+
+Owns the order of a simulation and what is printed and kept of it. Hits, encodes, bytes and
+evictions are counted, by the code that serves; times come from the constants of `costs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from saccade.core.errors import ConfigError
+from saccade.families.checkpoint import resolve_model
+from saccade.families.registry import load_spec
+from saccade_bench.counted import counted
+from saccade_bench.lab import quick
+from saccade_bench.lab.calibrate import calibrate
+from saccade_bench.lab.check import Check, compare
+from saccade_bench.lab.costs import Profile, load_profile, write_costs
+from saccade_bench.lab.options import (
+    FleetOptions,
+    MachineOptions,
+    Routing,
+    Sharing,
+    SimulateOutput,
+    SimulationDetail,
+    TraceOptions,
+)
+from saccade_bench.lab.outcome import Outcome
+from saccade_bench.lab.policies import POLICIES
+from saccade_bench.lab.replay import Replay
+from saccade_bench.lab.results import make_room
+from saccade_bench.lab.sharing import EncoderPool, Shared, SimulatedStore
+from saccade_bench.lab.stepwise import Stepwise
+from saccade_bench.lab.trace import RequestTrace, Synthetic
+
+STEPWISE_REQUESTS = 5_000
+"""More take minutes, step by step."""
+FINE_REQUESTS = 200_000
+"""More would take minutes by the server's own pages."""
+COARSE = 8
+"""So many of the server's pages are then counted as one."""
+MIB = 1 << 20
+STORE_MB = 1 << 20
+"""Of the store that servers share, where nobody says."""
+ONE = FleetOptions()
+PIPE_COLUMNS = 150
+"""Of a table that goes to a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """All that came of it. `pace`: requests simulated in a second of CPU time. `check` is there for
+    measured runs.
+    """
+
+    profile: Profile
+    outcomes: tuple[Outcome, ...]
+    pace: float
+    check: Check | None = None
+
+
+def simulate(
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
+) -> int:
+    """Simulate, print and keep.
+
+    Returns the exit status. Raises ConfigError where something cannot be.
+    """
+    console = Console(highlight=False, quiet=output.quiet)
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    if result is None and (output.check or output.calibrate):
+        raise ConfigError(
+            "--check and --calibrate need a measured run: saccade simulate RESULT.jsonl"
+        )
+    make_room(output, "output_file", "calibrate")
+    simulated = run(result, wanted, options, output, fleet)
+    console.print(_table(simulated))
+    status = 0
+    if simulated.check is not None and output.check:
+        console.print(_checked(simulated.check))
+        status = 0 if simulated.check.exact else 1
+    if output.output_file:
+        output.output_file.write_text(
+            json.dumps(_json(simulated, wanted, options, fleet, result), indent=2) + "\n"
+        )
+    return status
+
+
+def run(
+    result: Path | None,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    output: SimulateOutput,
+    fleet: FleetOptions = ONE,
+) -> Simulated:
+    """The simulation itself; with `output.calibrate`, by costs that are first fitted to the
+    measured run.
+    """
+    model = options.model or ("demo" if result else None)
+    profile = load_profile(options, None if model is None else load_spec(resolve_model(model)))
+    trace: RequestTrace
+    if result is not None:
+        trace = Replay(result, model or "demo", profile.machine)
+        if output.calibrate is not None:
+            costs = calibrate(trace, profile.machine, profile.costs, fleet.names)
+            write_costs(output.calibrate, costs)
+            profile = Profile(costs, profile.machine, f"{profile.source}; fitted to {result.name}")
+    else:
+        trace = Synthetic(wanted, profile.machine)
+    level = options.level or (
+        "steps" if result or trace.requests <= STEPWISE_REQUESTS else "caches"
+    )
+    if result is not None and level == "caches":
+        raise ConfigError("--level caches: a measured run is simulated step by step")
+    arrangements = arrange(fleet)
+    requests = trace.requests * len(arrangements)
+    began = time.process_time()
+    with _progress(output.quiet, requests) as told:
+        outcomes = tuple(
+            one(trace, level, profile, options, fleet, routing, sharing, told)
+            for routing, sharing in arrangements
+        )
+    pace = requests / max(1e-9, time.process_time() - began)
+    check = None if result is None else compare(trace, outcomes[0])
+    return Simulated(profile, outcomes, pace, check)
+
+
+def arrange(fleet: FleetOptions) -> list[tuple[Routing, Sharing]]:
+    """What is compared."""
+    several = len(fleet.names) > 1
+    routings: tuple[Routing, ...] = ("affinity", "random") if several else ("random",)
+    sharings: tuple[Sharing, ...] = ("none", "store", "encoders") if several else ("none",)
+    return list(product(fleet.routing or routings, fleet.sharing or sharings))
+
+
+def one(
+    trace: RequestTrace,
+    level: SimulationDetail,
+    profile: Profile,
+    options: MachineOptions,
+    fleet: FleetOptions,
+    routing: Routing,
+    sharing: Sharing,
+    told: Callable[[], None],
+) -> Outcome:
+    """One trace on one arrangement of replicas; `told` is called for every request."""
+    worth, machine, costs = POLICIES[options.policy], profile.machine, profile.costs
+    shared = Shared()
+    if sharing == "store":
+        nbytes = (fleet.embedding_cache_shared_mb or STORE_MB) * MIB
+        shared = Shared(store=SimulatedStore(nbytes, costs))
+        machine = replace(machine, budgets=replace(machine.budgets, disk_bytes=nbytes, shared=True))
+    elif sharing == "encoders":
+        shared = Shared(
+            encoders=EncoderPool(fleet.encoders, machine, costs, worth, fleet.network_gbs)
+        )
+    if level == "steps":
+        return Stepwise(trace, machine, costs, fleet.names, routing, worth, shared).run(told)
+    grain = options.page_size * (COARSE if trace.requests > FINE_REQUESTS else 1)
+    return quick.run(trace, machine, costs, grain, fleet.names, routing, worth, told, shared)
+
+
+@contextmanager
+def _progress(quiet: bool, total: int) -> Iterator[Callable[[], None]]:
+    with counted("simulating", total, quiet=quiet) as tell:
+        done = 0
+
+        def told() -> None:
+            nonlocal done
+            done += 1
+            if done % 100 == 0:
+                tell(done)
+
+        yield told
+
+
+# ---- for people
+
+
+def _table(simulated: Simulated) -> Table:
+    first = simulated.outcomes[0]
+    how = (
+        "real scheduler and caches, step by step"
+        if first.level == "steps"
+        else "real caches, a queue for the time"
+    )
+    grain = f"; pages counted as {first.page_tokens} tokens" if first.level == "caches" else ""
+    table = Table(
+        title=f"ESTIMATE, nothing was measured: {how}{grain}",
+        caption=f"{simulated.pace:.0f} requests a second of one core were simulated.\n"
+        f"Costs: {simulated.profile.source}",
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("", min_width=28)
+    for outcome in simulated.outcomes:
+        head: str = outcome.routing or "one replica"
+        head += "" if outcome.sharing == "none" else f"\n{outcome.sharing}"
+        table.add_column(head, justify="right", no_wrap=True)
+    columns = [dict(_rows(outcome)) for outcome in simulated.outcomes]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        table.add_row(name, *(column.get(name, "") for column in columns))
+    return table
+
+
+def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    counts, ttft = outcome.counts, outcome.ttft
+    yield "Encodes per different picture", f"{outcome.encodes:.2f}"
+    for which, ms in (("mean", ttft.mean), ("P50", ttft.median), ("P99", ttft.p99)):
+        yield f"TTFT {which} (ms, estimate)", f"{ms:.0f}"
+    mean = sum(outcome.busy) / len(outcome.busy)
+    yield "Busy, mean / most (estimate)", f"{mean:.0%} / {max(outcome.busy):.0%}"
+    yield "Requests / refused", f"{counts.requests} / {counts.refused}"
+    yield "Prompt tokens", f"{counts.prompt_tokens}"
+    yield "  found in the prefix cache", f"{outcome.kv_rate:.1%}"
+    yield "Pictures sent / different", f"{counts.images} / {outcome.different}"
+    for name, value in (
+        ("prefix", counts.images_kv),
+        ("embedding", counts.images_embedding),
+        ("pixel", counts.pixels_reused),
+    ):
+        yield f"  whole in {name} cache", f"{value / max(1, counts.images):.1%}"
+    yield "  encoded / decoded", f"{counts.images_encoded} / {counts.images_decoded}"
+    if outcome.sharing == "store":
+        yield "  encoded by two at once", f"{outcome.twice}"
+    if outcome.sharing == "encoders":
+        yield "  given by encoders", f"{counts.images_given}"
+    for tier, found in outcome.tiers.items():
+        asked = found.hits + found.misses
+        yield f"Embeddings asked of {tier}", f"{asked}"
+        yield f"  found on {tier}", f"{found.hits / max(1, asked):.1%}"
+        yield f"  evicted from {tier}", f"{found.evictions}"
+    yield "KV pages evicted / preempted", f"{counts.pages_evicted} / {counts.preemptions}"
+    store = outcome.sharing == "store"
+    for way, nbytes in sorted(counts.moved.items()):
+        told = "read from the store" if way == "disk to staged" and store else f"moved, {way}"
+        yield f"MiB {told}", f"{nbytes / MIB:.0f}"
+    yield "Duration (s, estimate)", f"{outcome.duration / 1e3:.1f}"
+
+
+def _checked(check: Check) -> Table:
+    said = (
+        "exactly as measured" if check.exact else f"{check.wrong} of {check.compared} calls differ"
+    )
+    if not check.exact:
+        said += (
+            ". Answers that had to go on past their end have tokens that show no text: measure "
+            "with --disable-ignore-eos"
+        )
+    table = Table(
+        title=f"Beside the measured run: cached tokens {said}",
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in (
+        "round",
+        "calls",
+        "cached tokens, measured",
+        "simulated",
+        "TTFT (ms), measured",
+        "simulated",
+        "error",
+    ):
+        table.add_column(name, justify="right")
+    for line in check.rounds:
+        cached = "not told" if line.cached_measured is None else f"{line.cached_measured}"
+        times = f"{line.ttft_measured:.1f}", f"{line.ttft:.1f}", f"{line.ttft_error:+.0%}"
+        table.add_row(f"{line.round}", f"{line.calls}", cached, f"{line.cached}", *times)
+    table.caption = (
+        f"TTFT: mean error {check.ttft_error:+.1%}, mean of the rounds' absolute errors "
+        f"{check.rounds_error:.1%}"
+    )
+    if check.encoded is not None:
+        table.caption += (
+            f"\nPictures encoded: measured {check.encoded[0]}, simulated {check.encoded[1]}"
+        )
+    table.caption_justify = "left"
+    return table
+
+
+def _json(
+    simulated: Simulated,
+    wanted: TraceOptions,
+    options: MachineOptions,
+    fleet: FleetOptions,
+    result: Path | None,
+) -> dict[str, Any]:
+    return {
+        "kind": "estimate",
+        "trace": asdict(wanted) if result is None else result.name,
+        "machine": _plain(asdict(options)),
+        "fleet": _plain(asdict(fleet)),
+        "source": simulated.profile.source,
+        "costs": asdict(simulated.profile.costs),
+        "outcomes": [_plain(asdict(replace(outcome, served=()))) for outcome in simulated.outcomes],
+        "check": None if simulated.check is None else _plain(asdict(simulated.check)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.name if isinstance(value, Path) else value

@@ -1,0 +1,267 @@
+"""What is simulated: chats of calls, each a row of pieces (texts and pictures) and the length of
+its answer.
+
+Owns the shapes, how pieces become tokens or whole pages' names, and the synthetic traces, which are
+drawn from a seed in bulk and built call by call, so that millions fit into memory. Knows nothing of
+time spent or of caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol
+
+import numpy as np
+
+from saccade.core.types import Image, ImageKey, Span
+from saccade_bench.lab.costs import Machine
+from saccade_bench.lab.options import TraceOptions
+from saccade_bench.load.images import parse_resolution
+
+HEADER_TOKENS = 12
+"""Of a chat template before the first picture, the same in every call."""
+TURN_TOKENS = 8
+"""Of a chat template between two messages."""
+STRIDE = 1 << 24
+"""Synthetic token ids: a piece's number times this, and its place in the piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture. `pixels`: of its file; `resized`: of what the vision tower sees."""
+
+    image: Image
+    pixels: int
+    resized: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPiece:
+    """A text of so many tokens: equal numbers are equal texts.
+
+    Or a picture. `tokens`: the real ones, where they are known.
+    """
+
+    number: int
+    length: int
+    shown: Shown | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One request. `measured` is what a real server answered, if this is a replay."""
+
+    pieces: tuple[TracedPiece, ...]
+    answer: TracedPiece
+    tenant: str = ""
+    measured: MeasuredTrace | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return sum(piece.length for piece in self.pieces)
+
+    @property
+    def pictures(self) -> list[Shown]:
+        return [piece.shown for piece in self.pieces if piece.shown is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTrace:
+    """A request of a measured run.
+
+    `tpot`: None for answers of one token. `encoded`, `decoded`: None where no trace was asked for.
+    """
+
+    ttft: float
+    tpot: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    encoded: int | None = None
+    decoded: int | None = None
+
+
+class RequestTrace(Protocol):
+    """`sessions` chats, numbered by their time.
+
+    `limit`: chats that are open at a time, if that is limited.
+    """
+
+    name: str
+    requests: int
+    sessions: int
+    limit: int | None
+
+    def start(self, session: int) -> float:
+        """When the chat begins, in ms."""
+        ...
+
+    def rounds(self, session: int) -> int: ...
+
+    def pause(self, session: int, round: int) -> float:
+        """Between the answer before and call `round`, in ms."""
+        ...
+
+    def call(self, session: int, round: int) -> TracedCall: ...
+
+
+def tokens_of(call: TracedCall) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]:
+    """A prompt as the engine knows it."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    images: list[Image] = []
+    for piece in call.pieces:
+        if piece.shown is not None:
+            spans.append(Span(len(tokens), piece.length, len(images)))
+            images.append(piece.shown.image)
+            tokens.extend(repeat(1, piece.length))
+        else:
+            tokens.extend(text_tokens(piece))
+    return tuple(tokens), tuple(spans), tuple(images)
+
+
+def text_tokens(piece: TracedPiece) -> Sequence[int]:
+    first = (piece.number + 1) * STRIDE
+    return range(first, first + piece.length) if piece.tokens is None else piece.tokens
+
+
+def page_names(pieces: Sequence[TracedPiece], size: int) -> list[int]:
+    """A number for every page of `size` tokens, the last one possibly not full: equal for equal
+    content after equal pages.
+    """
+    names: list[int] = []
+    mix = filled = 0
+    for piece in pieces:
+        number, length, at = piece.number, piece.length, 0
+        if filled:
+            at = min(size - filled, length)
+            mix = hash((mix, number, at))
+            filled += at
+            if filled < size:
+                continue
+            names.append(mix)
+        whole = (length - at) // size
+        if whole:
+            first = (number + 1) * STRIDE + at * (STRIDE >> 12)
+            names.extend(range(first, first + whole))
+            at += whole * size
+        filled = length - at
+        mix = hash((number, at))
+    if filled:
+        names.append(hash((mix, filled)))
+    return names
+
+
+class Synthetic:
+    """A seeded trace; implements `RequestTrace`.
+
+    Piece numbers: even ones are images, odd ones texts.
+    """
+
+    def __init__(self, options: TraceOptions, machine: Machine) -> None:
+        self.limit: int | None = None
+        self._options = options
+        self._machine = machine
+        self._per_chat = 1 if options.trace == "zipf" else options.rounds
+        self.name = f"{options.trace}, seed {options.seed}"
+        self.sessions = max(1, round(options.num_prompts / self._per_chat))
+        self.requests = self.sessions * self._per_chat
+        dice = np.random.Generator(np.random.PCG64(options.seed))
+        gaps = (
+            dice.exponential(self._per_chat / options.rate, self.sessions)
+            if options.rate != float("inf")
+            else np.zeros(self.sessions)
+        )
+        self._starts = np.cumsum(gaps) * 1e3
+        self._pauses = dice.exponential(options.think_time, (self.sessions, self._per_chat)) * 1e3
+        self._tenants = dice.integers(options.tenants, size=self.sessions)
+        self._picks = self._draw_pictures(dice)
+        sizes = parse_resolution(options.image_resolution)
+        self._widths = dice.integers(sizes.low[0], sizes.high[0] + 1, options.pictures)
+        self._heights = dice.integers(sizes.low[1], sizes.high[1] + 1, options.pictures)
+        self._known: dict[int, TracedPiece] = {}
+        self._header = TracedPiece(1, HEADER_TOKENS)
+
+    def _draw_pictures(
+        self, dice: np.random.Generator
+    ) -> np.ndarray[tuple[int, int, int], np.dtype[np.int64]]:
+        """Which picture [session, round, place]: below `pictures` a popular one, above it one that
+        is shown here for the first time.
+        """
+        options = self._options
+        shape = self.sessions, self._per_chat, options.image_count
+        again = dice.random(shape) < options.repeat_ratio
+        new = options.pictures + np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
+        if options.trace == "agent":
+            again[:, 0] = False  # a trail begins with a screen of its own
+            last = np.maximum.accumulate(np.where(again, 0, new), axis=1)
+            return np.where(again, last, new)
+        weights = np.arange(1, options.pictures + 1, dtype=np.float64) ** -options.zipf
+        upto = np.cumsum(weights) / weights.sum()
+        popular = np.minimum(np.searchsorted(upto, dice.random(shape)), options.pictures - 1)
+        return np.where(again, popular, new)
+
+    def start(self, session: int) -> float:
+        return float(self._starts[session])
+
+    def rounds(self, session: int) -> int:
+        assert 0 <= session < self.sessions
+        return self._per_chat
+
+    def pause(self, session: int, round: int) -> float:
+        return float(self._pauses[session, round])
+
+    def call(self, session: int, round: int) -> TracedCall:
+        options, tenant = self._options, int(self._tenants[session])
+        kept = options.keep_images if options.trace == "agent" else 0
+        pieces = [self._header]
+        for number in range(round + 1):
+            hidden = kept and number <= round - kept
+            text = 4 * (session * self._per_chat + number)
+            if not hidden:
+                pieces += [
+                    self._picture(int(pick), tenant) for pick in self._picks[session, number]
+                ]
+            # A question that has lost its pictures is another text, "[picture]" and all.
+            pieces.append(TracedPiece(text + (5 if hidden else 3), options.input_len + TURN_TOKENS))
+            if number < round:
+                pieces.append(self._answer(session, number))
+        return TracedCall(
+            tuple(pieces),
+            self._answer(session, round),
+            f"tenant {tenant}" if options.tenants > 1 else "",
+        )
+
+    def _answer(self, session: int, round: int) -> TracedPiece:
+        return TracedPiece(
+            4 * (session * self._per_chat + round) + 4 * self.requests + 3, self._options.output_len
+        )
+
+    def _picture(self, pick: int, tenant: int) -> TracedPiece:
+        options = self._options
+        number = pick * options.tenants + tenant
+        if found := self._known.get(number):
+            return found
+        place = pick % options.pictures
+        width, height = int(self._widths[place]), int(self._heights[place])
+        key = ImageKey(
+            number.to_bytes(32, "big"), bytes(16), f"tenant {tenant}" if options.tenants > 1 else ""
+        )
+        shown = show(key, height, width, self._machine)
+        piece = TracedPiece(2 * number, shown.image.num_tokens, shown)
+        if pick < options.pictures:
+            self._known[number] = piece
+        return piece
+
+
+def show(key: ImageKey, height: int, width: int, machine: Machine) -> Shown:
+    """A picture of so many pixels."""
+    rules = machine.rules
+    rows, columns = machine.size(height, width)
+    grid = 1, rows // rules.patch, columns // rules.patch
+    patches = grid[1] * grid[2]
+    image = Image(key, grid, patches // rules.merge**2, patches, (rows, columns))
+    return Shown(image, height * width, rows * columns)

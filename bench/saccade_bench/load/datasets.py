@@ -1,0 +1,399 @@
+"""The data sets: seeded workloads, as sessions of turns.
+
+Owns which pictures and words come when. The same options and seed give the same sessions for the
+same `Calibration` (how long a text is in the server's tokens). Knows nothing of HTTP or of time.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from saccade.core.errors import ConfigError
+from saccade_bench.eval.mmmu import load_questions
+from saccade_bench.eval.ocr import OcrLine, draw_reading
+from saccade_bench.load.images import Dice, DrawnImage, parse_resolution
+from saccade_bench.load.words import WORDS
+from saccade_bench.load.workload import File, Json, Session, Turn, TurnPart
+from saccade_bench.options import (
+    DatasetName,
+    DatasetOptions,
+    ImageOptions,
+    LoadOptions,
+    RandomMM,
+    TextOptions,
+)
+
+IMAGE_ANSWER_TOKENS = 8
+"""Tokens of an answer about an image where the text beside the images is what is measured."""
+QUIET_IMAGES = 3
+"""Intervals between images that pass before the first one of `text-beside-images`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How the server counts text: a message of c characters is about `overhead + per_char * c`
+    tokens.
+    """
+
+    overhead: float = 10.0
+    per_char: float = 0.25
+
+    def tokens(self, chars: int, messages: int = 1) -> float:
+        return self.overhead * messages + self.per_char * chars
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides a workload."""
+
+    data: DatasetOptions
+    load: LoadOptions
+    images: ImageOptions
+    text: TextOptions
+    random_mm: RandomMM
+    calibration: Calibration
+
+
+class Maker:
+    """Draws questions and pictures one after another; no two are alike."""
+
+    def __init__(self, recipe: Recipe, stream: int = 0) -> None:
+        self.recipe = recipe
+        self.dice = Dice(recipe.load.seed, stream)
+        self._sizes = parse_resolution(recipe.images.image_resolution)
+        self._first = Dice(recipe.load.seed, stream, 1).between(0, 1 << 40)
+        self._drawn = 0
+
+    def image(self, size: tuple[int, int] | None = None) -> DrawnImage:
+        options = self.recipe.images
+        width, height = size or self._sizes.draw(self.dice)
+        return DrawnImage(options.image_content, width, height, self.seed(), options.image_format)
+
+    def screenshots(self) -> Callable[[int], DrawnImage]:
+        """The step-th screenshot of a new desktop, steps from 1."""
+        (width, height), seed, kind = (
+            self._sizes.draw(self.dice),
+            self.seed(),
+            self.recipe.images.image_format,
+        )
+        return lambda step: DrawnImage("document", width, height, seed, kind, step)
+
+    def reading(self, number: int) -> OcrLine:
+        width, height = self._sizes.draw(self.dice)
+        return draw_reading(self.seed(), ("number", "word")[number % 2], (width, height))
+
+    def question(self) -> str:
+        """Random words, as many tokens as asked for by the server's count."""
+        text = self.recipe.text
+        length = self._length(text.random_input_len)
+        chars = max(1, round(length / self.recipe.calibration.per_char))
+        words: list[str] = []
+        while chars > 0:
+            words.append(WORDS[self.dice.between(0, len(WORDS) - 1)])
+            chars -= len(words[-1]) + 1
+        return " ".join(words)
+
+    def answer_length(self) -> int:
+        return self._length(self.recipe.text.random_output_len)
+
+    def turn(
+        self,
+        images: Sequence[TurnPart],
+        text: str | None = None,
+        first: bool = True,
+        expected: str | None = None,
+    ) -> Turn:
+        think = 0.0 if first else self.think()
+        return Turn((*images, text or self.question()), self.answer_length(), think, expected)
+
+    def think(self) -> float:
+        mean = self.recipe.data.think_time
+        return -mean * math.log1p(-self.dice.share()) if mean else 0.0
+
+    def seed(self) -> int:
+        self._drawn += 1
+        return self._first + self._drawn
+
+    def _length(self, longest: int) -> int:
+        return self.dice.between(
+            max(1, int(longest * self.recipe.text.random_range_ratio)), longest
+        )
+
+
+def build(recipe: Recipe) -> tuple[Session, ...]:
+    """The workload. Raises ConfigError where options do not fit, or a file cannot be read."""
+    return tuple(DATASETS[recipe.data.dataset_name](Maker(recipe), recipe.load.num_prompts))
+
+
+def warmup(recipe: Recipe) -> tuple[Session, ...]:
+    """Requests like the first ones of the workload, of other pictures and words where those are
+    drawn.
+    """
+    if not recipe.load.warmup_requests:
+        return ()
+    sessions = DATASETS[recipe.data.dataset_name](
+        Maker(recipe, stream=7), recipe.load.warmup_requests
+    )
+    return tuple(Session((_brief(session),), session.tenant) for session in sessions)
+
+
+def _brief(session: Session) -> Turn:
+    """The first turn; a long answer that only runs beside others is cut short."""
+    turn = session.turns[0]
+    if session.due is None:
+        return turn
+    return replace(turn, max_tokens=min(turn.max_tokens, IMAGE_ANSWER_TOKENS))
+
+
+def _image(maker: Maker, count: int) -> Iterator[Session]:
+    for _ in range(count):
+        yield Session(
+            (maker.turn([maker.image() for _ in range(maker.recipe.images.image_count)]),)
+        )
+
+
+def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
+    options = maker.recipe.random_mm
+    buckets = parse_buckets(options.random_mm_bucket_config)
+    base, spread = (
+        options.random_mm_base_items_per_request,
+        options.random_mm_num_mm_items_range_ratio,
+    )
+    low, high = max(0, math.floor(base * (1 - spread))), math.ceil(base * (1 + spread))
+    for _ in range(count):
+        images = []
+        for _ in range(min(maker.dice.between(low, high), options.random_mm_limit_mm_per_prompt)):
+            share = maker.dice.share()
+            size = next((size for size, upto in buckets if share < upto), buckets[-1][0])
+            images.append(maker.image(size))
+        yield Session((maker.turn(images),))
+
+
+def parse_buckets(text: str) -> list[tuple[tuple[int, int], float]]:
+    """(width, height) and the share of pictures up to and with this bucket. Raises ConfigError."""
+    wanted = (
+        "--random-mm-bucket-config: expected {(height, width, 1): share, ...} with shares above 0"
+    )
+    try:
+        config = ast.literal_eval(text)
+        shares = {
+            (int(height), int(width), int(frames)): float(share)
+            for (height, width, frames), share in config.items()
+        }
+    except (ValueError, SyntaxError, TypeError, AttributeError):
+        raise ConfigError(f"{wanted}, got {text}") from None
+    if not shares or any(share <= 0 or min(key) < 1 for key, share in shares.items()):
+        raise ConfigError(f"{wanted}, got {text}")
+    if any(frames != 1 for _, _, frames in shares):
+        raise ConfigError(
+            "--random-mm-bucket-config: frames other than 1 are video, which is not supported yet"
+        )
+    total, upto, buckets = sum(shares.values()), 0.0, []
+    for (height, width, _), share in shares.items():
+        upto += share / total
+        buckets.append(((width, height), upto))
+    return buckets
+
+
+def _multiturn_image(maker: Maker, count: int) -> Iterator[Session]:
+    for _ in range(count):
+        yield Session(
+            tuple(
+                maker.turn(
+                    [maker.image() for _ in range(maker.recipe.images.image_count)],
+                    first=number == 0,
+                )
+                for number in range(maker.recipe.data.rounds)
+            )
+        )
+
+
+def _repeat(maker: Maker, count: int) -> Iterator[Session]:
+    """Requests are dealt to tenants in turn; within a tenant exactly `repeat_ratio` of the pictures
+    (rounded) came before.
+    """
+    data, per_request = maker.recipe.data, maker.recipe.images.image_count
+    tenants = min(data.tenants, count)
+    groups: list[list[Turn]] = []
+    for tenant in range(tenants):
+        requests = len(range(tenant, count, tenants))
+        images = iter(_repeated(maker, requests * per_request, data.repeat_ratio, data.zipf))
+        groups.append(
+            [maker.turn([next(images) for _ in range(per_request)]) for _ in range(requests)]
+        )
+    chats = max(1, data.sessions // tenants) if data.sessions else 0
+    streams: list[list[Session]] = []
+    for tenant, turns in enumerate(groups):
+        name = f"tenant {tenant}" if tenants > 1 else ""
+        dealt = (
+            [turns[i::chats] for i in range(min(chats, len(turns)))]
+            if chats
+            else [[turn] for turn in turns]
+        )
+        streams.append([Session(_with_pauses(maker, chat), name) for chat in dealt])
+    for place in range(max(map(len, streams))):
+        yield from (stream[place] for stream in streams if place < len(stream))
+
+
+def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(turn.parts, turn.max_tokens, maker.think() if number else 0.0, turn.expected)
+        for number, turn in enumerate(turns)
+    )
+
+
+def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[DrawnImage]:
+    """`count` pictures of which round(ratio * count) came before (at most all but the first),
+    Zipf-popular by age.
+    """
+    repeats = min(round(ratio * count), max(0, count - 1))
+    places = list(range(1, count))
+    for i in range(
+        repeats
+    ):  # the first steps of a Fisher-Yates shuffle choose the places of the repeats
+        j = maker.dice.between(i, len(places) - 1)
+        places[i], places[j] = places[j], places[i]
+    again = set(places[:repeats])
+    known: list[DrawnImage] = []
+    upto: list[float] = []  # cumulative weights of `known`
+    for place in range(count):
+        if place in again:
+            mark = maker.dice.share() * upto[-1]
+            yield known[next(i for i, edge in enumerate(upto) if mark < edge)]
+        else:
+            known.append(maker.image())
+            upto.append((upto[-1] if upto else 0.0) + len(known) ** -exponent)
+            yield known[-1]
+
+
+def _agent(maker: Maker, count: int) -> Iterator[Session]:
+    for _ in range(count):
+        shot = maker.screenshots()
+        turns = tuple(
+            maker.turn([shot(step)], first=step == 1)
+            for step in range(1, maker.recipe.data.rounds + 1)
+        )
+        yield Session(turns, keep_images=maker.recipe.data.keep_images)
+
+
+def _ocr(maker: Maker, count: int) -> Iterator[Session]:
+    for number in range(count):
+        reading = maker.reading(number)
+        yield Session(
+            (
+                maker.turn(
+                    [File(reading.encoded, "png")], reading.question, expected=reading.expected
+                ),
+            )
+        )
+
+
+def _text_beside_images(maker: Maker, count: int) -> Iterator[Session]:
+    """Long answers to text, all begun at once; `count` images, one after another, beside them.
+
+    The first image waits for `QUIET_IMAGES` intervals, so that the streams also run alone.
+    """
+    data = maker.recipe.data
+    for _ in range(data.text_streams):
+        yield Session((maker.turn([]),), due=0.0)
+    for number in range(count):
+        turn = replace(maker.turn([maker.image()]), max_tokens=IMAGE_ANSWER_TOKENS)
+        yield Session((turn,), due=(QUIET_IMAGES + number) * data.image_every)
+
+
+def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
+    questions = load_questions(maker.recipe.data.dataset_path)
+    if not questions:
+        raise ConfigError(f"--dataset-path {maker.recipe.data.dataset_path}: no questions")
+    for number in range(count):
+        question = questions[number % len(questions)]
+        parts: list[TurnPart] = [
+            part if isinstance(part, str) else File(part, "png") for part in question.parts()
+        ]
+        yield Session((Turn(tuple(parts), maker.answer_length()),))
+
+
+def _custom(maker: Maker, count: int) -> Iterator[Session]:
+    """Each line: {"messages": [...], "max_tokens"?, "expected"?}.
+
+    Every user message is a turn; assistant messages between are left out.
+    """
+    if maker.recipe.data.dataset_path is None:
+        raise ConfigError("--dataset-name custom needs --dataset-path FILE.jsonl")
+    path = Path(maker.recipe.data.dataset_path)
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dataset-path {path}: {error}") from None
+    if not lines:
+        raise ConfigError(f"--dataset-path {path}: no lines")
+    for number in range(count):
+        yield _custom_session(lines[number % len(lines)], path, maker)
+
+
+def _custom_session(line: Json, path: Path, maker: Maker) -> Session:
+    turns: list[Turn] = []
+    before: list[Json] = []
+    for message in line.get("messages", ()):
+        if message.get("role") == "user":
+            parts = _custom_parts(message["content"], path.parent)
+            length = int(line.get("max_tokens", 0)) or maker.answer_length()
+            turns.append(
+                Turn(
+                    parts,
+                    length,
+                    maker.think() if turns else 0.0,
+                    line.get("expected"),
+                    tuple(before),
+                )
+            )
+            before = []
+        elif message.get("role") != "assistant":
+            before.append(message)
+    if not turns:
+        raise ConfigError(f"--dataset-path {path}: a line has no user message")
+    return Session(tuple(turns))
+
+
+def _custom_parts(content: str | list[Json], folder: Path) -> tuple[TurnPart, ...]:
+    """Text and pictures of a message; a picture is a data URL or a file beside the data set."""
+    if isinstance(content, str):
+        return (content,)
+    parts: list[TurnPart] = []
+    for part in content:
+        if part.get("type") == "text":
+            parts.append(part["text"])
+            continue
+        url = part["image_url"]["url"]
+        if url.startswith("data:image/"):
+            kind, _, data = url.removeprefix("data:image/").partition(";base64,")
+            parts.append(File(base64.b64decode(data), kind))
+        else:
+            parts.append(
+                File(
+                    (folder / url).read_bytes(), Path(url).suffix.lstrip(".").replace("jpg", "jpeg")
+                )
+            )
+    return tuple(parts)
+
+
+FROM_FILES: frozenset[DatasetName] = frozenset(("mmmu", "custom"))
+"""Data sets whose pictures no seed decides."""
+
+DATASETS: dict[DatasetName, Callable[[Maker, int], Iterator[Session]]] = {
+    "image": _image,
+    "text-beside-images": _text_beside_images,
+    "random-mm": _random_mm,
+    "multiturn-image": _multiturn_image,
+    "repeat": _repeat,
+    "agent": _agent,
+    "mmmu": _mmmu,
+    "custom": _custom,
+    "ocr": _ocr,
+}

@@ -1,0 +1,211 @@
+"""`saccade bench serve`: measure an OpenAI-compatible server under a workload.
+
+Owns the order of a run: find the model, measure how the server counts text, draw the workload, warm
+up, drive it, report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from saccade_bench.load.client import BenchClient
+from saccade_bench.load.datasets import FROM_FILES, Calibration, Recipe, build, warmup
+from saccade_bench.load.journal import write_run
+from saccade_bench.load.load import LoadRun, Record, drive
+from saccade_bench.load.measure import Summary, parse_goodput, summarise, ttft
+from saccade_bench.load.table import print_summary
+from saccade_bench.load.words import WORDS
+from saccade_bench.load.workload import PreparedChat, Template, parse_extra, prepare
+from saccade_bench.options import (
+    DatasetOptions,
+    ImageOptions,
+    LoadOptions,
+    OutputOptions,
+    RandomMM,
+    TargetOptions,
+    TextOptions,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All options of one run."""
+
+    target: TargetOptions = field(default_factory=TargetOptions)
+    load: LoadOptions = field(default_factory=LoadOptions)
+    data: DatasetOptions = field(default_factory=DatasetOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    text: TextOptions = field(default_factory=TextOptions)
+    random_mm: RandomMM = field(default_factory=RandomMM)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run gave. `model` is the name that was asked for."""
+
+    model: str
+    run: LoadRun
+    summary: Summary
+    calibration: Calibration
+
+
+def serve(bench: Bench) -> Measured:
+    """Measure, print and keep.
+
+    Raises ConfigError where the options or the server do not allow a run at all.
+    """
+    measured = uvloop.run(measure(bench))
+    output = bench.output
+    label = output.label or measured.model
+    if not output.quiet:
+        name = bench.data.dataset_name
+        print_summary(
+            measured.summary,
+            f"{label}: {name}, {bench.load.num_prompts} prompts",
+            drawn=name not in FROM_FILES,
+        )
+    if output.output_file:
+        options = {"model": measured.model, **_options(bench)}
+        write_run(
+            output.output_file,
+            label,
+            options,
+            measured.run,
+            measured.summary,
+            measured.calibration,
+            output.save_text,
+        )
+    return measured
+
+
+async def measure(bench: Bench) -> Measured:
+    """One run."""
+    bounds, extra = (
+        parse_goodput(bench.output.goodput),
+        parse_extra(bench.target.extra_request_body),
+    )
+    async with BenchClient(bench.target) as client:
+        model = bench.target.model or await client.model()
+        calibration = await calibrate(client, model)
+        recipe = Recipe(
+            bench.data, bench.load, bench.images, bench.text, bench.random_mm, calibration
+        )
+        template = Template.build(
+            model, extra, not bench.text.disable_ignore_eos, bench.output.trace
+        )
+        with _display(bench.output.quiet) as display:
+            first = prepare(warmup(recipe))
+            chats = prepare(build(recipe), display.drawn)
+            if first:
+                await drive(
+                    client, first, template, LoadOptions(len(first), bench.load.max_concurrency)
+                )
+            display.begin(chats)
+            run = await drive(client, chats, template, bench.load, display.answered)
+    return Measured(model, run, summarise(run, calibration, bounds), calibration)
+
+
+async def calibrate(client: BenchClient, model: str) -> Calibration:
+    """How many tokens this server counts for text: two questions without pictures, of 32 and of 160
+    words.
+    """
+    points = []
+    for count in (32, 160):
+        text = " ".join(WORDS[i * 7 % len(WORDS)] for i in range(count))
+        reply = await client.complete(
+            {
+                "model": model,
+                "messages": [{"role": "user", "content": text}],
+                "max_tokens": 1,
+                "temperature": 0,
+            }
+        )
+        tokens = ((reply or {}).get("usage") or {}).get("prompt_tokens")
+        if not isinstance(tokens, int):
+            return Calibration()
+        points.append((len(text), tokens))
+    (short, few), (long, many) = points
+    per_char = (many - few) / (long - short)
+    return Calibration(few - per_char * short, per_char) if per_char > 0 else Calibration()
+
+
+def _options(bench: Bench) -> dict[str, object]:
+    """Every option by its name.
+
+    Keys and the places of local files stay out of results, which are made to be shown.
+    """
+    groups = (bench.target, bench.load, bench.data, bench.images, bench.text, bench.random_mm)
+    named = {
+        name: value
+        for group in groups
+        for name, value in asdict(group).items()
+        if name not in ("api_key", "header", "model")
+    }
+    path = bench.data.dataset_path
+    return {**named, "dataset_path": Path(path).name if path and Path(path).exists() else path}
+
+
+class _Display:
+    """Live progress: pictures drawn, then requests answered, with the last time to first token."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._drawing: TaskID | None = None
+        self._asking: TaskID | None = None
+        self._failed = 0
+        self._times: list[float] = []
+
+    def drawn(self, done: int, total: int) -> None:
+        if self._drawing is None:
+            self._drawing = self._progress.add_task("drawing pictures", total=total)
+        self._progress.update(self._drawing, completed=done)
+
+    def begin(self, chats: tuple[PreparedChat, ...]) -> None:
+        self._asking = self._progress.add_task(
+            "asking", total=sum(len(chat.turns) for chat in chats)
+        )
+
+    def answered(self, record: Record) -> None:
+        assert self._asking is not None, "begin() comes first"
+        if record.reply.failure:
+            self._failed += 1
+        else:
+            self._times.append(ttft(record))
+        last = f", last TTFT {self._times[-1]:.0f} ms" if self._times else ""
+        self._progress.update(
+            self._asking,
+            advance=1,
+            description=f"asking{last}" + (f", {self._failed} failed" if self._failed else ""),
+        )
+
+
+@contextmanager
+def _display(quiet: bool) -> Iterator[_Display]:
+    """The bars redraw themselves in a thread of their own, four times a second, and vanish at the
+    end.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet
+    ) as progress:
+        yield _Display(progress)

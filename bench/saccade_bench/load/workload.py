@@ -1,0 +1,279 @@
+"""What is sent: sessions of turns, built into request bodies before the clock starts.
+
+Owns `Session`, `Turn` and their making into JSON; every picture is drawn and encoded once, side by
+side in threads (Pillow works without the interpreter's lock). Does not know which data set a
+session came from, or when it is sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import PIL.Image
+from blake3 import blake3
+
+from saccade.core.errors import ConfigError
+from saccade_bench.load.images import DrawnImage, data_url, encode
+
+Json = dict[str, Any]
+
+ORIENTATION, LYING = 0x0112, 5
+"""EXIF's tag, and its first value for a picture stored on its side."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A picture that exists already: its encoded bytes, and their kind ("jpeg", "png")."""
+
+    encoded: bytes
+    kind: str
+
+
+TurnPart = str | DrawnImage | File
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question: parts of one user message, the length of the answer, and what it should say if
+    that is known.
+
+    `before` are messages that stand ahead of it (a system message, a chat that someone else had).
+    `think` seconds pass first.
+    """
+
+    parts: tuple[TurnPart, ...]
+    max_tokens: int
+    think: float = 0.0
+    expected: str | None = None
+    before: tuple[Json, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns of one chat; each sends all earlier ones again, with the answers received. One turn: a
+    plain request.
+
+    `keep_images` > 0: only the pictures of so many last turns are sent again. `due`: seconds after
+    the start at which it begins, whatever the arrivals; None: as the arrivals have it.
+    """
+
+    turns: tuple[Turn, ...]
+    tenant: str = ""
+    keep_images: int = 0
+    due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTurn:
+    """A turn as JSON: its messages with pictures, and without.
+
+    `seen` of its `images` pictures came in an earlier turn or session.
+    """
+
+    full: bytes
+    slim: bytes
+    max_tokens: int
+    think: float
+    expected: str | None
+    images: int
+    seen: int
+    text_chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A session made ready to send."""
+
+    turns: tuple[PreparedTurn, ...]
+    tenant: str
+    keep_images: int
+    due: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What all bodies share: their first and last bytes around `max_tokens`, tenant and
+    messages.
+    """
+
+    head: bytes
+
+    @staticmethod
+    def build(model: str, extra: Mapping[str, Any], ignore_eos: bool, trace: bool) -> Template:
+        fields: Json = {
+            "model": model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+        }
+        if ignore_eos:
+            fields["ignore_eos"] = True
+        if trace:
+            fields["saccade"] = {"trace": True}
+        fields.update(extra)
+        return Template(json.dumps(fields).encode()[:-1])
+
+    def body(self, chat: PreparedChat, turn: int, answers: Sequence[bytes]) -> bytes:
+        """The body of a chat's turn, given the answers to the earlier turns (as JSON messages)."""
+        now = chat.turns[turn]
+        salt = f', "cache_salt": {json.dumps(chat.tenant)}'.encode() if chat.tenant else b""
+        messages: list[bytes] = []
+        for index, earlier in enumerate(chat.turns[:turn]):
+            old = chat.keep_images and index <= turn - chat.keep_images
+            messages += (earlier.slim if old else earlier.full, answers[index])
+        messages.append(now.full)
+        fields = b', "max_tokens": %d' % now.max_tokens
+        return b"".join((self.head, fields, salt, b', "messages": [', b", ".join(messages), b"]}"))
+
+
+def parse_extra(text: str) -> Json:
+    """--extra-request-body. Raises ConfigError."""
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--extra-request-body: not JSON ({error})") from None
+    if not isinstance(extra, dict):
+        raise ConfigError("--extra-request-body: expected a JSON object")
+    return extra
+
+
+def answer_message(text: str) -> bytes:
+    return json.dumps({"role": "assistant", "content": text}).encode()
+
+
+def user_message(parts: Sequence[TurnPart], url: Callable[[DrawnImage | File], str]) -> Json:
+    """An OpenAI message: pictures as data URLs, in the order of the parts; plain text where there
+    is no picture.
+    """
+    if all(isinstance(part, str) for part in parts):
+        return {"role": "user", "content": "\n".join(str(part) for part in parts)}
+    content: list[Json] = []
+    for part in parts:
+        if isinstance(part, str):
+            content.append({"type": "text", "text": part})
+        else:
+            content.append({"type": "image_url", "image_url": {"url": url(part)}})
+    return {"role": "user", "content": content}
+
+
+def url_of(part: DrawnImage | File) -> str:
+    if isinstance(part, File):
+        return data_url(part.encoded, part.kind)
+    return data_url(encode(part), part.format)
+
+
+def outline(turn: PreparedTurn) -> list[Json]:
+    """A turn's messages with {"type": "image", digest, width, height, bytes} for every picture:
+    what a replay needs, and no pixels. Digests are those by which servers and routers know them.
+    """
+    messages: list[Json] = json.loads(b"[" + turn.full + b"]")
+    for message in messages:
+        if isinstance(message.get("content"), list):
+            message["content"] = [_outlined(part) for part in message["content"]]
+    return messages
+
+
+def _outlined(part: Json) -> Json:
+    if part.get("type") != "image_url":
+        return part
+    data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        width, height = image.size
+        if image.getexif().get(ORIENTATION, 1) >= LYING:
+            width, height = height, width
+    return {
+        "type": "image",
+        "digest": blake3(data).hexdigest(),
+        "width": width,
+        "height": height,
+        "bytes": len(data),
+    }
+
+
+def prepare(
+    sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None
+) -> tuple[PreparedChat, ...]:
+    """Sessions as JSON. `progress(done, total)` counts different pictures."""
+    images = list(
+        dict.fromkeys(
+            part
+            for session in sessions
+            for turn in session.turns
+            for part in turn.parts
+            if not isinstance(part, str)
+        )
+    )
+    urls: dict[DrawnImage | File, str] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for image, url in zip(images, pool.map(url_of, images), strict=True):
+            urls[image] = url
+            if progress:
+                progress(len(urls), len(images))
+    seen: set[tuple[str, DrawnImage | File]] = set()
+    return tuple(_prepare_session(session, urls, seen) for session in sessions)
+
+
+def _prepare_session(
+    session: Session,
+    urls: Mapping[DrawnImage | File, str],
+    seen: set[tuple[str, DrawnImage | File]],
+) -> PreparedChat:
+    turns: list[PreparedTurn] = []
+    counts: list[int] = []  # pictures of each turn
+    chars = 0
+    for number, turn in enumerate(session.turns):
+        keys = [(session.tenant, part) for part in turn.parts if not isinstance(part, str)]
+        repeats = sum(key in seen or key in keys[:i] for i, key in enumerate(keys))
+        seen.update(keys)
+        counts.append(len(keys) + _count_images(turn.before))
+        first = max(0, number - session.keep_images + 1) if session.keep_images else 0
+        full = [*turn.before, user_message(turn.parts, urls.__getitem__)]
+        slim = [
+            *turn.before,
+            user_message(
+                [part if isinstance(part, str) else "[picture]" for part in turn.parts],
+                urls.__getitem__,
+            ),
+        ]
+        chars += _text_chars(full)
+        turns.append(
+            PreparedTurn(
+                full=_join(full),
+                slim=_join(slim),
+                max_tokens=turn.max_tokens,
+                think=turn.think,
+                expected=turn.expected,
+                images=sum(counts[first:]),
+                seen=sum(counts[first:-1]) + repeats,
+                text_chars=chars,
+            )
+        )
+    return PreparedChat(tuple(turns), session.tenant, session.keep_images, session.due)
+
+
+def _join(messages: Iterable[Json]) -> bytes:
+    return b", ".join(json.dumps(message, ensure_ascii=False).encode() for message in messages)
+
+
+def _parts(messages: Iterable[Json]) -> Iterable[Json]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from content
+        elif isinstance(content, str):
+            yield {"type": "text", "text": content}
+
+
+def _text_chars(messages: Iterable[Json]) -> int:
+    return sum(len(part["text"]) for part in _parts(messages) if part.get("type") == "text")
+
+
+def _count_images(messages: Iterable[Json]) -> int:
+    return sum(part.get("type") == "image_url" for part in _parts(messages))

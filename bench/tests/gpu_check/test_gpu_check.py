@@ -1,0 +1,325 @@
+"""`make gpu-check` says what it cannot do and why, keeps its budget, outlives what its stages do,
+and shows each figure beside what it is held against. On tiny models all of it runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from saccade_bench.gpu_check import __main__ as program
+from saccade_bench.gpu_check import run as runs
+from saccade_bench.gpu_check.correctness import read_results
+from saccade_bench.gpu_check.figures import Figure, FigureFile, read_figures
+from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
+from saccade_bench.gpu_check.report import judge, write_report
+from saccade_bench.gpu_check.run import Outcome, StageRunner
+from saccade_bench.gpu_check.serving import QUICK, beside_figures, count_steps, ttft_by_round
+from saccade_bench.gpu_check.stages import STAGES, Stage
+from saccade_bench.gpu_check.targets import COPY, H200, PRODUCTS, RULES, TARGETS
+
+DRY = ("--device", "cpu", "--quick")
+FACTS = {
+    "command": "x",
+    "when": "now",
+    "seconds": 1.0,
+    "quick": False,
+    "hardware": {"gpu": "NVIDIA H200"},
+    "versions": {"torch": "2.11", "cuda": None},
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--out", str(tmp_path / "out")]) == 2
+    assert "torch sees no CUDA device" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_installed_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = [replace(stage, needs=(*stage.needs, "no_such_module")) for stage in STAGES]
+    monkeypatch.setattr(program, "STAGES", lacking)
+    assert program.main(["--out", str(tmp_path), *DRY]) == 2
+    said = capsys.readouterr().out
+    assert "tower cannot run: not installed: no-such-module" in said
+    assert "--target site wheels/*.whl" in said
+
+
+def test_what_finds_no_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
+    assert program.main(["--out", str(tmp_path), *DRY, "--budget", "1"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary["skipped"]) == [stage.name for stage in STAGES]
+    assert all("of the budget are left" in why for why in summary["skipped"].values())
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["hardware"]["cpu cores"] > 0
+    assert "| tower | skipped |" in (tmp_path / "report.md").read_text()
+
+
+# ---- stages
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Carry out a stage of these lines of Python, which have `figures` to write to."""
+    (tmp_path / "staged").mkdir()
+    path = f"{tmp_path}{':'.join(['', *sys.path])}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setattr(runs, "PACKAGE", "staged")
+    monkeypatch.setattr(runs, "END_SECONDS", 0.3)
+
+    def carry_out(code: str, limit: float = 60.0, runner: StageRunner | None = None) -> Outcome:
+        head = """
+            import os, signal, subprocess, sys, time
+            from pathlib import Path
+            from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+            args = stage_arguments("")
+            figures = FigureFile(args.figures)
+            """
+        whole = textwrap.dedent(head) + textwrap.dedent(code)
+        (tmp_path / "staged" / "work.py").write_text(whole)
+        runner = runner or StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
+        return runner.run(Stage("work", "work", "tests", (), 0.0, limit))
+
+    return carry_out
+
+
+ONE = "figures.add(Figure('speed', 2.0, 'tok/s', more=True))\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "why"),
+    [
+        ("", "ok", ""),
+        ("sys.exit(3)", "failed", "exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "ended by SIGSEGV"),
+    ],
+)
+def test_a_stage_keeps_what_it_found_whatever_becomes_of_it(
+    run: Run, end: str, status: str, why: str
+) -> None:
+    outcome = run(f"{ONE}{end}")
+    assert (outcome.status, outcome.why) == (status, why)
+    assert outcome.figures == [Figure("speed", 2.0, "tok/s", more=True)]
+    assert "speed: 2 tok/s" in outcome.tail
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(run: Run, tmp_path: Path) -> None:
+    """Also where neither it nor what it started listens."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    outcome = run(
+        f"""
+{ONE}
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", {deaf!r} + "time.sleep(60)"])
+Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+time.sleep(60)
+""",
+        limit=3.0,
+    )
+    assert outcome.status == "timed out" and outcome.seconds < 30
+    assert [figure.metric for figure in outcome.figures] == ["speed"]
+    child = Path("/proc") / (tmp_path / "child").read_text()
+    until = time.monotonic() + 10.0
+    while child.exists() and "Z (zombie)" not in (child / "status").read_text():
+        assert time.monotonic() < until, "it lives on"
+        time.sleep(0.05)
+
+
+def test_stages_after_one_that_failed_run(run: Run, tmp_path: Path) -> None:
+    runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
+    run("print('last words', flush=True); os.abort()", runner=runner)
+    assert run(ONE, runner=runner).status == "ok"
+    write_report(tmp_path, FACTS | {"seconds": runner.used}, runner.outcomes)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["failed"] == {"work": "ended by SIGABRT"}
+    report = (tmp_path / "report.md").read_text()
+    assert "| work | failed | 0 | ended by SIGABRT |" in report and "last words" in report
+
+
+def test_a_figure_that_cannot_be_had_stops_no_other(tmp_path: Path) -> None:
+    file = FigureFile(tmp_path / "figures.jsonl")
+
+    def fail() -> Figure:
+        raise RuntimeError("CUDA error: misaligned address\nand more")
+
+    file.attempt("cudnn", fail, unit="ms", optional=True)
+    assert file.failures == 0
+    assert not file.attempt("ours", fail, unit="ms") and file.failures == 1
+    assert file.attempt("next", lambda: Figure("next", 1.0, "ms"))
+    with (tmp_path / "figures.jsonl").open("a") as out:
+        out.write('{"metric": "cut off wh')  # the process was ended here
+    found = read_figures(tmp_path / "figures.jsonl")
+    assert [figure.value for figure in found] == [None, None, 1.0]
+    assert found[0].error == "RuntimeError: CUDA error: misaligned address"
+
+
+# ---- the report
+
+
+def report_of(tmp_path: Path, figures: Sequence[Figure], **facts: Any) -> str:
+    outcome = Outcome("speed", "x", "ok", figures=list(figures))
+    write_report(tmp_path, FACTS | facts, [outcome])
+    return (tmp_path / "report.md").read_text()
+
+
+def test_a_figure_stands_beside_its_floor_what_is_published_and_its_target(
+    tmp_path: Path,
+) -> None:
+    slow = Figure("decode, qwen3-vl-8b, batch 64", 2800.0, "tok/s", more=True)
+    quick = Figure("chat at 1440p, TTFT of round 8", 248.0, "ms")
+    report = report_of(tmp_path, [slow, quick])
+    assert "| 2,800 tok/s | 11,200 | **25 %** | 8,000 | **35 %** | 9,000 | **no** |" in report
+    assert "| 248 ms | 310 | 125 % | 2,172 | 876 % | 350 | yes |" in report
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    first, second = summary["stages"][0]["figures"]
+    assert first["of_floor"] == 0.25 and first["advice"].startswith("Read `profile` at batch 64")
+    assert f"- **{slow.metric}**: {first['advice']}" in report
+    assert second["advice"] == "" and second["of_target"] == pytest.approx(350 / 248)
+
+
+def test_another_gpus_figures_are_held_against_their_own_floors_alone(tmp_path: Path) -> None:
+    figure = Figure("decode, qwen3-vl-8b, batch 64", 100.0, "tok/s", more=True, floor=1000.0)
+    report = report_of(tmp_path, [figure], hardware={"gpu": "NVIDIA L4"})
+    assert "| 100 tok/s | 1,000 | **10 %** |  |  |  |  |" in report
+    assert "What to try next" in report
+    nothing = report_of(tmp_path, [figure], hardware={"cpu": "some"})
+    assert "What to try next" not in nothing and "the figures mean nothing" in nothing
+
+
+def test_floors_and_targets_go_by_what_the_machine_was_measured_to_do(tmp_path: Path) -> None:
+    """What others have published is their GPU's, and does not."""
+    speeds = [Figure(COPY, 2150.0, "GB/s"), Figure(PRODUCTS, 790.0, "TFLOP/s")]
+    decode = Figure("decode, qwen3-vl-8b, batch 64", 2800.0, "tok/s", more=True)
+    prefill = Figure("prefill, qwen3-vl-8b, chunks of 8192", 42_000.0, "tok/s", more=True)
+    card = {"gpu": "NVIDIA H100 80GB HBM3"}
+    report = report_of(tmp_path, [*speeds, decode, prefill], hardware=card)
+    assert "| 2,800 tok/s | 5,600 | **50 %** | 6,000 | **47 %** | 4,500 | **no** |" in report
+    assert "| 42,000 tok/s | 55,000 | 76 % | 40,000 | 105 % | 42,000 | yes |" in report
+    assert "those of 2.15 TB/s and 790 TFLOP/s" in report
+    assumed = report_of(tmp_path, [decode], hardware=card)
+    assert "| 2,800 tok/s | 7,814 |" in assumed
+
+
+def test_stages_are_told_the_measured_speeds_and_have_a_servers_allocator(
+    run: Run, tmp_path: Path
+) -> None:
+    runner = StageRunner(tmp_path, device="cpu", quick=True, budget=100.0)
+    said = "print(args.copy, args.products, os.environ['PYTORCH_ALLOC_CONF'])\n"
+    assert f"{H200.copy} {H200.products} expand" in run(said, runner=runner).tail
+    run(
+        f"figures.add(Figure({COPY!r}, 2.0, 'GB/s'))\n"
+        f"figures.add(Figure({PRODUCTS!r}, 3.0, 'TFLOP/s'))\n",
+        runner=runner,
+    )
+    assert "2000000000.0 3000000000000.0 expandable_segments:True" in run(said, runner=runner).tail
+
+
+def test_the_stages_own_floor_comes_before_the_tables() -> None:
+    figure = Figure("decode, qwen3-vl-8b, batch 1", 140.0, "tok/s", more=True, floor=280.0)
+    assert judge(figure, H200).of_floor == 0.5
+    failed = replace(figure, value=None, error="why")
+    assert judge(failed, H200).of_floor is None and not judge(failed, H200).advice
+
+
+def test_every_stage_has_a_module() -> None:
+    for stage in STAGES:
+        assert find_spec(f"{runs.PACKAGE}.{stage.module}"), stage.name
+
+
+def test_every_target_has_advice() -> None:
+    for target in TARGETS:
+        assert any(fnmatchcase(target.metric, rule.metric) for rule in RULES), target.metric
+
+
+# ---- what stages make of what they find
+
+
+def test_time_is_busy_once_and_gaps_are_named_by_what_ends_them() -> None:
+    spans = [Span("b", 5, 9), Span("a", 0, 4), Span("side", 6, 7), Span("b", 12, 13)]
+    assert busy_us(spans) == 9.0
+    assert gaps_of(spans) == {"b": [1.0, 3.0]}
+
+
+def test_a_failed_request_is_no_round() -> None:
+    asked = [{"round": n, "ttft": ttft} for n, ttft in ((2, 7.0), (1, 3.0), (1, 2.0))]
+    assert ttft_by_round(asked) == [2.0, 7.0]
+    with pytest.raises(RuntimeError, match="round 2 failed"):
+        ttft_by_round([*asked, {"round": 2, "failure": "timeout"}])
+
+
+def test_gaps_beside_images_are_counted_in_steps() -> None:
+    alone = {"n": 9, "median": 5.0}
+    images = {"n": 4, "p99": 12.5, "max": 13.0}
+    figures = beside_figures({"alone": alone, "images": images}, QUICK)
+    assert [figure.value for figure in figures] == [5.0, 12.5, 2.5]
+    with pytest.raises(RuntimeError, match="no token came"):
+        beside_figures({"alone": alone, "images": {"n": 0}}, QUICK)
+
+
+def test_replays_of_every_size_are_counted() -> None:
+    lines = [
+        "# TYPE saccade_steps_total counter",
+        "saccade_steps_total 20.0",
+        'saccade_graph_replays_total{rows="8"} 9.0',
+        'saccade_graph_replays_total{rows="1"} 3',
+        'saccade_mixed_graph_replays_total{tokens="64"} 2.0',
+        "saccade_steps_totally 7",
+    ]
+    assert count_steps("\n".join(lines)) == (14.0, 20.0)
+
+
+def test_failed_tests_are_named(tmp_path: Path) -> None:
+    (tmp_path / "r.xml").write_text(
+        '<testsuites><testsuite tests="3" skipped="1"><testcase name="a"/><testcase name="b">'
+        '<failure message="E   wrong&#10;more"/></testcase><testcase name="c">'
+        '<skipped message="no package"/></testcase></testsuite></testsuites>'
+    )
+    found = read_results(tmp_path / "r.xml")
+    assert found == {"tests": 3, "skipped": 1, "bad": ["b: E   wrong"], "reasons": ["no package"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
+    status = program.main(["--out", str(tmp_path), *DRY, "--budget", "800"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    stages = {stage["name"]: stage for stage in summary["stages"]}
+    assert {name: stage["status"] for name, stage in stages.items()} == dict.fromkeys(
+        (stage.name for stage in STAGES), "ok"
+    )
+    assert status == 0
+    found = {figure["metric"]: figure for s in stages.values() for figure in s["figures"]}
+    assert all(figure["error"] == "" for figure in found.values())
+    assert {
+        "tests failed, kernels-test_fp8",
+        "decode, tiny-qwen3-vl, batch 2",
+        "prefill, tiny-qwen3-vl, chunks of 64",
+        "tower, tiny-qwen3-vl, 96p, best",
+        "chat at 96p, TTFT of round 2",
+        "ITL P99 beside images, in decode steps",
+        "probe at 96p, images in one request",
+        "tower attention, 48 rows, best",
+        "sampler, greedy, 2 rows",
+        "profile, tiny-qwen3-vl, 4 layers, batch 2, kernels a step",
+    } <= set(found)
+    assert found["probe at 96p, images in one request"]["value"] == 2
+    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+        assert {"profile.md", "report.md", "speeds.figures.jsonl"} <= set(archive.getnames())
+    assert len(list(tmp_path.iterdir())) <= 8

@@ -1,0 +1,63 @@
+"""Kernels compile, ahead of time and without a GPU, to what is recorded of them: on architectures
+that `make check` leaves out too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+import triton
+
+from saccade_bench.lab.aot import (
+    PROMISED,
+    RECORD,
+    MachineCode,
+    Promise,
+    compare,
+    complaints,
+    launched_kernels,
+)
+from saccade_bench.lab.aot_cases import cases
+
+ROOT = Path(__file__).parents[3]
+CODE = MachineCode(100, 0, 0, 4096, 4, 16, 16, ("HGMMA",))
+
+
+def test_promises_are_for_one_architecture_and_records_for_all() -> None:
+    spilling = replace(CODE, spills=30, stack=80, products=("HMMA",))
+    assert len(complaints(Promise(hgmma=True), spilling, PROMISED)) == 2
+    assert complaints(Promise(hgmma=True), spilling, 80) == []
+    assert compare(spilling, asdict(spilling)) == []
+    assert compare(spilling, asdict(CODE)) == ["spills 0 -> 30"]
+    assert compare(replace(CODE, registers=120), asdict(CODE)) == ["registers 100 -> 120"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", [80, 100])
+def test_every_kernel_compiles_as_recorded(arch: int) -> None:
+    """In a process of its own: here, kernels are interpreted."""
+    if not (ROOT / RECORD / f"sm_{arch}-triton-{triton.__version__}.json").exists():
+        pytest.skip("this Triton's machine code is not recorded")
+    environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "saccade_bench.lab.aot", "--arch", str(arch)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-2000:]
+    assert ("needs sm_89" in ended.stdout) == (arch < 89)
+
+
+def test_every_kernel_that_is_launched_has_a_case() -> None:
+    """By the text of modules: one that is written tomorrow counts too."""
+    looked_at: dict[str, set[str]] = {}
+    for case in cases():
+        looked_at.setdefault(case.module.__name__.rpartition(".")[2], set()).update(case.promises)
+    for path in sorted((ROOT / "saccade" / "kernels").glob("*.py")):
+        assert launched_kernels(path.read_text()) == looked_at.get(path.stem, set()), path.name
+    assert looked_at["paged_gpu"], "kernels are found at all"

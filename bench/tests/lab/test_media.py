@@ -1,0 +1,96 @@
+"""`saccade bench media` measures the real path: its bytes are exact, its stages make up the whole,
+and a seen picture ships nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from saccade.core.errors import CheckpointError, ConfigError
+from saccade.families.checkpoint import DEMO
+from saccade_bench.lab.clock import CpuClock
+from saccade_bench.lab.machine import describe
+from saccade_bench.lab.media import bench_media
+from saccade_bench.lab.options import MediaBenchOptions
+
+ROOT = Path(__file__).parents[3]
+CODE = """
+import sys
+from pathlib import Path
+from saccade_bench.lab.media import bench_media
+from saccade_bench.lab.options import MediaBenchOptions
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    files = {"output_file": folder / "media.json", "plot": folder / "media.png"}
+    sizes = ("160x96", "200x150")
+    bench_media(MediaBenchOptions(sizes, ("jpeg", "png"), ("random",), repeats=2, **files))
+"""
+
+
+@pytest.mark.slow
+def test_bench_media_measures_every_stage(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(CODE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    assert "160x96 JPEG noise" in run.stdout
+    assert (tmp_path / "media.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((tmp_path / "media.json").read_text())
+    assert report["machine"] == describe(torch.device("cpu")) | {"threads": 1}
+    cases = {(case["case"]["width"], case["case"]["format"]): case for case in report["cases"]}
+    assert set(cases) == {(160, "jpeg"), (160, "png"), (200, "jpeg"), (200, "png")}
+    assert "resize" not in cases[160, "jpeg"]["stages"], "160 x 96 is a multiple of 32 already"
+    for (width, _), case in cases.items():
+        pixels = {160: 160 * 96, 200: 192 * 160}[width]
+        assert case["new"]["nbytes"] == pixels * 3, "resized uint8 RGB"
+        assert case["seen"]["nbytes"] == 0
+        assert case["usual_stages"]["sha256"]["nbytes"] == pixels * 3 * 4 * 2, (
+            "float32, twice for the two frames of a patch"
+        )
+        assert case["usual"]["nbytes"] > pixels * 3 * 4 * 2
+        assert all(
+            stage["ms"] >= 0 for stage in (*case["stages"].values(), *case["usual_stages"].values())
+        )
+        assert sum(stage["ms"] for stage in case["usual_stages"].values()) > 0
+        assert case["stages"]["digest"]["nbytes"] == case["usual_stages"]["decode"]["nbytes"] + 8, (
+            "new bytes each time"
+        )
+
+
+def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
+    options = MediaBenchOptions(model=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"has no config\.json: give the folder"):
+        bench_media(options)
+    shutil.copy(DEMO / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match=r"--model .*preprocessor_config\.json"):
+        bench_media(options)
+
+
+def test_the_clock_counts_what_other_processes_compute() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "sum(range(3_000_000)); print(flush=True); input()"],
+        stdin=-1,
+        stdout=-1,
+    ) as child:
+        clock = CpuClock(child.pid)
+        alone = CpuClock()
+        begun, own = clock.ms(), alone.ms()
+        assert child.stdout is not None
+        child.stdout.readline()
+        other = clock.ms() - begun - (alone.ms() - own)
+        child.communicate(b"go\n")
+    assert other > 1, "three million additions"

@@ -1,0 +1,98 @@
+"""Fixtures that several rooms' tests share: tiny checkpoints, made once per session, and
+transformers on them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Read when torch is first imported: threads that wait must not spin on cores that others need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when Triton is first imported, which any test may cause: without a GPU, kernels are
+# interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+LONG = (
+    *(
+        "e2e/test_processes.py",
+        "e2e/test_route.py",
+        "e2e/test_serve.py",
+        "parallel/test_workers.py",
+    ),
+    *("media/test_pool.py", "media/test_media.py", "engine/test_tiers.py", "engine/test_parity.py"),
+    *("e2e", "parallel", "sched", "lab", "demo", "media", "load", "tools"),
+)
+"""Files and folders with the longest tests, which come first: files are given to whichever process
+is free, and one that began with a long file at the end would end alone.
+"""
+
+if TYPE_CHECKING:
+    from saccade_bench.fixtures.tiny import FamilyName, Reference
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; otherwise the order stays."""
+    roots = [Path(__file__).parent / each for each in ("tests", "bench/tests")]
+
+    def rank(item: pytest.Item) -> int:
+        root = next((each for each in roots if item.path.is_relative_to(each)), None)
+        place = item.path.relative_to(root) if root else item.path
+        names = (place.as_posix(), place.parts[0])
+        return min((LONG.index(name) for name in names if name in LONG), default=len(LONG))
+
+    items.sort(key=rank)
+
+
+EVERY = [
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
+]
+
+
+@pytest.fixture(scope="session", params=EVERY)
+def family(request: pytest.FixtureRequest) -> FamilyName:
+    """Each family in turn."""
+    name: FamilyName = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint(family, **options of make_checkpoint)`: a folder, the same for the same
+    arguments.
+    """
+    from saccade_bench.fixtures.tiny import make_checkpoint
+
+    @cache
+    def make(family: FamilyName, **options: object) -> Path:
+        return make_checkpoint(tmp_path_factory.mktemp(family), family, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
+    """`reference(family, **options of make_checkpoint)`: transformers on that checkpoint, float32,
+    one thread.
+    """
+    import torch
+
+    from saccade_bench.fixtures.tiny import reference as load
+
+    torch.set_num_threads(1)
+
+    @cache
+    def make(family: FamilyName, **options: object) -> Reference:
+        return load(checkpoint(family, **options))
+
+    return make

@@ -1,0 +1,35 @@
+"""The ways a server is asked in tests: itself, or through a router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from saccade_bench.fixtures.server import Server, routing
+
+WAYS = ("direct", pytest.param("routed", marks=pytest.mark.slow))
+"""How a server is asked."""
+
+
+@dataclass(frozen=True)
+class Routed(Server):
+    """A server that is asked through a router: all but the address is the server's own."""
+
+    behind: Server
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.behind.metric(name, **labels)
+
+
+@contextmanager
+def perhaps_routed(server: Server, way: str, folder: Path, *options: str) -> Iterator[Server]:
+    """`server`, asked itself where `way` is "direct", else through a router."""
+    if way == "direct":
+        yield server
+        return
+    with routing([server], folder, *options) as router:
+        yield Routed(router.url, server.process, server.log, server)

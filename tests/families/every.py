@@ -1,0 +1,19 @@
+"""The architectures in turn, for parametrised tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from saccade_bench.fixtures.tiny import FAMILIES
+
+QWEN = (
+    *FAMILIES,
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    ),
+)
+EVERY = (*QWEN, pytest.param("internvl", marks=pytest.mark.slow))
+"""For parametrised tests: what differs in the last ones has quick tests of its own
+(`families/test_moe.py`, `engine/test_states.py`, `families/test_internvl.py`).
+"""
