@@ -12,6 +12,7 @@ import pytest
 from cyclopts import App
 
 from saccade.commands import MAIN_OPTIONS
+from saccade.core.answer_options import AnswerOptions
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.options import (
     EngineOptions,
@@ -204,6 +205,7 @@ def test_help_shows_what_people_set_and_help_advanced_shows_every_option() -> No
             ParallelOptions,
             MediaOptions,
             ServerOptions,
+            AnswerOptions,
         )
         for field in dataclasses.fields(options)
     }
