@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -298,8 +299,9 @@ def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Mess
     """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
-    except InvalidRequest as error:
-        _name_kinds(msgspec.json.decode(raw) if error.code != "invalid_json" else None, place)
+    except InvalidRequest:
+        with suppress(msgspec.MsgspecError):  # no JSON, or an integer of thousands of digits
+            _name_kinds(msgspec.json.decode(raw), place)
         raise
     return _message(message, place, limits)
 

@@ -303,7 +303,7 @@ def test_downloads_that_nobody_reads_cost_a_piece_each_and_end(server: Server) -
     data = b"x" * 30_000_000
     uploaded = httpx.post(
         f"{server.url}/v1/files",
-        data={"purpose": "batch"},
+        data={"purpose": "evals"},
         files={"file": ("x", data)},
         headers=WITH_KEY,
         timeout=60,

@@ -281,7 +281,7 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
 ) -> None:
     """PyTorch's own attention stands for both libraries."""
     called: list[str] = []
-    for name in ("cudnn", "flash"):
+    for name in ("cudnn", "triton"):
         monkeypatch.setitem(
             attention.BACKENDS,
             name,
@@ -295,7 +295,7 @@ def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
         assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
         pixels = torch.from_numpy(picture(height * factor, width * factor).copy())
         encoder.encode([pixels], grids(net.spec, [pixels]))
-    assert {*called} == {"cudnn", "flash"}
+    assert {*called} == {"cudnn", "triton"}
 
 
 def test_what_names_a_model_on_disk_goes_through_no_graph(

@@ -186,7 +186,7 @@ def test_int4_without_llvm_is_refused_with_what_to_install(
 ) -> None:
     monkeypatch.setattr(quantized, "runs_int8", lambda: True)
     monkeypatch.setattr(quantized, "runs_vnni", lambda: False)
-    with pytest.raises(ConfigError, match=r"--quantization int4: .*pip install 'saccade\[cpu\]'"):
+    with pytest.raises(ConfigError, match=r"--quantization int4: .*pip install '\.\[cpu\]'"):
         load(checkpoint("qwen3_vl"), "int4")
 
 
