@@ -100,5 +100,10 @@ def test_commands_of_an_installed_distribution_are_commands_of_saccade(
 def test_nothing_asks_for_saccade_from_a_package_index() -> None:
     """The name is nobody's there, so it could become anybody's."""
     root = Path(saccade.__file__).parents[1]
-    files = [root / "README.md", root / "bench" / "README.md", *root.glob("saccade/**/*.py")]
+    files = [
+        root / "README.md",
+        root / "bench" / "README.md",
+        *root.glob("docs/*.md"),
+        *root.glob("saccade/**/*.py"),
+    ]
     assert [path for path in files if "saccade[" in path.read_text()] == []

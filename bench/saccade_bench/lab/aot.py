@@ -287,6 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = RECORD / f"sm_{arch}-triton-{triton.__version__}.json"
         record = json.loads(path.read_text()) if path.exists() else {}
         found: dict[str, MachineCode] = {}
+        promised, launched = set[str](), set[str]()
         for case in tqdm(cases(), desc=f"sm_{arch}", unit="case", disable=None):
             if args.only not in case.name:
                 continue
@@ -294,8 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tqdm.write(f"{case.name:60s} needs sm_{case.least_arch}")
                 continue
             launches = launches_of(case, arch)
-            missing = set(case.promises) - {launch.name for launch in launches}
-            bad += [f"sm_{arch} {case.name}: {each} is not launched" for each in sorted(missing)]
+            promised |= set(case.promises)
+            launched |= {launch.name for launch in launches}
             for at, launch in enumerate(launches):
                 name = f"{case.name}: {launch.name}" + (f" {at}" if at else "")
                 promise = case.promises[launch.name]
@@ -308,6 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{name:60s} registers {code.registers:3d} shared {code.shared:6d} "
                     f"loads {code.loads:2d} stores {code.stores:2d} {' '.join(code.products)}"
                 )
+        bad += [f"sm_{arch}: no case launches {each}" for each in sorted(promised - launched)]
         if args.write and not args.only:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({k: asdict(v) for k, v in found.items()}, indent=1) + "\n")
