@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Tests of one file stay together: they share servers and checkpoints. tests/conftest.py says in
+# Tests of one file stay together: they share servers and checkpoints. conftest.py says in
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -25,13 +25,19 @@ MEASURING = {
 }
 
 
+MISSING = "Not installed: pip install ./bench in the folder of Saccade's source."
+
+
 def join(app: App) -> None:
     """Add the commands of other distributions to `app`, and those of `MEASURING` that are not
     installed: each of these says what brings it.
     """
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name, what in MEASURING.items():
-        app.command(found[name].value if name in found else absent(name), name=name, help=what)
+        if name in found:
+            app.command(found[name].value, name=name, help=what)
+        else:
+            app.command(absent(name), name=name, help=f"{what} {MISSING}")
     for name in sorted(found.keys() - MEASURING.keys()):
         dist = found[name].dist
         app.command(found[name].value, name=name, help=f"Brought by {dist.name if dist else '?'}.")
@@ -41,9 +47,6 @@ def absent(command: str) -> Callable[..., None]:
     """In place of a command that is not installed, with whatever options it is called."""
 
     def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
-        raise ConfigError(
-            f"saccade {command} is a command of saccade-bench, which is not installed: "
-            "pip install ./bench in the folder of Saccade's source"
-        )
+        raise ConfigError(f"saccade {command} is a command of saccade-bench. {MISSING}")
 
     return tell

@@ -1,4 +1,4 @@
-"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`tests/conftest.py`), whose
+"""Where Triton kernels run in tests: on a GPU, else in its interpreter (`conftest.py`), whose
 conversion to 8 bits is mended.
 """
 

@@ -138,7 +138,7 @@ def test_benchmarks_are_started_as_their_readme_says() -> None:
     root = Path(__file__).parents[3]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     module = "saccade_bench.generate"
-    for file in ("README.md", "bench/README.md", "Makefile"):
+    for file in ("docs/speed.md", "bench/README.md", "Makefile"):
         assert re.search(rf"python -m {module}\b", (root / file).read_text()), file
     subprocess.run(
         [sys.executable, "-m", module, "--help"],
