@@ -2,20 +2,25 @@
 and bans on an early end.
 
 Owns, for each sequence that asks for any of these, its tokens and their counts on the device, where
-drawn tokens are added without the host knowing them. Only the values concerned are read and
-written: a pass over a whole vocabulary would cost as much as the choice itself.
+drawn tokens are added without the host knowing them. On a CPU (`Edits`) only the values concerned
+are read and written: a pass over a whole vocabulary would cost as much as the choice itself. On a
+GPU (`SlotEdits`) launches are what costs: one kernel edits all rows of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from saccade.core.types import SamplingParams
+from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
 from saccade.nn.transfer import send
+
+if TYPE_CHECKING:
+    from saccade.kernels.edits_gpu import EditTables
 
 NEUTRAL = 1.0, 0.0, 0.0
 """Repetition, presence and frequency penalties that change nothing."""
@@ -131,6 +136,20 @@ class Edits:
     def close(self, slot: int) -> None:
         self._edits.pop(slot, None)
 
+    def edit(
+        self, logits: torch.Tensor, rows: Sequence[int], counts: Sequence[int], masked: bool
+    ) -> None:
+        """Change the logits [D, V] of the slots `rows`, which have drawn `counts` before."""
+        for at, slot in enumerate(rows):
+            if slot in self._edits:
+                self._edits[slot].apply(logits[at], counts[at], masked)
+
+    def count(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
+        """`tokens` [D] were drawn by the slots `rows`."""
+        for at, slot in enumerate(rows):
+            if slot in self._edits:
+                self.add(slot, tokens[at : at + 1])
+
     def apply(self, slot: int, row: torch.Tensor, count: int, masked: bool = False) -> None:
         """Change the logits [V] of the next token of `slot` in place."""
         self._edits[slot].apply(row, count, masked)
@@ -139,3 +158,120 @@ class Edits:
         """`token` [1] was drawn there."""
         if (history := self._edits[slot].history) is not None:
             history.add(token)
+
+
+class SlotEdits:
+    """As `Edits`, for all rows of a step in one kernel, which reads what slots ask for there.
+
+    A slot with penalties has a line of counts for the whole vocabulary: there are twice as many
+    lines whenever they do not suffice. Nobody else writes `tables`.
+    """
+
+    def __init__(
+        self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
+    ) -> None:
+        # Imported where there is a GPU: elsewhere Triton need not be installed.
+        from saccade.kernels.edits_gpu import EditTables
+
+        ends = tuple(dict.fromkeys(stop_ids))
+        width = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + len(ends)
+        width += -width % 16
+        self._stop_ids = ends
+        self._device = device
+        self._edited: dict[int, int] = {}  # slots that ask for something; their lines, or -1
+        self._stale: set[int] = set()  # slots whose facts are of a sequence that has left
+        self._free = [0]
+        facts = np.zeros((slots, 3), np.int32)
+        facts[:, 0] = -1
+        self.tables: EditTables = EditTables(
+            facts=send(facts, device),
+            weights=torch.ones((slots, 3), dtype=torch.float32, device=device),
+            entries=torch.zeros((slots, width), dtype=torch.int32, device=device),
+            amounts=torch.zeros((slots, width), dtype=torch.float32, device=device),
+            counts=torch.zeros((1, vocab_size), dtype=torch.int32, device=device),
+        )
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._edited
+
+    def open(
+        self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
+    ) -> None:
+        """A sequence enters `slot`: its prompt and the answer so far."""
+        if not wants_edits(params):
+            if slot in self._stale:
+                self._send_facts(slot, (-1, 0, 0))
+                self._stale.discard(slot)
+            return
+        listed = self._list(slot, params)
+        line = -1
+        if penalties(params) != NEUTRAL:
+            weights = np.array(penalties(params), np.float32)
+            self.tables.weights[slot].copy_(send(weights, self._device))
+            line = self._take_line()
+            self._fill(line, tokens, prompt_length, listed)
+        left = max(0, params.min_tokens - (len(tokens) - prompt_length))
+        self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
+        self._edited[slot] = line
+
+    def close(self, slot: int) -> None:
+        line = self._edited.pop(slot, None)
+        if line is None:
+            return
+        self._stale.add(slot)
+        if line >= 0:
+            self._free.append(line)
+
+    def edit(self, logits: torch.Tensor, slots: torch.Tensor, masked: bool) -> None:
+        """Change the logits [D, V] of `slots` [D], on the device, in place."""
+        from saccade.kernels.edits_gpu import launch_edit
+
+        launch_edit(logits, slots, self.tables, masked)
+
+    def count(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """`tokens` [D] were drawn by `slots` [D]."""
+        from saccade.kernels.edits_gpu import launch_count
+
+        launch_count(slots, self.tables, tokens)
+
+    def _send_facts(self, slot: int, facts: tuple[int, int, int]) -> None:
+        self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))
+
+    def _list(self, slot: int, params: SamplingParams) -> list[int]:
+        """Tokens that are biased or banned, each once, now in the slot's list."""
+        from saccade.kernels.edits_gpu import BANNED
+
+        added = dict[int, float]()
+        for token, amount in params.logit_bias:
+            added[token] = added.get(token, 0.0) + amount
+        banned = {*self._stop_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
+        listed = [*added, *(banned - added.keys())]
+        if listed:
+            entries = np.array(listed, np.int32)
+            entries |= np.array([token in banned for token in listed]) * np.int32(BANNED.value)
+            amounts = np.array([added.get(token, 0.0) for token in listed], np.float32)
+            self.tables.entries[slot, : len(listed)].copy_(send(entries, self._device))
+            self.tables.amounts[slot, : len(listed)].copy_(send(amounts, self._device))
+        return listed
+
+    def _take_line(self) -> int:
+        if not self._free:
+            counts = self.tables.counts
+            self._free += range(len(counts), 2 * len(counts))
+            self.tables = replace(self.tables, counts=torch.cat((counts, torch.zeros_like(counts))))
+        return self._free.pop()
+
+    def _fill(
+        self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
+    ) -> None:
+        """The line's numbers, of a prompt and what an answer has so far."""
+        from saccade.kernels.edits_gpu import LISTED, SEEN
+
+        ids = np.array((*tokens, *listed), np.int64)
+        unique, places = np.unique(ids, return_inverse=True)
+        state = np.bincount(places[prompt_length : len(tokens)], minlength=len(unique))
+        numbers = state.astype(np.int32)
+        numbers[places[: len(tokens)]] |= SEEN.value
+        numbers[places[len(tokens) :]] |= LISTED.value
+        counts = self.tables.counts[line].zero_()
+        counts.index_copy_(0, send(unique, self._device), send(numbers, self._device))

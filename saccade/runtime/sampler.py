@@ -20,7 +20,7 @@ from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.kernels import device
 from saccade.kernels.mask import mask_logits
 from saccade.nn.transfer import send
-from saccade.runtime.edits import Edits
+from saccade.runtime.edits import Edits, SlotEdits
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
@@ -99,7 +99,11 @@ class Sampler:
         # temperature, top-p, min-p
         self._params = torch.zeros((slots, 3), dtype=torch.float32, device=place)
         self._top_ks = torch.zeros(slots, dtype=torch.int32, device=place)
-        self._edits = Edits(vocab_size, stop_ids, place)
+        self._edits: Edits | SlotEdits
+        if device.runs_triton(self._params):
+            self._edits = SlotEdits(vocab_size, slots, stop_ids, place)
+        else:
+            self._edits = Edits(vocab_size, stop_ids, place)
 
     def open(
         self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_length: int
@@ -127,7 +131,8 @@ class Sampler:
         words = -(-self._vocab_size // 32)
         masks = torch.full((1, words), -1, dtype=torch.int32, device=self._device)
         for allowed in (None, Allowed(masks, [0])):
-            self._launch(logits, draws, drawn, allowed)
+            self._edit(logits, draws, allowed is not None)
+            self._count(draws, self._launch(logits, draws, drawn, allowed))
 
     def __call__(
         self,
@@ -145,7 +150,7 @@ class Sampler:
         wants = [row for row, params in enumerate(asked) if params.logprobs is not None]
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
-        edited = [(row, slot) for row, slot in enumerate(draws.rows) if slot in self._edits]
+        edited = any(slot in self._edits for slot in draws.rows)
         later: Allowed | None = None
         if masks is not None:
             rows = range(len(masks)) if masked is None else masked
@@ -154,20 +159,32 @@ class Sampler:
                 mask_logits(logits, masks, None if masked is None else self._send(rows))
             else:
                 later = Allowed(masks, rows)
-        for row, slot in edited:
-            self._edits.apply(slot, logits[row], draws.counts[row], masks is not None)
+        if edited:
+            self._edit(logits, draws, masks is not None)
         if device.runs_triton(logits):
             tokens = self._launch(logits, draws, asked, later)
         else:
             tokens = self._choose(logits, draws, asked)
-        for row, slot in edited:
-            self._edits.add(slot, tokens[row : row + 1])
+        if edited:
+            self._count(draws, tokens)
         if raw is None:
             return tokens, None
         tops = [asked[row].logprobs or 0 for row in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
         return tokens, Report(wants, tops, chosen, best, ids)
+
+    def _edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> None:
+        if isinstance(self._edits, SlotEdits):
+            self._edits.edit(logits, draws.slots, masked)
+        else:
+            self._edits.edit(logits, draws.rows, draws.counts, masked)
+
+    def _count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        if isinstance(self._edits, SlotEdits):
+            self._edits.count(draws.slots, tokens)
+        else:
+            self._edits.count(draws.rows, tokens)
 
     def _launch(
         self,

@@ -390,3 +390,30 @@ def test_drawing_asks_for_no_value(
     tokens, report = sampler(logits, draws, masks, masked if some else None)
     assert tokens.device == CUDA and tokens.shape == (count,) and tokens.dtype == torch.int64
     assert (report is not None) == any("logprobs" in params for params in asked)
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_penalties_and_biases_take_two_launches_a_step_at_any_batch(
+    gpu: Launches, count: int
+) -> None:
+    params = SamplingParams(
+        min_tokens=4, logit_bias=((3, 1.0),), frequency_penalty=1.0, repetition_penalty=1.1
+    )
+
+    def launched(asked: SamplingParams) -> int:
+        sampler = Sampler(3000, count, (1, 2), CUDA)
+        for slot in range(count):
+            sampler.open(slot, asked, [5, 6, 7], 2)
+        draws = Draws(
+            range(count),
+            [1] * count,
+            torch.empty(count, dtype=torch.int64, device=CUDA),
+            torch.empty(count, dtype=torch.float64, device=CUDA),
+        )
+        logits = torch.empty((count, 3000), dtype=torch.float32, device=CUDA)
+        gpu.count = 0
+        with Operators() as operators:
+            sampler(logits, draws)
+        return gpu.count + operators.count
+
+    assert launched(params) - launched(SamplingParams()) == 2

@@ -93,6 +93,8 @@ def traffic(over: Harness, seed: int) -> list[Request]:
             tokens.insert(len(tokens) // 2, spec.image_token_id)
             shown = [over.image(pixels, f"{seed} {at}")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
+        if at % 4 == 1:
+            way = {"repetition_penalty": 1.1, "min_tokens": 1, "logit_bias": ((9, 1.0),)}
         length = int(rng.integers(1, 6))
         asked.append(over.request(str(at), tokens, shown, max_tokens=length, seed=at, **way))
     return asked
@@ -105,6 +107,7 @@ def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton")
     known = {name: set(each) for name, each in names.items()}
     assert len(known["_prefill"]) == len(known["_turn_and_cache"]) == 1
     assert len(known["_sample"]) == 2, "with masks and without"
+    assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
     assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == 1
     for seed in range(3):
         over.run(traffic(over, seed))

@@ -310,9 +310,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"loads {code.loads:2d} stores {code.stores:2d} {' '.join(code.products)}"
                 )
         bad += [f"sm_{arch}: no case launches {each}" for each in sorted(promised - launched)]
-        if args.write and not args.only:
+        if args.write:
+            kept = record if args.only else {}
+            outcome = kept | {name: asdict(code) for name, code in found.items()}
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({k: asdict(v) for k, v in found.items()}, indent=1) + "\n")
+            path.write_text(json.dumps(outcome, indent=1) + "\n")
     print("\n".join(bad) or "every kernel keeps its promises")
     return 1 if bad else 0
 

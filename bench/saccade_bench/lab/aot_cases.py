@@ -9,6 +9,7 @@ import torch
 
 from saccade.kernels import (
     delta_gpu,
+    edits_gpu,
     experts_gpu,
     fp8_gpu,
     int4_gpu,
@@ -72,6 +73,10 @@ def cases() -> Iterator[KernelCase]:
     for masked in (False, True):
         name = "sample" + (" under a mask" if masked else "")
         yield KernelCase(name, sample_gpu, partial(_sample, masked), one)
+        # Of a block, the few tokens that have been.
+        each = {"_edit": Promise(access=4), "_count": Promise(access=4)}
+        name = "edits" + (" under a mask" if masked else "")
+        yield KernelCase(name, edits_gpu, partial(_edits, masked), each)
 
 
 def _text_cases() -> Iterator[KernelCase]:
@@ -292,3 +297,16 @@ def _sample(masked: bool) -> None:
         masks,
         torch.zeros(4, dtype=torch.int64),
     )
+
+
+def _edits(masked: bool) -> None:
+    slots = torch.zeros(4, dtype=torch.int64)
+    tables = edits_gpu.EditTables(
+        facts=torch.zeros((4, 3), dtype=torch.int32),
+        weights=torch.ones((4, 3)),
+        entries=torch.zeros((4, 2064), dtype=torch.int32),
+        amounts=torch.zeros((4, 2064)),
+        counts=torch.zeros((4, VOCAB), dtype=torch.int32),
+    )
+    edits_gpu.launch_edit(torch.zeros((4, VOCAB)), slots, tables, masked)
+    edits_gpu.launch_count(slots, tables, torch.zeros(4, dtype=torch.int64))
