@@ -30,6 +30,9 @@ from saccade.core.errors import ConfigError
 from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
 
+MOST_IMAGE_WORKERS = 240
+"""The descriptors of each, and a few, are passed to their nursery with one message, of 253 at most.
+"""
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
 
@@ -294,6 +297,7 @@ class MediaOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
+        at_most(MOST_IMAGE_WORKERS, self, "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
         above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
         named(self, "allowed_media_domains")
@@ -311,7 +315,7 @@ class MediaOptions:
     @property
     def workers(self) -> int:
         """Processes that decode pictures."""
-        return self.media_workers or max(1, usable_cores() // 2)
+        return self.media_workers or min(MOST_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
     @property
     def files_folder(self) -> Path:
