@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
 from saccade.core.claims import Claim
 from saccade.core.config import (
     MIB,
@@ -30,9 +30,6 @@ from saccade.core.errors import ConfigError
 from saccade.core.secrets import bare, without_secrets
 from saccade.core.store import SHARED, UPLOADS
 
-MOST_IMAGE_WORKERS = 240
-"""The descriptors of each, and a few, are passed to their nursery with one message, of 253 at most.
-"""
 MOST_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
 
@@ -291,9 +288,7 @@ class MediaOptions:
     saccade/files in the user's cache folder.
     """
     files_mb: int = 4096
-    """MiB of disk space for uploaded files; once used up, uploads are refused until files are
-    deleted or expire.
-    """
+    """MiB of disk for uploaded files; beyond it, uploads are refused until files go or expire."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
