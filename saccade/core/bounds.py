@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from saccade.core.errors import ConfigError
 
+MOST_IMAGE_WORKERS = 240
+"""A nursery is passed a descriptor of each, and a few, with one message, of 253 at most."""
+
 
 def at_least(bound: float, options: object, *names: str) -> None:
     """Raises ConfigError for one of these fields that is less; None is no value and may stand."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from saccade.core.bounds import above, at_least, at_most, named
+from saccade.core.bounds import MOST_IMAGE_WORKERS, above, at_least, at_most, named
 from saccade.core.claims import Claim
 from saccade.core.config import (
     MIB,
@@ -288,12 +288,11 @@ class MediaOptions:
     saccade/files in the user's cache folder.
     """
     files_mb: int = 4096
-    """MiB of disk space for uploaded files; once used up, uploads are refused until files are
-    deleted or expire.
-    """
+    """MiB of disk for uploaded files; beyond it, uploads are refused until files go or expire."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_image_pixels", "max_image_bytes", "media_workers")
+        at_most(MOST_IMAGE_WORKERS, self, "media_workers")
         at_least(0, self, "max_images_per_request", "files_mb")
         above(0, self, "fetch_timeout", "decode_timeout", "decode_memory_mb")
         named(self, "allowed_media_domains")
@@ -311,7 +310,7 @@ class MediaOptions:
     @property
     def workers(self) -> int:
         """Processes that decode pictures."""
-        return self.media_workers or max(1, usable_cores() // 2)
+        return self.media_workers or min(MOST_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
     @property
     def files_folder(self) -> Path:

@@ -1,8 +1,8 @@
 """Image workers as processes: a lane for each, which takes one order at a time and hears of its
 end, whatever becomes of the process behind it.
 
-Owns a stock (`media/nursery.py`), has it fork a nursery for the one that was killed, and starts
-another stock when it has ended. Knows nothing of what orders are for.
+Has a stock (`media/stock.py`) fork a nursery, and another when that has ended. Knows nothing of
+what orders are for.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from signal import SIGKILL
 
 from saccade.core.arena import Arena
-from saccade.core.child import AsyncChannel, Child, Disconnected
+from saccade.core.child import AsyncChannel, Disconnected
 from saccade.core.metrics import Metrics
-from saccade.core.options import image_environment
-from saccade.media import nursery
+from saccade.media.stock import NurseryLink, Stock
 from saccade.media.worker import (
     FRONT,
     Answer,
-    Boot,
     Decoded,
     Header,
     Kill,
     Lost,
+    NurseryWanted,
     Order,
     WorkersReady,
 )
@@ -34,13 +33,13 @@ from saccade.media.worker import (
 log = logging.getLogger("saccade")
 
 START_SECONDS = 120.0
-"""How long the stock may take to import torch, on a machine where everything else starts at the
-same time.
+"""How long a nursery may take to be ready, its stock's import of torch included, on a machine where
+everything else starts at the same time.
 """
 FAILED_STARTS = 2
 """Starts in a row that end by themselves before those who wait are told."""
 RESTART_SECONDS = 1.0
-"""Between stocks that end by themselves. What was killed from outside is started at once."""
+"""Between nurseries that end by themselves. What was killed from outside is started at once."""
 END_SECONDS = 5.0
 """How long the nursery may take to end its workers."""
 
@@ -120,13 +119,15 @@ class WorkerLane:
 
 class Lanes:
     """A nursery for workers that decode into `arena`, or without one read headers, and a lane for
-    each of them. `memory`: bytes that one may take, whatever bytes do to it.
+    each of them. `memory`: bytes that one may take, whatever bytes do to it. The stock may be
+    shared: whoever made it ends it.
 
     `changed` is called when lanes can be used; `unusable`, with the reason, when they cannot.
     """
 
     def __init__(
         self,
+        stock: Stock,
         arena: Arena | None,
         workers: int,
         memory: int,
@@ -134,6 +135,7 @@ class Lanes:
         changed: Callable[[], None],
         unusable: Callable[[str], None],
     ) -> None:
+        self._stock = stock
         self._arena = arena
         self._memory = memory
         self._metrics = metrics
@@ -154,7 +156,7 @@ class Lanes:
         self._task = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
-        """End all processes."""
+        """End the nursery and its workers."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -207,60 +209,38 @@ class Lanes:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """One stock's life, and that of its nurseries: its exit status."""
-        child, begun = self._spawn(), self._life
-        in_time = True
-        try:
-            while in_time and child.status is None:
-                in_time = await self._raise_nursery(child)
-        finally:
-            child.socket.close()
-            patience = END_SECONDS if self._life != begun else 0.0  # there are workers to end
-            await asyncio.shield(child.end(patience))
-        assert child.status is not None
-        return child.status if in_time else 1
-
-    def _spawn(self) -> Child:
-        inboxes = tuple(lane.inbox for lane in self._lanes)
-        boot, inherit = Boot(inboxes, self._memory), inboxes
-        if self._arena is not None:
-            boot = Boot(inboxes, self._memory, self._arena.fd, self._arena.size)
-            inherit = (self._arena.fd, *inboxes)
-        return Child.spawn(nursery.__name__, boot, inherit, image_environment())
-
-    async def _raise_nursery(self, child: Child) -> bool:
-        """One nursery's life, from its start to the end of its last worker; whether it was ready in
-        time.
-        """
-        ours, theirs = socket.socketpair()
-        ended, lifeline = os.pipe()
+        """One nursery's life, from its start to the end of its last worker: its exit status."""
+        nursery, begun = self._ask(), self._life
         try:
             try:
-                socket.send_fds(child.socket, [b"n"], [theirs.fileno(), lifeline])
-            except OSError:  # the stock has just ended
-                ours.close()
-                await child.wait()
-                return True
-            finally:
-                theirs.close()
-                os.close(lifeline)
-            begun = self._life
-            in_time = await self._talk(ours)
+                in_time = await self._talk(nursery)
+            except asyncio.CancelledError:
+                if self._life != begun:  # there are workers to end
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(nursery.end(), END_SECONDS)
+                raise
             if not in_time:
-                child.kill()
-            await _end_of(ended)
+                self._stock.kill()
+            await nursery.end()
             if self._life != begun:
                 self._metrics.inc("saccade_image_worker_restarts_total")
             for lane in self._lanes:
                 if lane.busy:
                     lane.lose(SIGKILL)
-            return in_time
+            return await nursery.status() if in_time else 1
         finally:
-            os.close(ended)
+            nursery.close()
 
-    async def _talk(self, connection: socket.socket) -> bool:
+    def _ask(self) -> NurseryLink:
+        inboxes = tuple(lane.inbox for lane in self._lanes)
+        if self._arena is None:
+            return self._stock.fork(NurseryWanted(self._memory), inboxes)
+        wanted = NurseryWanted(self._memory, self._arena.size)
+        return self._stock.fork(wanted, (self._arena.fd, *inboxes))
+
+    async def _talk(self, nursery: NurseryLink) -> bool:
         """Until the nursery has gone; whether it was ready in time."""
-        channel = await AsyncChannel.open(connection, FRONT)
+        channel = await AsyncChannel.open(nursery.socket, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
@@ -293,17 +273,6 @@ class Lanes:
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")
         self._lanes[answer.worker].put(answer)
-
-
-async def _end_of(pipe: int) -> None:
-    """Until all who hold the pipe's other end have gone."""
-    over = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(pipe, over.set)
-    try:
-        await over.wait()
-    finally:
-        loop.remove_reader(pipe)
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:

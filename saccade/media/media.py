@@ -52,6 +52,7 @@ from saccade.media.flights import ByteFlight, Flights
 from saccade.media.jobs import Job, check_memory
 from saccade.media.pixels import Decoders
 from saccade.media.pool import DecodePool
+from saccade.media.stock import Stocks
 from saccade.media.turns import Asker
 from saccade.media.uploads import Uploads
 
@@ -171,7 +172,9 @@ class Media:
         arena: Arena,
         metrics: Metrics,
         role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
+        stocks: Stocks | None = None,
     ) -> None:
+        """`stocks`: what image workers are forked from, where several share it."""
         self._spec = spec
         self._options = options
         self._arena = arena
@@ -179,7 +182,7 @@ class Media:
         self.encoders = Encoders(role, arena, metrics)
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
-        self._pool = DecodePool(arena, options, metrics)
+        self._pool = DecodePool(arena, options, metrics, stocks)
         self._decoders = Decoders(self._pool, metrics)
         self._reads = Flights()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest

@@ -1,14 +1,14 @@
 """Where image workers come from, and how messages pass between them and the front.
 
-Started by `media/lanes.py` as `python -m saccade.media.nursery`. That process, a stock, loads what
-workers need and forks a nursery, which forks the workers. There are two: one for workers that read
+Started by `media/stock.py` as `python -m saccade.media.nursery`. That process, a stock, loads what
+workers need and forks nurseries, which fork the workers. There are two: one for workers that read
 headers, which has no torch and starts in a moment, and one for those that decode. A nursery passes
 orders on, and answers once they fit what was asked; it copies pixels from a worker's outbox into
 the arena, ends a worker when told, and forks another in the place of one that has ended, in
 milliseconds. It never looks at an image, and believes no worker: what one says is bounded, and
-nobody waits for the rest of it. A stock does nothing but fork the next nursery when one was killed,
-so that nothing is loaded again. Encoded bytes lie in memory files, one per worker, that the front
-fills.
+nobody waits for the rest of it. A stock does nothing but fork a nursery when asked, and
+say how that ended, so that nothing is loaded again when one was killed. Encoded bytes lie in memory
+files, one per worker, that the front fills.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from saccade.core.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.core.garbage import settle
 from saccade.media.sandbox import confine
 from saccade.media.worker import (
+    EXIT_STATUS,
     FRONT,
+    MOST_DESCRIPTORS,
     NURSERY,
     OUTBOX_SPARE,
     Answer,
@@ -51,6 +53,7 @@ from saccade.media.worker import (
     Header,
     Kill,
     Lost,
+    NurseryWanted,
     Order,
     ReadHeaders,
     WorkersReady,
@@ -146,15 +149,14 @@ class ImageWorker:
 class Nursery:
     """Forks workers, and passes messages between them and the front."""
 
-    def __init__(self, boot: Boot, front: socket.socket, lifeline: int) -> None:
-        """`lifeline`: what a worker holds to its end, to be seen to live."""
-        self._boot = boot
-        self._lifeline = lifeline
+    def __init__(self, cradle: Cradle) -> None:
+        self._cradle = cradle
         self._arena: Bytes | None = None
-        if boot.arena is not None:
-            arena = Arena.attach(boot.arena, boot.arena_bytes)
+        if cradle.arena is not None:
+            arena = Arena.attach(cradle.arena, cradle.wanted.arena_bytes)
             arena.keep_from_children()
             self._arena = arena.whole()
+        front = socket.socket(fileno=cradle.front)
         self._front = Channel(front, NURSERY)
         self._selector = selectors.DefaultSelector()
         self._selector.register(front, selectors.EVENT_READ, None)
@@ -168,7 +170,7 @@ class Nursery:
         if number in self._workers:
             outbox = self._workers[number].outbox
         elif self._arena is not None:
-            outbox = Outbox(self._boot.arena_bytes + OUTBOX_SPARE)
+            outbox = Outbox(self._cradle.wanted.arena_bytes + OUTBOX_SPARE)
         ours, theirs = socket.socketpair()
         nursery = os.getpid()
         with contextlib.nullcontext() if outbox is None else outbox.lent():
@@ -275,12 +277,12 @@ class Nursery:
         try:
             if follows(nursery, b"saccade-header" if outbox is None else b"saccade-decode"):
                 # To be read, not written: a worker shall not change what comes after its order.
-                source = f"/proc/self/fd/{self._boot.inboxes[number]}"
+                source = f"/proc/self/fd/{self._cradle.inboxes[number]}"
                 inbox = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
                 memory = np.empty(0, np.uint8) if outbox is None else outbox.pixels
-                keep = (connection.fileno(), inbox, statm, self._lifeline)
-                exposed = confine(keep, self._boot.memory)
+                keep = (connection.fileno(), inbox, statm, self._cradle.lifeline)
+                exposed = confine(keep, self._cradle.wanted.memory)
                 channel: Channel[Answer, Order] = Channel(connection, NURSERY)
                 channel.send(WorkersReady(tuple(exposed)))
                 serve(channel, Desk(inbox, memory, statm))
@@ -307,41 +309,86 @@ def follows(parent: int, name: bytes) -> bool:
     return os.getppid() == parent
 
 
-def stock(boot: Boot, link: ParentLink) -> int:
-    """Fork a nursery for each socket that the front sends, one after the other; exit status 0 once
-    the front has gone. A nursery that was killed says nothing against the next; one that failed by
-    itself ends this process too, with its status.
+@dataclass(frozen=True, slots=True)
+class Cradle:
+    """What a nursery gets from who asked for it, as descriptors of this process."""
 
-    Beside the socket comes the write end of a pipe, which the nursery and its workers hold: it is
-    closed when the last of them has gone.
+    wanted: NurseryWanted
+    front: int
+    lifeline: int
+    arena: int | None
+    inboxes: tuple[int, ...]
+
+    @classmethod
+    def unpack(cls, wanted: NurseryWanted, descriptors: list[int]) -> tuple[Cradle, int]:
+        """And the pipe that its exit status is written to."""
+        front, lifeline, report, *others = descriptors
+        arena = others.pop(0) if wanted.arena_bytes else None
+        return cls(wanted, front, lifeline, arena, tuple(others)), report
+
+    def close(self) -> None:
+        for descriptor in (self.front, self.lifeline, self.arena, *self.inboxes):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def stock(link: ParentLink) -> int:
+    """Fork a nursery whenever the front asks for one, and tell its exit status (negative for the
+    signal that killed it) when it has ended; exit status 0 once the front has gone.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    reports: dict[int, int] = {}  # pid of a nursery: the pipe for its exit status
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    selector.register(woken, selectors.EVENT_READ)
+    selector.register(link.socket, selectors.EVENT_READ)
     while True:
-        _, received, _, _ = socket.recv_fds(link.socket, 1, 2)
-        if not received:
-            return 0
-        front, lifeline = received
-        parent = os.getpid()
-        pid = os.fork()
-        if not pid:
-            link.socket.close()
-            be_nursery(boot, socket.socket(fileno=front), lifeline, parent)
-        os.close(front)
-        os.close(lifeline)
-        ended = 0
-        while ended != pid:  # also workers of a nursery that was killed
-            ended, status = os.wait()
-        if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
-            return code
+        for key, _ in selector.select():
+            if key.fd == woken:
+                os.read(woken, MOST_SAID)
+                reap(reports)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(link.socket, MOST_SAID, MOST_DESCRIPTORS)
+            if not message:
+                return 0
+            wanted = msgspec.msgpack.decode(message, type=NurseryWanted)
+            cradle, report = Cradle.unpack(wanted, descriptors)
+            parent = os.getpid()
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                selector.close()
+                link.socket.close()
+                for descriptor in (woken, wake, report, *reports.values()):
+                    os.close(descriptor)
+                be_nursery(cradle, parent)
+            cradle.close()
+            reports[pid] = report
 
 
-def be_nursery(boot: Boot, front: socket.socket, lifeline: int, parent: int) -> NoReturn:
+def reap(reports: dict[int, int]) -> None:
+    """Take note of all children that have ended: nurseries, and workers of one that was killed."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if pid in reports:
+                report = reports.pop(pid)
+                with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                    os.write(report, EXIT_STATUS.pack(os.waitstatus_to_exitcode(status)))
+                os.close(report)
+
+
+def be_nursery(cradle: Cradle, parent: int) -> NoReturn:
     """Be a nursery in this process, which was forked, to its end."""
     status = 1
     try:
         if follows(parent, b"saccade-nursery"):
-            nursery = Nursery(boot, front, lifeline)
-            for number in range(len(boot.inboxes)):
+            nursery = Nursery(cradle)
+            for number in range(len(cradle.inboxes)):
                 nursery.fork(number)
             nursery.run()
         status = 0
@@ -362,9 +409,9 @@ def main() -> int:
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
-    warm_up(boot.arena is not None)
+    warm_up(boot.decodes)
     settle()
-    return stock(boot, link)
+    return stock(link)
 
 
 def warm_up(decode: bool) -> None:

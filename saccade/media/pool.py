@@ -26,6 +26,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.content import Probe
 from saccade.media.jobs import BYTES_PER_PIXEL, Job, JobQueue, decoding_bytes
 from saccade.media.lanes import Lanes, WorkerLane, WorkerLost
+from saccade.media.stock import Stocks
 from saccade.media.worker import HEADER_BYTES, Decode, Decoded, Header, ReadHeaders
 
 TRIES = 2
@@ -147,17 +148,39 @@ class HeaderQueue:
 class DecodePool:
     """All image workers of one server, over one arena."""
 
-    def __init__(self, arena: Arena, options: MediaOptions, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        options: MediaOptions,
+        metrics: Metrics,
+        stocks: Stocks | None = None,
+    ) -> None:
+        """`stocks`: shared with other pools, and ended by whoever made them; else its own."""
+        self._own_stocks = Stocks() if stocks is None else None
+        stocks = stocks or self._own_stocks
+        assert stocks is not None
         self._options = options
         self._metrics = metrics
         header = HEADER_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._readers = Lanes(
-            None, 1, header, metrics, self._dispatch_readings, self._fail_readings
+            stocks.readers,
+            None,
+            1,
+            header,
+            metrics,
+            self._dispatch_readings,
+            self._fail_readings,
         )
         # An image's price counts its bytes twice; the worker's view of them is beside it.
         pixels = options.decode_memory * 3 // 2 + SLACK_BYTES
         self._decoders = Lanes(
-            arena, options.workers, pixels, metrics, self._dispatch_jobs, self._fail_jobs
+            stocks.decoders,
+            arena,
+            options.workers,
+            pixels,
+            metrics,
+            self._dispatch_jobs,
+            self._fail_jobs,
         )
         self._headers = HeaderQueue()
         self._readings: dict[bytes, Reading] = {}
@@ -182,6 +205,8 @@ class DecodePool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(self._readers.close(), self._decoders.close())
+        if self._own_stocks is not None:
+            await asyncio.to_thread(self._own_stocks.close)
         for reading in self._readings.values():
             reading.done.cancel()
         for work in (*running, *self._waiting.values()):

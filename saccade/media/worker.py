@@ -15,6 +15,7 @@ import mmap
 import os
 import resource
 import signal
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,15 +47,30 @@ MOST_TOLD = 2000
 """Characters of a reason."""
 
 
+EXIT_STATUS = struct.Struct("<i")
+"""As a stock tells a nursery's."""
+MOST_DESCRIPTORS = 253
+"""The kernel passes so many with one message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a stock is told at its start: a memory file for each worker, the bytes of memory that
-    hostile code in one may take at most, and of workers that decode the arena; others have none.
+    """What a stock is told at its start: whether its workers decode, or read headers only."""
+
+    decodes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NurseryWanted:
+    """What a stock is told of a nursery that it is to fork: the bytes of memory that hostile code
+    in one of its workers may take at most, and the arena's; workers that read headers have none.
+
+    Descriptors come with it: the nursery's socket; the write end of a pipe that the nursery and
+    its workers hold, closed when the last of them has gone; the write end of another that the stock
+    tells the nursery's exit status; the arena's, if any; and a memory file for each worker.
     """
 
-    inboxes: tuple[int, ...]
     memory: int
-    arena: int | None = None
     arena_bytes: int = 0
 
 

@@ -33,6 +33,7 @@ from saccade.text.grammar import Wish
 from saccade.text.manner import SILENT, Manner
 from saccade.text.offer import NO_TOOLS, Offer, read_tools
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from tests.helpers.stocks import image_stocks
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -52,7 +53,11 @@ def prepare(
 ) -> Prepared:
     async def run() -> Prepared:
         media = Media(
-            SPEC, MediaOptions(media_workers=1), Arena.create(16 * MIB), metrics or Metrics()
+            SPEC,
+            MediaOptions(media_workers=1),
+            Arena.create(16 * MIB),
+            metrics or Metrics(),
+            stocks=image_stocks(),
         )
         intake = Intake(
             SPEC,

@@ -19,6 +19,7 @@ from saccade.core.types import Grid
 from saccade.families.qwen_vl.config import ImageRules
 from saccade.families.qwen_vl.spec import smart_resize
 from saccade.media.media import Media
+from tests.helpers.stocks import image_stocks
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def media_path(spec: FamilySpec) -> MakePath:
     @asynccontextmanager
     async def make(arena_bytes: int = 16 << 20, **options: object) -> AsyncIterator[Path]:
         arena, metrics = Arena.create(arena_bytes), Metrics()
-        media = Media(spec, MediaOptions(**{"media_workers": 1, **options}), arena, metrics)  # type: ignore[arg-type]
+        told = MediaOptions(**{"media_workers": 1, **options})  # type: ignore[arg-type]
+        media = Media(spec, told, arena, metrics, stocks=image_stocks())
         media.start()
         try:
             yield Path(media, arena, metrics)

@@ -19,7 +19,7 @@ from saccade.core.errors import ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.media import lanes, sandbox
+from saccade.media import sandbox, stock
 from saccade.media.content import Probe
 from saccade.media.decode import FORMATS
 from saccade.media.header import probe
@@ -45,7 +45,7 @@ def arena() -> Iterator[Arena]:
 @pytest.fixture
 def taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run attacks."""
-    monkeypatch.setattr(lanes, "nursery", SimpleNamespace(__name__=hostile.__name__))
+    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__=hostile.__name__))
 
 
 def order(told: str) -> Job:
@@ -193,7 +193,7 @@ def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
 def test_what_the_kernel_does_not_take_is_said_and_the_work_goes_on(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lanes, "nursery", SimpleNamespace(__name__="tests.media.unconfined"))
+    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unconfined"))
 
     async def scenario() -> None:
         async with running(arena) as pool:

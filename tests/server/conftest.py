@@ -36,6 +36,7 @@ from saccade.media.media import Media
 from saccade.route.run import RouteServer
 from saccade.text.manner import SILENT, Manner
 from saccade.text.prompt import ChatTemplate, Tokenizer
+from tests.helpers.stocks import image_stocks
 from tests.server.echo import ARENA_BYTES, CONTEXT, EchoEngine
 from tests.text.templates import THINKING
 
@@ -73,6 +74,7 @@ def build_front(
         MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
         Arena.create(ARENA_BYTES),
         metrics,
+        stocks=image_stocks(),
     )
     intake = Intake(
         spec,
@@ -125,6 +127,7 @@ def serving(
         with tempfile.TemporaryDirectory() as files:
             asyncio.run(run(files))
 
+    image_stocks()  # here, not in the thread, which ends with the server
     thread = threading.Thread(target=run_thread)
     thread.start()
     try:

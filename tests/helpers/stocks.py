@@ -1,0 +1,21 @@
+"""What image workers are forked from, one of each kind for all tests of a process: the one that
+decodes takes seconds to load torch. Tests about its life have their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from functools import cache
+
+from saccade.media.stock import Stocks
+
+
+@cache
+def image_stocks() -> Stocks:
+    """To be called first in the main thread: the processes end with the thread that began them."""
+    assert threading.current_thread() is threading.main_thread()
+    stocks = Stocks()
+    stocks.start()
+    atexit.register(stocks.close)
+    return stocks
