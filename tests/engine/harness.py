@@ -24,6 +24,7 @@ from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, SamplingParams
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.language import LanguageHalf
 from saccade.engine.process import build_scheduler
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -281,7 +282,8 @@ def run_engine(harness: Harness, front: InlineFront) -> list[Plan]:
         front.send = send_and_wake  # type: ignore[method-assign]
         workers = Inline(harness.worker, arrived)
         guides = Guides(arrived.set)
-        await Engine(harness.scheduler, workers, front, arrived, Metrics(), guides).run()
+        language = LanguageHalf(harness.scheduler, guides)
+        await Engine(harness.scheduler, workers, front, arrived, Metrics(), language).run()
         return workers.plans
 
     return asyncio.run(asyncio.wait_for(run(), 60))
