@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from saccade.core.child import HEARTBEAT_SECONDS
-from saccade.core.errors import RequestError
 from saccade.core.messages import (
     Abort,
     Alive,
@@ -32,12 +31,10 @@ from saccade.core.messages import (
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.engine.guides import Guides
+from saccade.engine.language import LanguageHalf
 from saccade.engine.probe import StoreProbe
 from saccade.engine.workers import WorkersLost
-from saccade.sched.encoding import EncodeScheduler
-from saccade.sched.masks import Guide
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.protocol import Scheduler
 
 
 class FrontLink(Protocol):
@@ -99,18 +96,18 @@ class Ranks(Protocol):
 class Engine:
     """Runs until it is told to stop.
 
-    `arrived` is set by front, workers and guides when there is something to take. `depth`: plans
-    that may be in flight.
+    `arrived` is set by front, workers and guides when there is something to take. `language`: None
+    where there is only the vision tower. `depth`: plans that may be in flight.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler | EncodeScheduler,
+        scheduler: Scheduler,
         workers: Ranks,
         front: FrontLink,
         arrived: asyncio.Event,
         metrics: Metrics,
-        guides: Guides,
+        language: LanguageHalf | None,
         depth: int = PLANS_IN_FLIGHT,
         probe: StoreProbe | None = None,
     ) -> None:
@@ -119,7 +116,7 @@ class Engine:
         self._front = front
         self._arrived = arrived
         self._metrics = metrics
-        self._guides = guides
+        self._language = language
         self._depth = depth
         self._probe = probe
         self._deltas: list[Delta] = []
@@ -142,8 +139,7 @@ class Engine:
                     for image, there in sight:
                         self._scheduler.embeddings.seen_in_store(image, there)
                     self._enter(request)
-                for request, guide in self._guides.take():
-                    self._add(request, guide)
+                self._deltas += self._language.add_guided() if self._language else []
                 for plan, result in self._workers.take():
                     self._apply(plan, result)
                 self._plan()
@@ -171,11 +167,11 @@ class Engine:
         if self._deadline is None:
             return False
         if time.monotonic() >= self._deadline:
-            for owner in (self._scheduler, self._guides, self._probe):
+            for owner in (self._scheduler, self._language, self._probe):
                 self._deltas += owner.fail_all("the server is shutting down") if owner else []
             self._report()
             return True
-        beside = self._guides.waiting or (self._probe is not None and self._probe.waiting)
+        beside = any(each.waiting for each in (self._language, self._probe) if each)
         return self._scheduler.idle and not (self._workers.in_flight or beside)
 
     def _handle(self, message: ToEngine) -> None:
@@ -188,20 +184,23 @@ class Engine:
                 self._deltas.append(
                     Delta(request.id, finish="error", error="the server is shutting down")
                 )
-            case Abort(id) if self._guides.drop(id) or (self._probe and self._probe.drop(id)):
+            case Abort(id) if any(each.drop(id) for each in (self._language, self._probe) if each):
                 self._deltas.append(Delta(id, finish="abort"))
             case Abort(id):
                 self._deltas += scheduler.abort(id)
             case PixelsReady(key):
                 self._deltas += scheduler.pixels_ready(key)
             case EmbeddingReady(key):
-                self._deltas += scheduler.embedding_ready(key)
+                assert self._language is not None, "nobody encodes for a server that encodes"
+                self._deltas += self._language.embedding_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
             case Flush(embeddings):
                 scheduler.flush(embeddings)
             case Scrape():
                 measure(scheduler, self._metrics)
+                if self._language is not None:
+                    self._language.measure(self._metrics)
                 self._front.send(Figures(self._metrics.changed()))
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
@@ -218,18 +217,10 @@ class Engine:
 
     def _enter(self, request: Request) -> None:
         """All is known that can be looked up."""
-        if request.grammar:
-            self._guides.begin(request)
+        if request.grammar and self._language is not None:
+            self._language.begin(request)
         else:
             self._deltas += self._scheduler.add(request)
-
-    def _add(self, request: Request, guide: Guide | RequestError) -> None:
-        """A request whose grammar is ready, or will never be."""
-        if isinstance(guide, RequestError):
-            delta = Delta(request.id, finish="error", error=guide.message, code=guide.code)
-            self._deltas.append(delta)
-        else:
-            self._deltas += self._scheduler.add(request, guide)
 
     def _plan(self) -> None:
         """Send plans until as many are in flight as may be, or nothing can be done before something
@@ -264,7 +255,9 @@ class Engine:
 
     def _send_masks(self) -> None:
         """As soon as they are known: the worker may be waiting for them."""
-        masks, deltas = self._scheduler.take_masks()
+        if self._language is None:
+            return
+        masks, deltas = self._language.take_masks()
         if masks is not None:
             self._workers.send_masks(masks)
         self._deltas += deltas
@@ -278,9 +271,9 @@ class Engine:
             self._front.send(output)
 
 
-def measure(scheduler: Scheduler | EncodeScheduler, metrics: Metrics) -> None:
+def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     """Copy the scheduler's counts and levels into the metrics that users see."""
-    counts, pool, embeddings = scheduler.counts, scheduler.pool, scheduler.embeddings
+    counts, embeddings = scheduler.counts, scheduler.embeddings
     for name, value in (
         ("saccade_images_encoded_total", counts.images_encoded),
         ("saccade_image_patches_encoded_total", counts.patches_encoded),
@@ -305,27 +298,7 @@ def measure(scheduler: Scheduler | EncodeScheduler, metrics: Metrics) -> None:
         metrics.set("saccade_embedding_cache_budget_bytes", shelf.budget_bytes, tier=tier)
         metrics.set("saccade_embeddings", len(shelf), tier=tier)
         metrics.set("saccade_embedding_evictions_total", shelf.evictions, tier=tier)
-    _measure_pins(scheduler, metrics)
-    cached = 0
-    if scheduler.prefix is not None:
-        cached = scheduler.prefix.pages
-        metrics.set("saccade_kv_evictions_total", scheduler.prefix.evictions)
-        if (snapshots := scheduler.prefix.snapshots) is not None:
-            metrics.set("saccade_snapshots", len(snapshots))
-            metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
-    metrics.set("saccade_kv_pages", pool.free, owner="free")
-    metrics.set("saccade_kv_pages", cached, owner="prefix")
-    metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
-
-
-def _measure_pins(scheduler: Scheduler | EncodeScheduler, metrics: Metrics) -> None:
-    prefix, embeddings = scheduler.prefix, scheduler.embeddings
     embeddings.end_pins()
     metrics.set("saccade_pinned", embeddings.kept_bytes, cache="embeddings")
     metrics.set("saccade_pins", len(embeddings.pins), cache="embeddings")
     metrics.set("saccade_pins_given_way_total", embeddings.pins.given_way, cache="embeddings")
-    if prefix is not None:
-        prefix.end_pins()
-        metrics.set("saccade_pinned", prefix.pinned, cache="kv")
-        metrics.set("saccade_pins", len(prefix.pins), cache="kv")
-        metrics.set("saccade_pins_given_way_total", prefix.pins.given_way, cache="kv")

@@ -43,6 +43,7 @@ from saccade.core.types import ImageKey, Tower
 from saccade.engine.claims import embedding_bytes_per_token
 from saccade.engine.engine import Engine
 from saccade.engine.guides import Guides
+from saccade.engine.language import LanguageHalf
 from saccade.engine.probe import StoreProbe
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
 from saccade.engine.sizing import pick_dtype, resolve, resolve_tower
@@ -51,7 +52,8 @@ from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.registry import load_spec
 from saccade.sched.encoding import EncodeScheduler
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.protocol import Scheduler
+from saccade.sched.scheduler import GenerationScheduler
 
 FLUSH_SECONDS = 2.0
 """A front that does not read gets so long before the engine goes."""
@@ -120,12 +122,14 @@ async def serve(
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     share = boot.pins.pinned_share
-    scheduler: Scheduler | EncodeScheduler
+    scheduler: Scheduler
+    language: LanguageHalf | None = None
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
-        scheduler = build_scheduler(config, spec, saved, boot.arena_bytes, share)
-    engine = Engine(scheduler, workers, front, arrived, metrics, guides, probe=probe)
+        scheduler = generation = build_scheduler(config, spec, saved, boot.arena_bytes, share)
+        language = LanguageHalf(generation, guides)
+    engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
     facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved))
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
@@ -161,7 +165,7 @@ def build_scheduler(
     saved: Iterable[tuple[ImageKey, int]] = (),
     arena_bytes: int = 1 << 40,
     pinned_share: float = 0.0,
-) -> Scheduler:
+) -> GenerationScheduler:
     """The deciding half of the engine: page pool, caches, scheduler.
 
     `saved`: embeddings on disk (`Workers.begin`). `pinned_share`: `PinOptions.pinned_share`.
@@ -175,7 +179,7 @@ def build_scheduler(
     prefix = None
     if config.prefix_cache and (config.snapshots.count or not keeps_states):
         prefix = PrefixCache(pool, pins, snapshots if keeps_states else None)
-    return Scheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
+    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids)
 
 
 def build_encode_scheduler(

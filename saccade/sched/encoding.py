@@ -15,14 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.cache.pages import PagePool
-from saccade.cache.prefix import PrefixCache
-from saccade.core.plan import Deliver, Masks, Place, Plan, StepResult
+from saccade.core.plan import Deliver, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.gallery import Gallery
 from saccade.sched.limits import NO_MEMORY_IMAGE, Counts, SchedulerLimits
-from saccade.sched.masks import Guide
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.slots import Allocator, Notices, aligned
 from saccade.sched.turns import TurnQueue, in_turn
@@ -37,13 +34,9 @@ class _Delivery:
 
 
 class EncodeScheduler:
-    """Speaks as `Scheduler` does; its answers are embeddings. `apply` answers the oldest plan in
-    flight, of which there are two at most.
-    """
+    """A `protocol.Scheduler` whose answers are embeddings."""
 
     def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache) -> None:
-        self.pool = PagePool(2, 1)  # nobody takes any page
-        self.prefix: PrefixCache | None = None
         self.embeddings = embeddings
         self.counts = Counts()
         half = limits.arena_bytes // 2
@@ -65,11 +58,11 @@ class EncodeScheduler:
         """No request waits and the workers hold nothing for one."""
         return not (self._ids or self._flights or self.gallery.busy)
 
-    def add(self, request: Request, guide: Guide | None = None) -> list[Delta]:
+    def add(self, request: Request) -> list[Delta]:
         """Queue a request for an image; its id must be new. What can never be served gets its
         terminal delta at once.
         """
-        assert request.id not in self._ids and guide is None and len(request.images) == 1
+        assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
         nbytes = image.num_tokens * self.embeddings.bytes_per_token
         if aligned(nbytes) > self._room or not self.gallery.slots.fits(image):
@@ -118,10 +111,6 @@ class EncodeScheduler:
         self.gallery.pixels_ready(key)
         return []
 
-    def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Nobody encodes for a server that encodes."""
-        raise AssertionError(f"an embedding of {key} was not asked for")
-
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
         """The front will not write to the slot any more. Ends every request for the image."""
         return [
@@ -138,14 +127,10 @@ class EncodeScheduler:
         """What the front should hear, once."""
         return self.gallery.take_notices()
 
-    def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """No row is ever planned."""
-        return None, []
-
     # ---- plan
 
     def plan(self) -> Plan:
-        """The next step, as `Scheduler.plan`."""
+        """The next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
         works = builder.works
         tower = self.gallery.tower(False) if works or not self._flights else 0

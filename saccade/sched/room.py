@@ -16,7 +16,7 @@ from saccade.sched.keeping import Keeping
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.sharing import has_twin, image_outcome
-from saccade.sched.states import StateKeeper
+from saccade.sched.states import SnapshotKeeper
 
 
 class PageRoom:
@@ -27,11 +27,11 @@ class PageRoom:
         pool: PagePool,
         prefix: PrefixCache | None,
         keeping: Keeping,
-        states: StateKeeper | None,
+        snapshots: SnapshotKeeper,
         token_limit: int,
     ) -> None:
-        self.keeping = keeping
-        self.states = states
+        self._keeping = keeping
+        self._snapshots = snapshots
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
@@ -74,7 +74,7 @@ class PageRoom:
         which can soon share them.
         """
         start = sequence.position
-        if self.states is not None and (point := self.states.first_point(sequence)):
+        if point := self._snapshots.first_point(sequence):
             tokens = point - start  # nothing before it can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
@@ -116,6 +116,14 @@ class PageRoom:
         most = min(sequence.prompt_length + sampling.max_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
+    def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:
+        """A waiting sequence gets its slot: the pages of `path` are its too. Returns the last of
+        them in the prefix cache (None: off).
+        """
+        node = self._prefix.hold(sequence.content, path) if self._prefix else None
+        self._keeping.admitted(sequence, path)
+        return node
+
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
         """KV of a running sequence is valid up to `computed`: make its whole pages findable, and
         keep what is to be kept.
@@ -125,15 +133,14 @@ class PageRoom:
         crossed = whole > before // self._pool.page_size
         if crossed and self._prefix and run.node is not None:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
-        if self.states is not None:
-            self.states.published(sequence, run)
-        self.keeping.advanced(sequence, run, before)
+        self._snapshots.published(sequence, run)
+        self._keeping.advanced(sequence, run, before)
 
     def flush(self) -> None:
         """Forget cached pages that no running sequence holds, and what clients asked to be kept."""
         if self._prefix:
             self._prefix.flush()
-        self.keeping.flushed()
+        self._keeping.flushed()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
         """End a run's hold. Its whole computed pages stay findable; the others are returned, to be
@@ -143,8 +150,7 @@ class PageRoom:
             return run.pages
         whole = run.computed // self._pool.page_size
         node = self._prefix.leave(run.node, sequence.content, run.pages[:whole], whole)
-        if self.states is not None:
-            self.states.left(sequence, run, node)
+        self._snapshots.left(sequence, run, node)
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:

@@ -40,9 +40,10 @@ from saccade.sched.limits import (
 )
 from saccade.sched.masks import Guide
 from saccade.sched.room import PageRoom
+from saccade.sched.run_slots import RunSlots
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.slots import Notices
-from saccade.sched.states import StateKeeper
+from saccade.sched.states import keep_snapshots
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 NOT_FINITE = (
@@ -51,7 +52,7 @@ NOT_FINITE = (
 )
 
 
-class Scheduler:
+class GenerationScheduler:
     """`apply` answers the oldest plan in flight; anything else may be called at any time."""
 
     def __init__(
@@ -70,16 +71,13 @@ class Scheduler:
         self.gallery = Gallery(limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
+        self._snapshots = keep_snapshots(prefix, pool.page_size, limits.snapshot_tokens)
         keeping = Keeping(prefix, embeddings, pool.page_size)
-        states = None
-        if prefix is not None and prefix.snapshots is not None:
-            states = StateKeeper(prefix, pool.page_size, limits.snapshot_tokens)
-        self._room = PageRoom(pool, prefix, keeping, states, self.token_limit)
+        self._room = PageRoom(pool, prefix, keeping, self._snapshots, self.token_limit)
         self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._slots = list(range(limits.max_running))[::-1]
-        self._closing: list[int] = []
+        self._slots = RunSlots(limits.max_running)
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -92,7 +90,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is alive and the workers hold nothing for one."""
-        return not (self._ids or self._closing or self._flights or self.gallery.busy)
+        return not (self._ids or self._slots.closing or self._flights or self.gallery.busy)
 
     def add(self, request: Request, guide: Guide | None = None) -> list[Delta]:
         """Queue a request; its id must be new. `guide`: of its grammar, if it has one.
@@ -173,7 +171,7 @@ class Scheduler:
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
         builder = self._draft()
-        while builder.again and not (builder.works or self._closing):
+        while builder.again and not (builder.works or self._slots.closing):
             builder = self._draft()
         plan = self._build(builder)
         if not plan.empty:
@@ -227,12 +225,10 @@ class Scheduler:
         """A plan that only goes on encoding, or waits for something, is not made while another is
         in flight, whose result may bring more to do.
         """
-        works = builder.works or self._closing
+        works = builder.works or self._slots.closing
         tower = self.gallery.tower(builder.decodes) if works or not self._flights else 0
         wait = not (works or tower or self._flights) and self.gallery.waits_for_workers
-        plan = builder.build(self.counts.steps, self._closing, tower, wait)
-        self._closing = []
-        return plan
+        return builder.build(self.counts.steps, self._slots.take_closing(), tower, wait)
 
     def _make_way(self) -> None:
         """Where the next in turn finds no slot, or no pages, and its client or group has none, one
@@ -268,8 +264,7 @@ class Scheduler:
                 self._claim(sequence, run, run.planned + 1) > run.planned
             ):
                 builder.decode(sequence, run)
-                if self._room.states is not None:
-                    self._room.states.planned(run, builder)
+                self._snapshots.planned(run, builder)
             elif not (run.drawing or self._pages_in_flight):
                 self._preempt(sequence)
                 self.waiting.put_back(sequence)
@@ -304,17 +299,15 @@ class Scheduler:
             self._prefill(sequence, self._admit(sequence, path, builder), builder)
 
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
-        node = self.prefix.hold(sequence.content, path) if self.prefix else None
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
-        self._room.keeping.admitted(sequence, path)
-        run = sequence.admit(self._slots.pop(), node, pages, computed)
+        node = self._room.hold(sequence, path)
+        run = sequence.admit(self._slots.take(), node, pages, computed)
         self._room.forget_refusal()
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
-        if self._room.states is not None:
-            self._room.states.admitted(sequence, run, path, builder)
+        self._snapshots.admitted(sequence, run, path, builder)
         if first:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
@@ -329,8 +322,7 @@ class Scheduler:
         end = self._chunks.reach(sequence, builder.tokens).end
         if end == run.planned:
             return
-        if self._room.states is not None:
-            end = self._room.states.cut(run, end)
+        end = self._snapshots.cut(run, end)
         # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
         # device's budget by one image rather than wait, so that somebody always goes on.
         may_exceed = not builder.prefilling and run.planned == run.computed
@@ -339,8 +331,7 @@ class Scheduler:
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             builder.prefill(sequence, run, end)
-            if self._room.states is not None:
-                self._room.states.planned(run, builder)
+            self._snapshots.planned(run, builder)
 
     # ---- pages
 
@@ -388,8 +379,7 @@ class Scheduler:
             self.pool.release(rest)
         for key in run.pins:
             self.embeddings.unpin(key)
-        self._slots.append(run.slot)
-        self._closing.append(run.slot)
+        self._slots.give_back(run.slot)
 
     # ---- apply
 
@@ -502,6 +492,5 @@ class Scheduler:
         holders: list[Iterable[int]] = [s.run.pages for s in self.running if s.run is not None]
         holders += [flight.pages for flight in self._flights]
         self._room.audit(holders)
-        if self._room.states is not None:
-            self._room.states.audit(s.run for s in self.running if s.run is not None)
+        self._snapshots.audit(s.run for s in self.running if s.run is not None)
         self.gallery.audit()

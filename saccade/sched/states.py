@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Protocol
 
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import StateCopy
@@ -21,6 +22,79 @@ from saccade.sched.sequence import Run, RunStates, Save, Sequence
 
 ANSWER_TOKENS = 32
 """Between two snapshots of an answer, about."""
+
+
+class SnapshotKeeper(Protocol):
+    """Hears of every step in a run's life, and saves the state where that is worth it."""
+
+    def first_point(self, sequence: Sequence) -> int | None:
+        """The first point of a waiting sequence after what it has found, before which nothing can
+        be shared; None: everything can.
+        """
+        ...
+
+    def admitted(
+        self, sequence: Sequence, run: Run, path: list[Node], builder: PlanBuilder
+    ) -> None:
+        """A sequence goes on from the last page of `path`."""
+        ...
+
+    def cut(self, run: Run, end: int) -> int:
+        """The end of a chunk that could go to `end`, so that the state after it can be saved."""
+        ...
+
+    def planned(self, run: Run, builder: PlanBuilder) -> None:
+        """A row was planned up to `run.planned`."""
+        ...
+
+    def published(self, sequence: Sequence, run: Run) -> None:
+        """The pages of a running sequence are findable up to `run.computed`, where nothing hides
+        them.
+        """
+        ...
+
+    def left(self, sequence: Sequence, run: Run, node: Node) -> None:
+        """A run has ended; `node` is the last of its whole pages."""
+        ...
+
+    def audit(self, runs: Iterable[Run]) -> None:
+        """Assert that every line is free, the prefix cache's, or one of `runs`'."""
+        ...
+
+
+def keep_snapshots(prefix: PrefixCache | None, page_size: int, every: int) -> SnapshotKeeper:
+    """The keeper for a model with that prefix cache; `every` as in `StateKeeper`."""
+    if prefix is None or prefix.snapshots is None:
+        return NoSnapshots()
+    return StateKeeper(prefix, page_size, every)
+
+
+class NoSnapshots:
+    """A model without states: pages are all that a sequence leaves, and chunks end anywhere."""
+
+    def first_point(self, sequence: Sequence) -> None:
+        """Everything can be shared."""
+
+    def admitted(
+        self, sequence: Sequence, run: Run, path: list[Node], builder: PlanBuilder
+    ) -> None:
+        """Nothing is restored."""
+
+    def cut(self, run: Run, end: int) -> int:  # noqa: ARG002
+        """Nowhere earlier."""
+        return end
+
+    def planned(self, run: Run, builder: PlanBuilder) -> None:
+        """Nothing is saved."""
+
+    def published(self, sequence: Sequence, run: Run) -> None:
+        """Nothing was saved."""
+
+    def left(self, sequence: Sequence, run: Run, node: Node) -> None:
+        """Nothing was saved."""
+
+    def audit(self, runs: Iterable[Run]) -> None:
+        """There is no line."""
 
 
 class StateKeeper:

@@ -21,7 +21,7 @@ from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Request, SamplingParams
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.masks import SLOW_SECONDS, Guide, Matchers
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.scheduler import GenerationScheduler
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 
 THREADS = ThreadPoolExecutor(1)
@@ -56,7 +56,7 @@ class Drawing:
         limits = SchedulerLimits(512, 512, 1 << 20, 1 << 16)
         pool = PagePool(pages, 16)
         embeddings = EmbeddingCache(EmbeddingBudgets(1 << 20), 8)
-        self.scheduler = Scheduler(limits, pool, PrefixCache(pool), embeddings, DEMO_ENDS)
+        self.scheduler = GenerationScheduler(limits, pool, PrefixCache(pool), embeddings, DEMO_ENDS)
         self.matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
         self.answers: dict[str, Answer] = {}
         self.plans: list[Plan] = []

@@ -34,7 +34,7 @@ from saccade.core.types import (
     TokenLogprobs,
 )
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.sequence import State
 
 VOCABULARY = 40
@@ -365,7 +365,7 @@ class WatchedEmbeddings(EmbeddingCache):
 
 
 class Simulation:
-    """Scheduler, worker and front in one process."""
+    """GenerationScheduler, worker and front in one process."""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ class Simulation:
             held = Snapshots(limits.max_running, snapshots)
             lines = range(limits.max_running, limits.max_running + snapshots)
         cache = PrefixCache(self.pool, snapshots=held) if prefix else None
-        self.scheduler = Scheduler(limits, self.pool, cache, self.embeddings, (EOS,))
+        self.scheduler = GenerationScheduler(limits, self.pool, cache, self.embeddings, (EOS,))
         self.requests: dict[int, Request] = {}
         self.worker = Worker(limits, self.pool, self.requests, lines)
         self.deltas: dict[str, list[Delta]] = {}

@@ -14,7 +14,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import CacheReport, Caching, ImageKey, Request, Span
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.scheduler import GenerationScheduler
 from tests.sched.simulator import EOS, Simulation, picture, random_request
 from tests.sched.test_scheduler import limits
 
@@ -55,7 +55,7 @@ class Pinned(Simulation):
             file_bytes=int,
         )
         prefix = self.prefix if prefix_cache else None
-        self.scheduler = Scheduler(settings, self.pool, prefix, self.embeddings, (EOS,))
+        self.scheduler = GenerationScheduler(settings, self.pool, prefix, self.embeddings, (EOS,))
 
     def ask(self, request: Request, *marks: tuple[int, int], client: str = "a") -> CacheReport:
         """Run a request that sets breakpoints; what it hears of them."""

@@ -18,7 +18,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import PrefixCache
 from saccade.core.plan import DiskEvent, Open, Plan, Row, StepResult
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.sched.scheduler import Scheduler
+from saccade.sched.scheduler import GenerationScheduler
 from saccade_bench.lab.costs import Costs, Machine
 from saccade_bench.lab.outcome import StepCounts
 from saccade_bench.lab.sharing import EncoderPool, SimulatedStore
@@ -77,7 +77,7 @@ class Replica:
         self.embeddings = EmbeddingCache(machine.budgets, machine.embedding_bytes, worth=worth)
         given = machine.embedding_bytes if encoders else 0
         limits = replace(machine.limits, arena_bytes=machine.arena_bytes, given_bytes=given)
-        self.scheduler = Scheduler(
+        self.scheduler = GenerationScheduler(
             limits, pool, PrefixCache(pool) if machine.prefix_cache else None, self.embeddings, ()
         )
         self.pixels = PixelStage(costs)

@@ -1,0 +1,81 @@
+"""The part of the engine that only a language model needs: grammars, masks, pages.
+
+Owns nothing: the scheduler and the guides do. The loop asks for each of these where a server that
+only encodes has nothing.
+"""
+
+from __future__ import annotations
+
+from saccade.core.errors import RequestError
+from saccade.core.metrics import Metrics
+from saccade.core.plan import Masks
+from saccade.core.types import Delta, ImageKey, Request
+from saccade.engine.guides import Guides
+from saccade.sched.scheduler import GenerationScheduler
+
+
+class LanguageHalf:
+    """`scheduler` is the one that the loop plans with."""
+
+    def __init__(self, scheduler: GenerationScheduler, guides: Guides) -> None:
+        self._scheduler = scheduler
+        self._guides = guides
+
+    # ---- requests with a grammar
+
+    @property
+    def waiting(self) -> bool:
+        """Some request's grammar is being got ready."""
+        return self._guides.waiting
+
+    def begin(self, request: Request) -> None:
+        """Get the guide of a request's grammar ready; `add_guided` queues the request."""
+        self._guides.begin(request)
+
+    def drop(self, id: str) -> bool:
+        """Forget a request whose grammar is not ready. False: it is not here."""
+        return self._guides.drop(id)
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every request that is here with an error."""
+        return self._guides.fail_all(error)
+
+    def add_guided(self) -> list[Delta]:
+        """Queue the requests whose grammars are ready, and end those whose grammars never will."""
+        deltas: list[Delta] = []
+        for request, guide in self._guides.take():
+            if isinstance(guide, RequestError):
+                error = Delta(request.id, finish="error", error=guide.message, code=guide.code)
+                deltas.append(error)
+            else:
+                deltas += self._scheduler.add(request, guide)
+        return deltas
+
+    # ---- steps
+
+    def take_masks(self) -> tuple[Masks | None, list[Delta]]:
+        """As `GenerationScheduler.take_masks`."""
+        return self._scheduler.take_masks()
+
+    def embedding_ready(self, key: ImageKey) -> list[Delta]:
+        """As `GenerationScheduler.embedding_ready`."""
+        return self._scheduler.embedding_ready(key)
+
+    # ---- figures
+
+    def measure(self, metrics: Metrics) -> None:
+        """Copy the levels of pages, snapshots and pins into the metrics that users see."""
+        pool, prefix, cached = self._scheduler.pool, self._scheduler.prefix, 0
+        if prefix is not None:
+            cached = prefix.pages
+            prefix.end_pins()
+            metrics.set("saccade_pinned", prefix.pinned, cache="kv")
+            metrics.set("saccade_pins", len(prefix.pins), cache="kv")
+            metrics.set("saccade_pins_given_way_total", prefix.pins.given_way, cache="kv")
+            metrics.set("saccade_kv_evictions_total", prefix.evictions)
+            if (snapshots := prefix.snapshots) is not None:
+                metrics.set("saccade_snapshots", len(snapshots))
+                metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
+        metrics.set("saccade_kv_pages", pool.free, owner="free")
+        metrics.set("saccade_kv_pages", cached, owner="prefix")
+        metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")

@@ -1,0 +1,82 @@
+"""The contract between the engine's loop and whoever decides what the workers compute.
+
+`scheduler.py` answers prompts, `encoding.py` gives embeddings away. Both make plans in order, up to
+`PLANS_IN_FLIGHT` before the oldest is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Protocol
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.core.plan import Plan, StepResult
+from saccade.core.types import Delta, ImageKey, Request
+from saccade.sched.gallery import Gallery
+from saccade.sched.limits import Counts
+from saccade.sched.slots import Notices
+
+
+class Scheduler(Protocol):
+    """`apply` answers the oldest plan in flight; anything else may be called at any time."""
+
+    counts: Counts
+    embeddings: EmbeddingCache
+    gallery: Gallery
+
+    @property
+    def running(self) -> Sized:
+        """Requests that the workers compute for."""
+        ...
+
+    @property
+    def waiting(self) -> Sized:
+        """Requests in the queue."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """No request is alive and the workers hold nothing for one."""
+        ...
+
+    def add(self, request: Request) -> list[Delta]:
+        """Queue a request; its id must be new. A request that can never be served gets its terminal
+        delta at once.
+        """
+        ...
+
+    def abort(self, id: str) -> list[Delta]:
+        """The client has left. No delta if the request has already ended."""
+        ...
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every request with an error."""
+        ...
+
+    def pixels_ready(self, key: ImageKey) -> list[Delta]:
+        """The front has decoded an image into the slot that `Notices.want` named."""
+        ...
+
+    def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
+        """The front will not write to the slot any more. Ends every request that cannot go on."""
+        ...
+
+    def flush(self, embeddings: bool) -> None:
+        """Forget what is only cached; with `embeddings`, also embeddings and pixels."""
+        ...
+
+    def take_notices(self) -> Notices:
+        """News for the front, each once."""
+        ...
+
+    def plan(self) -> Plan:
+        """The next step; legal while fewer than two are in flight.
+
+        The plan must be applied, unless it is `empty`: then there is nothing to do before something
+        else comes in, or a plan in flight is applied.
+        """
+        ...
+
+    def apply(self, result: StepResult) -> list[Delta]:
+        """Take in what came of the oldest plan in flight."""
+        ...
