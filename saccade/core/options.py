@@ -335,9 +335,8 @@ class ServerOptions:
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     api_key: str | None = None
-    """Ask clients for this key (Authorization: Bearer KEY). A key on the command line stays in
-    /proc/PID/cmdline and process lists, for every user of the machine to read, as long as the
-    server runs: set SACCADE_API_KEY instead, or name a file by --api-keys-file.
+    """Ask clients for this key (Authorization: Bearer KEY). On a command line it stays in
+    /proc/PID/cmdline for all to read: set SACCADE_API_KEY, or name --api-keys-file, instead.
     """
     api_keys_file: str | None = None
     """Ask clients for one of the keys in this file: a line name:key for each; it is read again
