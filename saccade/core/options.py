@@ -334,8 +334,8 @@ class ServerOptions:
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     api_key: str | None = None
-    """Ask clients for this key (Authorization: Bearer KEY). Also read from SACCADE_API_KEY, which
-    keeps it out of process lists.
+    """Ask clients for this key (Authorization: Bearer KEY). On a command line it stays in
+    /proc/PID/cmdline for all to read: set SACCADE_API_KEY, or name --api-keys-file, instead.
     """
     api_keys_file: str | None = None
     """Ask clients for one of the keys in this file: a line name:key for each; it is read again

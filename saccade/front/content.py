@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import Mark, Marked, read_mark
-from saccade.front.fields import Integer, Positive, Reader
+from saccade.front.fields import UNSEEN, Integer, Positive, Reader
 from saccade.media.content import Budget, Detail
 from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
 from saccade.text.extent import extent
@@ -32,13 +32,6 @@ _LONGEST_NAME = 512
 _MOST_CALLS = 256
 """Tool calls of one message."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
-_VIDEO = "video is not taken: send frames of it, as images in their order"
-_AUDIO = "audio is not taken: this model reads images and text"
-_UNSEEN = {
-    **dict.fromkeys(("video_url", "video", "input_video"), _VIDEO),
-    **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
-}
-"""Parts of other models, and what to do instead."""
 _BASE64_SEEN = 512
 """Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
 
@@ -348,7 +341,7 @@ def _name_kinds(message: object, place: str) -> None:
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and (instead := _UNSEEN.get(kind)) is not None:
+        if isinstance(kind, str) and (instead := UNSEEN.get(kind)) is not None:
             where = f"{place}.content[{number}]"
             raise InvalidRequest(f"{where}: {instead}", f"{where}.type", "unsupported_parameter")
 

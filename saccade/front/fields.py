@@ -1,7 +1,8 @@
 """How JSON and Python values become typed fields: one home for HTTP bodies and for `LLM`.
 
 Owns what is tolerated in every field (null for "not given", 8.0 for 8), the range of integers, and
-the words of refusals: msgspec's own, with the field in `param` and named first. Knows no field.
+the words of refusals: msgspec's own, with the field in `param` and named first. Knows no field but
+`type`, by which parts are told apart.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
 """Objects that are the client's own, in which null says something."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
+_VIDEO = "video is not taken: send frames of it, as images in their order"
+_AUDIO = "audio is not taken: this model reads images and text"
+UNSEEN = {
+    **dict.fromkeys(("video_url", "video", "input_video"), _VIDEO),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
+}
+"""Parts of other models, and what to do instead."""
+_TAG = re.compile(r"Invalid value '(\w+)'")
 _PATH = re.compile(r" - at (?:key in )?`\$(.*?)`$", re.DOTALL)
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
 _QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
@@ -115,6 +124,10 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
         return InvalidRequest(
             f"{path}: this parameter is required", path, "missing_required_parameter"
         )
+    tag = _TAG.match(text)
+    if tag and (instead := UNSEEN.get(tag.group(1))) and path.endswith(".type"):
+        where = path.removesuffix(".type")
+        return InvalidRequest(f"{where}: {instead}", path, "unsupported_parameter")
     if _CHOICE.match(text):
         return only(path, _choices(schema, re.findall(r"\w+(?![\]\w])", below)) or [None])
     hint = ": write it without quotes" if _QUOTED.match(text) else ""

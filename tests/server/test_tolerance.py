@@ -9,10 +9,14 @@ import io
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from PIL import Image
 
+from saccade.api.messages.read import _MESSAGE
+from saccade.api.responses.items import read_item
+from saccade.core.errors import InvalidRequest
 from saccade.core.messages import Submit
 from saccade.core.types import Request
 from saccade.text.prompt import ChatTemplate
@@ -484,3 +488,15 @@ def test_an_image_of_a_uuid_that_is_not_cached_any_more_is_asked_for(served: Ser
     assert error["param"] == "messages[0].content[0]" and "send it" in error["message"]
     served.on_loop(served.engine._pixels.clear)
     assert post(served, messages=named("fox", url)).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["input_video", "video", "input_audio", "audio"])
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_parts_that_move_or_sound_are_refused_by_name_in_every_dialect(api: str, kind: str) -> None:
+    message = {"role": "user", "content": [{"type": kind, "url": "https://example.com/a"}]}
+    raw = msgspec.Raw(msgspec.json.encode(message))
+    with pytest.raises(InvalidRequest) as refused:
+        _ = read_item(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
+    word = "audio is not taken" if "audio" in kind else "video is not taken: send frames"
+    assert word in str(refused.value)
+    assert refused.value.param == "input[0].content[0].type"
