@@ -13,16 +13,20 @@ import triton
 import triton.language as tl
 
 from saccade.kernels import device
-from saccade.kernels.attention_gpu import Tile
 from saccade.kernels.fp8 import Fp8Matrix
+from saccade.kernels.tiling import Tiling, first_that_fills
 
-FEW_ROWS = 16
-FEW = Tile(rows=16, keys=64, warps=4, stages=4)
-"""Tiles: rows of x, and outputs (`keys`) of a program. What few rows cost is the weights' way."""
-MANY = Tile(rows=128, keys=64, warps=4, stages=3)
-MANY_SMALL = Tile(rows=64, keys=64, warps=4, stages=3)
+FEW = (Tiling(16, 64, 1, 4, 4), Tiling(16, 32, 2, 4, 4), Tiling(16, 16, 4, 4, 4))
+"""For at most 16 rows, the first that makes enough programs, else the last. What they cost is the
+weights' way: a program of fewer outputs has as many bytes under way, of several parts of the
+inputs.
+"""
+FEW_WIDE = (FEW[0], Tiling(16, 32, 2, 4, 3), Tiling(16, 16, 4, 4, 2))
+"""For 32-bit values, which must fit into 99 KB."""
+MANY = Tiling(128, 64, 1, 4, 3)
+MANY_SMALL = Tiling(64, 64, 1, 4, 3)
 """For multiprocessors of 99 KB."""
-MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
+MANY_WIDE = Tiling(32, 64, 1, 4, 2)
 """For 32-bit values."""
 INPUTS = 128
 """Inputs that are multiplied at a time, at most."""
@@ -75,9 +79,62 @@ def _product(
     tl.store(to, tl.trans(acc).to(out.dtype.element_ty), mask=known)
 
 
-def _tile(x: torch.Tensor) -> Tile:
-    if len(x) <= FEW_ROWS:
-        return FEW
+@triton.jit(do_not_specialize=["rows"])
+def _few(
+    x,
+    values,
+    scales,
+    bias,
+    out,
+    rows,
+    x_stride,
+    outputs: tl.constexpr,
+    inputs: tl.constexpr,
+    group: tl.constexpr,
+    groups: tl.constexpr,
+    has_bias: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    splits: tl.constexpr,
+):
+    """Program (block of outputs, block of rows). Blocks of inputs go to the parts in turns, each
+    part to warps of its own.
+    """
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    k = tl.arange(0, splits)[:, None] * block_k + tl.arange(0, block_k)[None, :]
+    weight_at = values + n.to(tl.int64)[None, :, None] * inputs + k[:, None, :]
+    x_at = x + m.to(tl.int64)[None, None, :] * x_stride + k[:, :, None]
+    known_n, known_m = (n < outputs)[None, :], (m < rows)[None, None, :]
+    acc = tl.zeros([splits, block_n, block_m], tl.float32)
+    for at in tl.range(0, inputs, splits * block_k):
+        here = at + k < inputs
+        known = known_n[:, :, None] & here[:, None, :]
+        weight = tl.load(weight_at + at, mask=known, other=0.0)
+        row = tl.load(x_at + at, mask=known_m & here[:, :, None], other=0.0)
+        if groups == 1:
+            acc = tl.dot(weight.to(row.dtype), row, acc, input_precision="ieee")
+        else:
+            first = at + tl.arange(0, splits) * block_k
+            scale_at = n[None, :] * groups + (first // group)[:, None]
+            inside = known_n & (first < inputs)[:, None]
+            scale = tl.load(scales + scale_at, mask=inside, other=0.0)
+            part = tl.dot(weight.to(row.dtype), row, input_precision="ieee")
+            acc += part * scale[:, :, None]
+    y = tl.sum(acc, 0)
+    if groups == 1:
+        y *= tl.load(scales + n, mask=n < outputs, other=0.0)[:, None]
+    if has_bias:
+        y += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    to = out + m.to(tl.int64)[:, None] * outputs + n[None, :]
+    tl.store(to, tl.trans(y).to(out.dtype.element_ty), mask=(m < rows)[:, None] & known_n)
+
+
+def _cut(x: torch.Tensor, outputs: int) -> Tiling:
+    if len(x) <= FEW[0].rows:
+        cuts = FEW if x.element_size() == 2 else FEW_WIDE
+        return first_that_fills(cuts, len(x), outputs)
     if x.element_size() > 2:
         return MANY_WIDE
     return MANY if device.has_room(x.device) else MANY_SMALL
@@ -91,26 +148,23 @@ def launch_fp8(x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) ->
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    tile = _tile(x)
-    each = INPUTS if groups == 1 else min(INPUTS, matrix.group & -matrix.group)
-    grid = (triton.cdiv(outputs, tile.keys), triton.cdiv(rows, tile.rows))
-    _product[grid](
-        x,
-        matrix.values,
-        matrix.scales,
-        bias,
-        out,
-        rows,
-        x.stride(0),
-        outputs=outputs,
-        inputs=inputs,
-        group=matrix.group,
-        groups=groups,
-        has_bias=bias is not None,
-        block_m=tile.rows,
-        block_n=tile.keys,
-        block_k=each,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    cut = _cut(x, outputs)
+    shape = {
+        "outputs": outputs,
+        "inputs": inputs,
+        "group": matrix.group,
+        "groups": groups,
+        "has_bias": bias is not None,
+        "block_m": cut.rows,
+        "block_n": cut.outputs,
+        "block_k": INPUTS if groups == 1 else min(INPUTS, matrix.group & -matrix.group),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }
+    grid = (triton.cdiv(outputs, cut.outputs), triton.cdiv(rows, cut.rows))
+    given = (x, matrix.values, matrix.scales, bias, out, rows, x.stride(0))
+    if cut.splits > 1:
+        _few[grid](*given, **shape, splits=cut.splits)
+    else:
+        _product[grid](*given, **shape)
     return out

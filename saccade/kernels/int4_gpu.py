@@ -13,26 +13,13 @@ Imported only where it runs: on a GPU, or in Triton's interpreter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from saccade.kernels.int4 import CHUNK, Int4Matrix
-
-
-class Tiling(NamedTuple):
-    """What a program multiplies: so many rows of x and outputs; `splits` parts of the inputs are
-    added up in the end, in order.
-    """
-
-    rows: int
-    outputs: int
-    splits: int
-    warps: int
-    stages: int
-
+from saccade.kernels.tiling import Tiling, first_that_fills
 
 FEW = (Tiling(16, 64, 4, 8, 3), Tiling(16, 32, 4, 4, 4), Tiling(16, 16, 4, 4, 4))
 SOME = (Tiling(64, 128, 1, 8, 3), Tiling(64, 32, 2, 4, 3))
@@ -44,8 +31,6 @@ warps; but each program reads all rows, so they are no smaller than they need be
 SOME_WIDE = SOME[1:]
 MANY_WIDE = (Tiling(32, 64, 1, 4, 2),)
 """For 32-bit values."""
-PROGRAMS = 120
-"""About as many as a data centre's GPU has multiprocessors."""
 WORDS = tl.constexpr(16)
 """Of a chunk."""
 QUARTER = tl.constexpr(32)
@@ -250,7 +235,4 @@ def _cut(rows: int, outputs: int, item: int) -> Tiling:
         cuts = SOME if item == 2 else SOME_WIDE
     else:
         cuts = MANY if item == 2 else MANY_WIDE
-    for cut in cuts:
-        if triton.cdiv(rows, cut.rows) * triton.cdiv(outputs, cut.outputs) >= PROGRAMS:
-            return cut
-    return cuts[-1]
+    return first_that_fills(cuts, rows, outputs)

@@ -4,12 +4,15 @@ interpreter; how values become FP8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from saccade.kernels.fp8 import FP8, Fp8Matrix, dense, fp8_linear, put_rows, to_fp8
 
 pytest.importorskip("triton")
+from saccade.kernels import fp8_gpu, tiling
 from saccade.kernels.fp8_gpu import launch_fp8
 from tests.kernels.conftest import bounds
 
@@ -40,6 +43,42 @@ def test_a_product_is_that_of_the_dense_matrix(
     for found in (ours.cpu(), fp8_linear(x, matrix, bias)):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("group", [32, 128, 200])
+@pytest.mark.parametrize("programs", [3, 5, 120])
+def test_a_product_of_few_rows_is_the_same_however_it_is_cut(
+    device: str, programs: int, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of no whole number of parts; outputs of no whole number of tiles."""
+    monkeypatch.setattr(tiling, "PROGRAMS", programs)
+    rows, outputs, inputs = 3, 130, 200
+    scales = noise(outputs, -(-inputs // group), seed=1).exp()
+    matrix = Fp8Matrix(to_fp8(noise(outputs, inputs, seed=2)), scales, group)
+    x, bias = noise(rows, inputs).to(dtype) / inputs**0.5, noise(outputs, seed=3).to(dtype)
+    wanted = x.double() @ dense(matrix).double().t() + bias.double()
+    there = Fp8Matrix(matrix.values.to(device), scales.to(device), group)
+    ours = launch_fp8(x.to(device), there, bias.to(device)).cpu()
+    torch.testing.assert_close(ours.double(), wanted, atol=TOLERANCE[dtype], rtol=2e-3)
+
+
+@pytest.mark.parametrize("outputs", [2560, 4096, 6144, 19_456])
+def test_few_rows_fill_a_device(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3-VL-4B's and 8B's matrices."""
+    grids: list[tuple[int, int]] = []
+
+    class Grid:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    for name in ("_few", "_product"):
+        monkeypatch.setattr(fp8_gpu, name, Grid())
+    matrix = Fp8Matrix(torch.empty(outputs, 256, dtype=FP8), torch.empty(outputs, 2), 128)
+    for rows in (1, 16):
+        launch_fp8(torch.empty(rows, 256), matrix, None)
+    assert min(across * down for across, down in grids) >= 120
 
 
 def test_no_rows_are_no_trouble(device: str) -> None:

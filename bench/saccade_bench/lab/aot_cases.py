@@ -41,8 +41,10 @@ TEXT_SHAPES = (
 """Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B; a head of
 64, InternVL3-1B, Qwen3.5-9B.
 """
-FP8_SHAPES = ((6144, 2560),)
-"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values."""
+FP8_SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560))
+"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values; their output; gate and up: a tile of
+few rows each.
+"""
 SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
 """Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
 INT4_SHAPES = ((2560, 4096), (19_456, 2560))
@@ -105,7 +107,8 @@ def _text_cases() -> Iterator[KernelCase]:
     for outputs, inputs in FP8_SHAPES:
         for group in (128, inputs):
             name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
-            each = {"_product": Promise(hgmma=True)}
+            # 16 outputs of 16 rows are two values a thread.
+            each = {"_few": Promise(stores=4), "_product": Promise(hgmma=True)}
             run = partial(_product, outputs, inputs, group)
             yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
     for size, group in SCALED_SHAPES:
