@@ -1,13 +1,17 @@
 """Every image that some request needs, from absent to shown: one state machine each.
 
-    absent ──ask──▶ asked ──pixels──▶ arrived ──begin──▶ encoding ──encoded──▶ on the device
-       ▲              │ failed, unwanted   │ room is needed first                 │ ▲
-       └──────────────┴────────────────────┘◀──────── evicted ────────────────────┤ │ shown
-                                                                                  ▼ │
-                        disk ──read──▶ reading ──▶ staged ──shown──▶ device ◀──▶ host, disk
+    absent ──ask──▶ asked ──pixels──▶ arrived ──begin──▶ encoding ──encoded──▶ ahead, unsaved
+       ▲              │ failed, unwanted   │ room is needed first                   │ shown, saved
+       └──────────────┴────────────────────┘◀──────── evicted ────────────────────┐ ▼
+                                                                                  device ◀─▶ host
+                        disk ──read──▶ reading ──▶ staged ──shown──▶ device         └──────▶ disk
 
-Owns asked, arrived and encoding, and the arena's slots (`slots.py`); `cache/embeddings.py` owns the
-tiers and what is read from disk. Knows nothing of pages.
+ahead: encoded, and no plan shows it yet; unsaved: encoded, and no plan writes it to disk yet. Both
+begin when an encoding ends and end by themselves, each in its own time; until then the embedding is
+held on the device, where it may be shown.
+
+Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`);
+`cache/embeddings.py` owns the tiers and what is read from disk. Knows nothing of pages.
 
 Everything is granted in order of need: running sequences, then waiting ones in turn order. Nothing
 can deadlock, because what the first image in that order lacks, it may take: pixels that only came
@@ -18,8 +22,8 @@ reads, is nobody else's until the front, or the workers, have said that they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -54,6 +58,33 @@ class _UnderWay:
     given: bool = False
 
 
+@dataclass(slots=True)
+class _Fresh:
+    """An embedding that was just encoded: each of the two states holds it on the device once."""
+
+    ahead: bool = True
+    unsaved: bool = False
+
+
+@dataclass(slots=True)
+class _Round:
+    """One walk over the images that are needed, in order of need.
+
+    match: looks a waiting sequence up in the prefix cache. asking, encoding: more images may be
+    asked for, begun to be encoded. first: no image that is lacking was seen yet. starved: the first
+    one, if the arena had no room for it. seen: images that the walk has passed; what stands before
+    the present one is needed sooner.
+    """
+
+    builder: PlanBuilder
+    match: Callable[[Sequence], int]
+    asking: bool = True
+    encoding: bool = True
+    first: bool = True
+    starved: Image | None = None
+    seen: set[ImageKey] = field(default_factory=set)
+
+
 class Gallery:
     """Single flight: an image is asked for, read and encoded once at a time, whoever needs it."""
 
@@ -64,8 +95,7 @@ class Gallery:
         self._counts = counts
         self._users: dict[ImageKey, list[Sequence]] = {}
         self._under_way: dict[ImageKey, _UnderWay] = {}
-        self._ahead: set[ImageKey] = set()  # encoded and not shown yet: held on the device
-        self._to_save: list[ImageKey] = []  # just encoded, held until the plan that saves it
+        self._fresh: dict[ImageKey, _Fresh] = {}
         self._asking = True  # nothing that is needed now was left unasked in the last plan
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
@@ -76,7 +106,7 @@ class Gallery:
     @property
     def busy(self) -> bool:
         """Whether the workers have anything to finish, or to let go of, that no sequence shows."""
-        work = self._to_save or self._moves or self._embeddings.staged
+        work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
 
     @property
@@ -134,9 +164,7 @@ class Gallery:
         elif under_way is not None and under_way.stage == "arrived":
             del self._under_way[key]
             self._put_away(under_way)
-        if key in self._ahead:
-            self._ahead.remove(key)
-            self._embeddings.release(key)
+        self._end_ahead(key)
         if key in self._embeddings.staged:
             self._moves.append(self._embeddings.unstage(key))
 
@@ -185,10 +213,10 @@ class Gallery:
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         self._put_away(under_way)
+        self._fresh[key] = fresh = _Fresh()  # `ahead` takes over what held it while it was encoded
         if self._embeddings.disk.budget_bytes:
             self._embeddings.hold(key)
-            self._to_save.append(key)
-        self._ahead.add(key)
+            fresh.unsaved = True
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
@@ -211,18 +239,17 @@ class Gallery:
         """Save what was encoded; `end_plan` follows."""
         builder.moves += self._moves
         self._moves = []
-        for key in self._to_save:
+        unsaved = self._unsaved()
+        for key in unsaved:
             builder.save_embedding(key, *self._embeddings.save(key))
-        for key in self._to_save:
+        for key in unsaved:
             if key not in builder.save:  # or it would keep its room on the device for nothing
-                self._embeddings.release(key)
-        self._to_save = list(builder.save)
+                self._end_unsaved(key)
 
     def end_plan(self) -> None:
         """From the next plan on, embeddings that this one saves may leave the device."""
-        for key in self._to_save:
-            self._embeddings.release(key)
-        self._to_save = []
+        for key in self._unsaved():
+            self._end_unsaved(key)
 
     def show(
         self,
@@ -253,9 +280,7 @@ class Gallery:
         if key not in run.pins:
             embeddings.pin(key)
             run.pins.add(key)
-        if key in self._ahead:
-            self._ahead.remove(key)
-            embeddings.release(key)
+        self._end_ahead(key)
         return place
 
     def provide(
@@ -265,41 +290,65 @@ class Gallery:
 
         `match`: looks a waiting sequence up in the prefix cache.
         """
-        asking = encoding = first = True
-        starved: Image | None = None
-        seen: set[ImageKey] = set()
+        walk = _Round(builder, match)
+        for sequence in self._in_sight(order, walk):
+            for start, image in sequence.upcoming(sequence.images_end):
+                known = image.key in walk.seen or self.showable(image.key)
+                walk.seen.add(image.key)
+                if known:
+                    continue
+                self._bring(image, walk)
+                if self._begin(sequence, start, image, walk):
+                    walk.first = False
+        self._asking = walk.asking
+        if walk.starved is not None:
+            self._take_room(walk.starved)
+
+    def _in_sight(self, order: Iterable[Sequence], walk: _Round) -> Iterator[Sequence]:
+        """Sequences in order of need, each looked up in the prefix cache, while something can be
+        done for them. So many waiting ones with images are looked at, that a plan's cost is bound.
+        """
         looks = max(self._limits.look_ahead, self._limits.max_running)
         for sequence in order if self._users else ():
             if sequence.run is None and sequence.images_end:
                 looks -= 1
                 if sequence.matched is None:
-                    match(sequence)
+                    walk.match(sequence)
             arrived = any(each.stage == "arrived" for each in self._under_way.values())
-            if looks < 0 or not (asking or (encoding and arrived)):
-                break
-            horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
-            for start, image in sequence.upcoming(sequence.images_end):
-                key = image.key
-                if key in seen or self.showable(key):
-                    seen.add(key)
-                    continue
-                seen.add(key)
-                if asking and key not in self._under_way:
-                    asking = self._fetch(image, first, builder)
-                    starved = image if first and not asking else starved
-                here = self._under_way.get(key)
-                if encoding and here is not None and here.stage == "arrived" and start < horizon:
-                    before = sequence.matched
-                    if sequence.run is None and match(sequence) >= sequence.last_use[key]:
-                        sequence.blocked = None  # meanwhile another has computed it
-                    builder.again |= sequence.matched != before
-                    if sequence.position >= sequence.last_use[key]:
-                        continue
-                    encoding = self._encode(sequence, start, here, first, builder, seen)
-                first = False
-        self._asking = asking
-        if starved is not None:
-            self._take_room(starved)
+            if looks < 0 or not (walk.asking or (walk.encoding and arrived)):
+                return
+            yield sequence
+
+    def _bring(self, image: Image, walk: _Round) -> None:
+        """Absent → asked, arrived or reading. Nothing is asked for after an image that had to wait,
+        so that room goes to whoever needs it first.
+        """
+        if walk.asking and image.key not in self._under_way:
+            walk.asking = self._fetch(image, walk.first, walk.builder)
+            if walk.first and not walk.asking:
+                walk.starved = image
+
+    def _begin(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
+        """Arrived → encoding, for an image that is near; `sequence` shows it from `start`. False:
+        the sequence does not lack it, for another has meanwhile computed what shows it.
+        """
+        here = self._under_way.get(image.key)
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        near = here is not None and here.stage == "arrived" and start < horizon
+        if here is None or not (walk.encoding and near):
+            return True
+        before = sequence.matched
+        if sequence.run is None and walk.match(sequence) >= sequence.last_use[image.key]:
+            sequence.blocked = None
+        walk.builder.again |= sequence.matched != before
+        if sequence.position >= sequence.last_use[image.key]:
+            return False
+        walk.encoding = self._within_step(here, walk.builder) and self._find_room(
+            sequence, start, image, walk
+        )
+        if walk.encoding:
+            self._encode(sequence, here, walk)
+        return True
 
     def tower(self, decodes: bool) -> int:
         """Patch-blocks for a step; 0: no bound, or nothing to encode."""
@@ -370,63 +419,101 @@ class Gallery:
 
     # ---- embeddings
 
-    def _encode(
-        self,
-        sequence: Sequence,
-        start: int,
-        here: _UnderWay,
-        first: bool,
-        builder: PlanBuilder,
-        seen: Collection[ImageKey],
-    ) -> bool:
-        """Begin to encode an image that has arrived, for `sequence`, which shows it from `start`
-        on. Whether the next may be looked at: False once the step's patches are spent, or the
-        device has no room.
+    def _within_step(self, here: _UnderWay, builder: PlanBuilder) -> bool:
+        """The step has patches left for the image: any one alone, others up to the limit. What is
+        given needs none.
         """
-        image, embeddings, limits = here.image, self._embeddings, self._limits
-        spent = sum(self._patches_encoding()) if limits.tower_budget else builder.patches
-        if not here.given and spent and spent + image.num_patches > limits.encode_patches:
-            return False
-        if not embeddings.fits(image.num_tokens):
-            held = len(self._ahead)
-            if first:
-                horizon = sequence.position + AHEAD_CHUNKS * limits.chunk_tokens
-                self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
-                idle = sequence.run is None and not (builder.works or self._patches_encoding())
-                if idle and not embeddings.fits(image.num_tokens):
-                    # Encoded when more of its prefix was cached: nothing else makes room.
-                    self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
+        spent = sum(self._patches_encoding()) if self._limits.tower_budget else builder.patches
+        most = self._limits.encode_patches
+        return here.given or not spent or spent + here.image.num_patches <= most
+
+    def _find_room(self, sequence: Sequence, start: int, image: Image, walk: _Round) -> bool:
+        """The device has room for the embedding, or bows to a running sequence that can do nothing
+        else: to one image in a plan, and the first that is lacking. Who finds none is `cramped`.
+        """
+        fits, builder = self._embeddings.fits, walk.builder
+        if fits(image.num_tokens):
+            return True
+        held = self._count_ahead()
+        if walk.first:
+            self._take_ahead(sequence, start, image, builder)
+            if fits(image.num_tokens):
+                return True
             run = sequence.run
             stuck = run is not None and start <= run.planned == run.computed
-            if not embeddings.fits(image.num_tokens):
-                if not (first and stuck) or builder.exceeded:
-                    # What has been let go of may be room enough for another.
-                    builder.again |= not sequence.cramped or len(self._ahead) < held
-                    sequence.cramped = True
-                    return False
+            if stuck and not builder.exceeded:
                 builder.exceeded = True
+                return True
+        # What has been let go of may be room enough for another.
+        builder.again |= not sequence.cramped or self._count_ahead() < held
+        sequence.cramped = True
+        return False
+
+    def _take_ahead(
+        self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder
+    ) -> None:
+        """The first image that is lacking takes the room of those that were encoded ahead: not of
+        its own sequence's next ones, unless nothing is under way that could make room.
+        """
+        horizon = sequence.position + AHEAD_CHUNKS * self._limits.chunk_tokens
+        self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+        idle = sequence.run is None and not (builder.works or self._patches_encoding())
+        if idle and not self._embeddings.fits(image.num_tokens):
+            # Encoded when more of its prefix was cached: nothing else makes room.
+            self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
+
+    def _encode(self, sequence: Sequence, here: _UnderWay, walk: _Round) -> None:
+        """The plan encodes an image that has arrived, and whose embedding has room; it is held from
+        now on. Images that were `seen` leave the device last.
+        """
+        image, embeddings, builder = here.image, self._embeddings, walk.builder
         here.stage = "encoding"
         source: Source = "encoder" if here.given else "pixels" if here.reused else "none"
         sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), source))
         embeddings.count_lookup(None)
-        builder.moves += embeddings.admit(image.key, image.num_tokens, seen)
+        builder.moves += embeddings.admit(image.key, image.num_tokens, walk.seen)
         embeddings.hold(image.key)
         given = image.num_tokens if here.given else 0
         builder.encode.append(Encode(image.key, image.grid, image.num_patches, here.slot, given))
         if here.given:
             self._counts.images_given += 1
-            return True
+            return
         builder.patches += image.num_patches
         self._counts.images_encoded += 1
         self._counts.patches_encoded += image.num_patches
         self._counts.images_pixels += here.reused
-        return True
+
+    # ---- embeddings that were just encoded
+
+    def _unsaved(self) -> list[ImageKey]:
+        return [key for key, fresh in self._fresh.items() if fresh.unsaved]
+
+    def _count_ahead(self) -> int:
+        return sum(fresh.ahead for fresh in self._fresh.values())
+
+    def _end_unsaved(self, key: ImageKey) -> None:
+        """A plan saves it, or there is nothing to save."""
+        fresh = self._fresh[key]
+        fresh.unsaved = False
+        self._let_go(key, fresh)
+
+    def _end_ahead(self, key: ImageKey) -> None:
+        """A plan shows it, or nobody needs it any more, or its room is needed sooner."""
+        fresh = self._fresh.get(key)
+        if fresh is not None and fresh.ahead:
+            fresh.ahead = False
+            self._let_go(key, fresh)
+
+    def _let_go(self, key: ImageKey, fresh: _Fresh) -> None:
+        """One of its two states has ended."""
+        self._embeddings.release(key)
+        if not (fresh.ahead or fresh.unsaved):
+            del self._fresh[key]
 
     def _let_go_ahead(self, but: Collection[ImageKey]) -> None:
         """Embeddings that were encoded ahead may leave the device."""
-        for key in self._ahead - set(but):
-            self._ahead.remove(key)
-            self._embeddings.release(key)
+        for key in [key for key in self._fresh if key not in but]:
+            self._end_ahead(key)
 
     # ---- for tests
 
@@ -438,5 +525,7 @@ class Gallery:
         assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)
         assert all(at + nbytes <= after for (at, nbytes), (after, _) in pairwise(slots))
         arrived = {key for key, each in self._under_way.items() if each.stage == "arrived"}
-        assert all(self._needed_by(key) for key in arrived | self._ahead)
+        ahead = {key for key, fresh in self._fresh.items() if fresh.ahead}
+        assert all(self._needed_by(key) for key in arrived | ahead)
+        assert all(fresh.ahead or fresh.unsaved for fresh in self._fresh.values())
         assert not any(self._embeddings.ready(key) for key in arrived)
