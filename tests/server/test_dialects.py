@@ -140,6 +140,14 @@ def test_a_refusal_names_the_clients_own_field(
     assert "messages[" not in refused.value.message or dialect != "responses"
 
 
+def test_a_field_that_is_renamed_leaves_the_words_around_it() -> None:
+    body = {**BODY["messages"], "stop_sequences": ["x"] * 17}
+    with pytest.raises(InvalidRequest) as refused:
+        READ["messages"](bytearray(json.dumps(body).encode()))
+    told = "stop_sequences: expected at most 16 stop strings, none of them empty"
+    assert refused.value.message == told
+
+
 IMAGE = "iVBORw0KGgo" + "A" * (8 << 20) + "="
 
 
