@@ -32,7 +32,8 @@ from saccade.core.options import (
 )
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.front.assemble import build_front
-from saccade.front.content import Chat, Message, message_from_object
+from saccade.front.content import message_from_object
+from saccade.front.conversation import Chat, Message
 from saccade.front.front import Finish, Front
 from saccade.front.intake import Ask
 from saccade.front.loading import LoadingView

@@ -67,7 +67,7 @@ from saccade.edge.disconnect import while_connected
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
-from saccade.front.content import Chat
+from saccade.front.conversation import Chat
 from saccade.front.front import Front
 
 log = logging.getLogger("saccade")

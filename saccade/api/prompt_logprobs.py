@@ -28,7 +28,7 @@ from saccade.api.chat.write import (
 from saccade.api.stream import Choices
 from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
-from saccade.front.content import Chat
+from saccade.front.conversation import Chat
 from saccade.front.front import Event
 from saccade.front.intake import Ask, Intake, Prepared
 from saccade.text.detokenize import Vocabulary

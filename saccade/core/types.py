@@ -6,8 +6,8 @@ afterwards. Knows nothing of bytes, pixels, tensors, pages or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal
 
@@ -120,6 +120,73 @@ def _shown(value: object) -> str:
     return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldNames:
+    """How a client's API calls the fields of a chat completion that later checks may refuse. A
+    field that is not in `renamed` has the same name in both.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> str:
+        return self.renamed.get(name, name)
+
+
+CHAT_NAMES = FieldNames()
+
+
+def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> None:
+    """Check the values of some fields of `SamplingParams`. Raises InvalidRequest that names the
+    field as the client does.
+    """
+    for name, (kind, least, most) in SAMPLING_BOUNDS.items():
+        if name not in given:
+            continue
+        value, field = given[name], names[name]
+        is_kind = isinstance(value, kind)
+        if not is_kind or (value is not None and not least <= value <= most):
+            what = (
+                "a whole number"
+                if kind is int
+                else "a number"
+                if kind is NUMBER
+                else "None or a whole number"
+            )
+            allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
+            raise InvalidRequest(f"{field}: expected {what} {allowed}, got {_shown(value)}", field)
+    penalty, field = given.get("repetition_penalty", 1.0), names["repetition_penalty"]
+    if penalty < LEAST_REPETITION_PENALTY:
+        raise InvalidRequest(
+            f"{field}: expected a number above 0 (1 is no penalty; the least is "
+            f"{LEAST_REPETITION_PENALTY}), got {_shown(penalty)}",
+            field,
+        )
+    _check_lists(given, names)
+
+
+def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
+    """Each answer of a request carries these: their lengths are bounded."""
+    for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
+        field, count = names[name], len(given.get(name, ()))
+        if count > most:
+            raise InvalidRequest(f"{field}: expected at most {most} tokens, got {count}", field)
+    field = names["logit_bias"]
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in given.get("logit_bias", ())):
+        raise InvalidRequest(f"{field}: expected biases from {-MAX_BIAS} to {MAX_BIAS}", field)
+    stop, field = given.get("stop", ()), names["stop"]
+    # A single string would pass for a tuple of its letters.
+    if isinstance(stop, str) or len(stop) > MAX_STOPS or not all(stop):
+        raise InvalidRequest(
+            f"{field}: expected at most {MAX_STOPS} stop strings, none of them empty", field
+        )
+    if (longest := max(map(len, stop), default=0)) > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"{field}: expected stop strings of at most {MAX_STOP_CHARACTERS} characters, got one "
+            f"of {longest}",
+            field,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How answer tokens are chosen. Raises InvalidRequest that names the field: whoever asks, over
@@ -149,51 +216,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (kind, least, most) in SAMPLING_BOUNDS.items():
-            value = getattr(self, name)
-            is_kind = isinstance(value, kind)
-            if not is_kind or (value is not None and not least <= value <= most):
-                what = (
-                    "a whole number"
-                    if kind is int
-                    else "a number"
-                    if kind is NUMBER
-                    else "None or a whole number"
-                )
-                allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
-                raise InvalidRequest(
-                    f"{name}: expected {what} {allowed}, got {_shown(value)}", name
-                )
+        check_sampling({name: getattr(self, name) for name in self.__slots__})
         if self.temperature < LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        if self.repetition_penalty < LEAST_REPETITION_PENALTY:
-            raise InvalidRequest(
-                "repetition_penalty: expected a number above 0 (1 is no penalty; the least is "
-                f"{LEAST_REPETITION_PENALTY}), got {_shown(self.repetition_penalty)}",
-                "repetition_penalty",
-            )
-        self._check_lists()
-
-    def _check_lists(self) -> None:
-        """Each answer of a request carries these: their lengths are bounded."""
-        for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
-            if (count := len(getattr(self, name))) > most:
-                raise InvalidRequest(f"{name}: expected at most {most} tokens, got {count}", name)
-        if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
-            raise InvalidRequest(
-                f"logit_bias: expected biases from {-MAX_BIAS} to {MAX_BIAS}", "logit_bias"
-            )
-        stop: Any = self.stop  # a single string would pass for a tuple of its letters
-        if isinstance(stop, str) or len(stop) > MAX_STOPS or not all(stop):
-            raise InvalidRequest(
-                f"stop: expected at most {MAX_STOPS} stop strings, none of them empty", "stop"
-            )
-        if (longest := max(map(len, stop), default=0)) > MAX_STOP_CHARACTERS:
-            raise InvalidRequest(
-                f"stop: expected stop strings of at most {MAX_STOP_CHARACTERS} characters, got one "
-                f"of {longest}",
-                "stop",
-            )
 
 
 MAX_BREAKPOINTS = 4

@@ -88,7 +88,7 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
         return status, msgspec.json.encode({"error": told_gemini})
     if not speaks_anthropic(path):
         return status, msgspec.json.encode(ErrorResponse(error))
-    told = _anthropic(status, error.message, error.code, request_id)
+    told = _anthropic(status, error, request_id)
     return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
 
 
@@ -107,12 +107,16 @@ def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """An error in Anthropic's shape, in an answer of its own or as the last event of a stream."""
-    told = ErrorResponse.of(error).error
-    return _anthropic(error.status, told.message, told.code, request_id)
+    return _anthropic(error.status, ErrorResponse.of(error).error, request_id)
 
 
-def _anthropic(status: int, message: str, code: str | None, request_id: str) -> dict[str, Any]:
+def _anthropic(status: int, error: ErrorBody, request_id: str) -> dict[str, Any]:
+    """This shape has no member for the field, so the message begins with it; clients know a prompt
+    that is too long by the words in front of that.
+    """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
-    details = {} if code is None else {"details": {"error_code": code}}
-    told = {"type": kind, "message": message, **details}
+    details = {} if error.code is None else {"details": {"error_code": error.code}}
+    words = [] if error.code != "context_length_exceeded" else ["prompt is too long"]
+    words += [] if error.param is None or error.param in error.message else [error.param]
+    told = {"type": kind, "message": ": ".join([*words, error.message]), **details}
     return {"type": "error", "error": told, "request_id": request_id or None}

@@ -117,9 +117,7 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | Non
     """The mark that something carries. Raises InvalidRequest as `seconds_of`."""
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
-        where = f"{place}.cache_control"
-        seconds = seconds_of(control.ttl, where) if control.ttl is not None else _EPHEMERAL
-        return Mark(where, seconds, True, None, part)
+        return control_mark(control, f"{place}.cache_control", part)
     if point is not None:
         where = f"{place}.prompt_cache_breakpoint"
         own = seconds_of(point.ttl, where) if point.ttl is not None else None
@@ -127,15 +125,25 @@ def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark | Non
     return None
 
 
+def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
+    """Anthropic's mark, which stands at `place`. Raises InvalidRequest as `seconds_of`."""
+    seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
+    return Mark(place, seconds, True, None, part)
+
+
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
     """Those of a request's tools. Raises InvalidRequest for a mark that is not well-formed."""
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
-    marks = (
-        read_mark(_MARKED.value({name: tool[name] for name in _NAMES & tool.keys()}, place), place)
-        for place, tool in given
-        if isinstance(tool, Mapping) and _NAMES & tool.keys()
-    )
+    marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)
+
+
+def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
+    """The mark among the keys of an object that no schema has read. Raises InvalidRequest for one
+    that is not well-formed.
+    """
+    given = {name: holder[name] for name in _NAMES & holder.keys()}
+    return read_mark(_MARKED.value(given, place), place, part) if given else None
 
 
 def read_cache_wish(

@@ -1,17 +1,16 @@
-"""What a message is, and what a content part is: OpenAI's, as JSON over HTTP or as Python objects.
+"""Messages and content parts as OpenAI has them: JSON over HTTP, or Python objects.
 
-Owns the schemas of messages and parts and what becomes of them: `Message`s of texts and
-`ImageSource`s. Unknown keys of messages and parts are ignored, for other servers' and SDKs' own
-answers carry many when they are sent back; what stands inside `image_url` and `file` decides the
-image, and unknown keys there are refused. Knows nothing of templates or of how images are fetched.
+Owns the schemas of messages and parts, and their reading into `conversation.Message`s. Unknown keys
+of messages and parts are ignored, for other servers' and SDKs' own answers carry many when they are
+sent back; the fields inside `image_url` and `file` decide the image, and unknown keys there are
+refused. Knows nothing of templates or of how images are fetched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,103 +18,17 @@ from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import Mark, Marked, read_mark
-from saccade.front.fields import UNSEEN, Integer, Positive, Reader
+from saccade.front.conversation import Message, MessageText, Part, tool_call
+from saccade.front.fields import UNSEEN, Integer, Positive, Reader, too_long
 from saccade.media.content import Budget, Detail
 from saccade.media.media import FileId, ImageSource, KnownImage, source_from_object
-from saccade.text.extent import extent
-from saccade.text.offer import NO_TOOLS, Offer
 
-Part = str | ImageSource
-"""A piece of a message: text, or an image."""
-
-_LONGEST_NAME = 512
-_MOST_CALLS = 256
+LONGEST_NAME = 512
+MOST_CALLS = 256
 """Tool calls of one message."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512
 """Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message.
-
-    `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
-    reasoning_content. marks: where its client wants the prompt kept up to. `num_characters`: of its
-    text and of its fields.
-    """
-
-    role: str
-    content: str | tuple[Part, ...] | None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()
-    num_characters: int = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        texts = (self.content,) if isinstance(self.content, str) else self.content or ()
-        size = sum(len(part) for part in texts if isinstance(part, str))
-        fields = extent(self.fields).characters if self.fields else 0
-        object.__setattr__(self, "num_characters", size + fields)
-
-    @property
-    def sources(self) -> tuple[ImageSource, ...]:
-        parts = self.content if isinstance(self.content, tuple) else ()
-        return tuple(part for part in parts if isinstance(part, ImageSource))
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it; what is None is left out, as they expect."""
-        message: dict[str, Any] = {"role": self.role, **self.fields}
-        if isinstance(self.content, tuple):
-            message["content"] = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-                for part in self.content
-            ]
-        elif self.content is not None:
-            message["content"] = self.content
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation to be rendered by the chat template.
-
-    `variables` are the client's own for the template. effort, verbosity, thinks:
-    `reasoning_effort`, `verbosity` and `enable_thinking`, which mean what the template makes of
-    them. `num_characters`: of all that the template is given; it takes a while to count, so a large
-    chat is built beside the event loop.
-    """
-
-    messages: tuple[Message, ...]
-    offer: Offer = NO_TOOLS
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    effort: str | None = None
-    verbosity: str | None = None
-    thinks: bool | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    tool_marks: tuple[Mark, ...] = ()
-    num_characters: int = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        messages = sum(message.num_characters for message in self.messages)
-        tools = sum(tool.num_characters for tool in self.offer.tools)
-        variables = extent(self.variables).characters
-        object.__setattr__(self, "num_characters", messages + tools + variables)
-
-    @property
-    def sources(self) -> tuple[ImageSource, ...]:
-        """In the order in which the template mentions them."""
-        return tuple(source for message in self.messages for source in message.sources)
-
-    @property
-    def marks(self) -> tuple[Mark, ...]:
-        """In order, those of tools first."""
-        marks = (
-            replace(mark, message=index)
-            for index, message in enumerate(self.messages)
-            for mark in message.marks
-        )
-        return (*self.tool_marks, *marks)
 
 
 # ---- schemas
@@ -230,7 +143,7 @@ ContentPart = (
 )
 
 
-Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
+Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class FunctionCall(Struct):
@@ -255,7 +168,7 @@ class ChatMessage(Marked, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=_MOST_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_CALLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
@@ -285,17 +198,36 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     max_pixels: Positive | None = None
 
 
+_BYTES_PER_TOKEN = 256
+"""A message whose text is longer than this for each token of the context is not even built."""
+
+
 # ---- messages
+
+
+def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
+    """Refuse messages (or items) that no prompt of this context could hold, before one of them is
+    built. Raises InvalidRequest that names `param`.
+    """
+    if len(raws) > context_length:
+        has = f"{len(raws)} entries of {param}, each of a token at least"
+        raise too_long(param, has, context_length, True)
+    for raw in raws:
+        most = _BYTES_PER_TOKEN * context_length
+        if len(memoryview(raw)) > most and (size := text_bytes(raw)) > most:
+            raise too_long(param, f"{size} bytes of text", context_length, True)
 
 
 def message_from_json(raw: msgspec.Raw, place: str, limits: ImageLimits) -> Message:
     """A message of a request. Raises InvalidRequest that names what is wrong below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
-    except InvalidRequest:
-        with suppress(msgspec.MsgspecError):  # no JSON, or an integer of thousands of digits
-            _name_kinds(msgspec.json.decode(raw), place)
-        raise
+    except InvalidRequest as error:
+        given = None
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            given = msgspec.json.decode(raw)
+        _name_kinds(given, place)
+        raise error
     return _message(message, place, limits)
 
 
@@ -348,7 +280,7 @@ def _name_kinds(message: object, place: str) -> None:
 
 def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
     if message.role == "tool" and message.tool_call_id is None:
-        raise _missing(f"{place}.tool_call_id")
+        raise missing(f"{place}.tool_call_id")
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
             f"{place}.tool_calls: only an assistant message has tool calls", f"{place}.tool_calls"
@@ -359,25 +291,33 @@ def _message(message: ChatMessage, place: str, limits: ImageLimits) -> Message:
     if message.content is None and not (
         message.role == "assistant" and (message.tool_calls or reasoning)
     ):
-        raise _missing(f"{place}.content")
+        raise missing(f"{place}.content")
     fields = {
         name: value
         for name, value in (
             ("name", message.name),
             ("tool_call_id", message.tool_call_id),
             ("reasoning_content", reasoning),
-            ("tool_calls", [_tool_call(call) for call in message.tool_calls or ()] or None),
+            ("tool_calls", _tool_calls(message) or None),
         )
         if value is not None
     }
     # Chat templates know the role by its older name.
     role = "system" if message.role == "developer" else message.role
     marks = tuple(_marks(message, place))
+    where = f"{place}.content"
     if not isinstance(message.content, list):
-        return Message(role, message.content, fields, marks)
+        return Message(role, message.content, fields, marks, where)
     parts = enumerate(message.content)
-    content = tuple(_part(part, f"{place}.content[{i}]", limits) for i, part in parts)
-    return Message(role, content, fields, marks)
+    content = tuple(_part(part, f"{where}[{i}]", limits) for i, part in parts)
+    return Message(role, content, fields, marks, where)
+
+
+def _tool_calls(message: ChatMessage) -> list[dict[str, Any]]:
+    return [
+        tool_call(call.id, call.function.name, call.function.arguments)
+        for call in message.tool_calls or ()
+    ]
 
 
 def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
@@ -394,21 +334,21 @@ def _marks(message: ChatMessage, place: str) -> Iterator[Mark]:
 def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
     match part:
         case str():
-            return part
+            return MessageText(part, place)
         case TextPart(text=text) | InputTextPart(text=text) | RefusalPart(refusal=text):
-            return text
+            return MessageText(text, place)
         case ImagePart(image_url=str(url)):
             budget = _budget(None, part, place, limits)
-            return ImageSource(_url(url), place, budget, part.uuid or "")
+            return ImageSource(image_url(url), place, budget, part.uuid or "")
         case ImagePart(image_url=ImageURL() as image):
             budget = _budget(image, part, place, limits)
-            return ImageSource(_url(image.url), place, budget, part.uuid or "")
+            return ImageSource(image_url(image.url), place, budget, part.uuid or "")
         case ImagePart(image_url=None, uuid=str(uuid)):
             return ImageSource(KnownImage(uuid), place, _budget(None, part, place, limits))
         case ImagePart():
-            raise _missing(f"{place}.image_url")
+            raise missing(f"{place}.image_url")
         case ImageObjectPart(image=str(url)):
-            return ImageSource(_url(url), place, _budget(None, part, place, limits))
+            return ImageSource(image_url(url), place, _budget(None, part, place, limits))
         case ImageObjectPart(image=image):
             source = source_from_object(image, place)
             return ImageSource(source.url, place, _budget(None, part, place, limits))
@@ -416,27 +356,30 @@ def _part(part: str | ContentPart, place: str, limits: ImageLimits) -> Part:
             budget = _budget(UploadedFile(detail=part.detail), part, place, limits)
             if part.uuid is not None and part.file_id is None and part.image_url is None:
                 return ImageSource(KnownImage(part.uuid), place, budget)
-            source_of = _either(part.file_id, part.image_url, place, "file_id", "image_url")
+            source_of = image_address(part.file_id, part.image_url, place, "file_id", "image_url")
             return ImageSource(source_of, place, budget, part.uuid or "")
         case ImageFilePart(image_file=file):
             path = f"{place}.image_file"
         case FilePart(file=file):
             path = f"{place}.file"
-    source_of = _either(file.file_id, file.file_data, path, "file_id", "file_data")
+    source_of = image_address(file.file_id, file.file_data, path, "file_id", "file_data")
     return ImageSource(source_of, place, _budget(file, part, place, limits))
 
 
-def _either(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
+def image_address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
+    """Where an image is: one of two fields, called `names` below `place`. Raises InvalidRequest for
+    both, and for neither.
+    """
     if file_id is not None and url is not None:
         raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
     if file_id is not None:
         return FileId(file_id)
     if url is not None:
-        return _url(url)
-    raise _missing(f"{place}.{names[0]}")
+        return image_url(url)
+    raise missing(f"{place}.{names[0]}")
 
 
-def _url(given: str) -> str:
+def image_url(given: str) -> str:
     """A URL, without the spaces around it; base64 without one becomes a data: URL."""
     given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
@@ -464,22 +407,6 @@ def _budget(
     return Budget(within.detail or "auto", least, most)
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    """As templates read it: the arguments as an object, where their text is one."""
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            parsed = msgspec.json.decode(arguments)
-            arguments = parsed if isinstance(parsed, dict) else arguments
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # a model's own broken call, sent back: the template prints the text
-    named = {"id": call.id} if call.id is not None else {}
-    return {
-        **named,
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
-
-
-def _missing(path: str) -> InvalidRequest:
+def missing(path: str) -> InvalidRequest:
+    """For a field that is required."""
     return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")

@@ -149,6 +149,26 @@ def only(path: str, choices: list[Any]) -> InvalidRequest:
     return InvalidRequest(f"{path}: only {allowed} is supported", path, code)
 
 
+def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
+    """For a prompt that leaves no room for an answer; a chat may have images to blame.
+
+    Clients know the error by its first words. They look for them in Python's `repr` of the whole
+    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
+    """
+    advice = (
+        "shorten it, send fewer pictures, or smaller ones (detail: low, or max_pixels)"
+        if chat
+        else "shorten it"
+    )
+    return InvalidRequest(
+        f"This model's maximum context length is {context_length} tokens. The prompt has {has}; "
+        f"the context length of {context_length} allows {context_length - 1} and an answer: "
+        f"{advice}",
+        param,
+        "context_length_exceeded",
+    )
+
+
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
     """The values other than null that are allowed at the end of this path of fields, as far as they
     can be listed.

@@ -27,17 +27,21 @@ from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import (
+    CHAT_NAMES,
     LARGEST,
     MAX_BIAS,
     MAX_LOGPROBS,
     Caching,
+    FieldNames,
     Request,
     SamplingParams,
     Span,
+    check_sampling,
 )
 from saccade.front.breakpoints import NO_WISH, CacheWish, Mark, choose
 from saccade.front.compiler import Compiler, MakeWish
-from saccade.front.content import Chat
+from saccade.front.conversation import Chat
+from saccade.front.fields import too_long
 from saccade.media.media import ImageSource, Media, OpenedImage
 from saccade.media.turns import BOUNDLESS, Asker, Room
 from saccade.text import landmarks, reasoning, tool_calls
@@ -84,7 +88,7 @@ class Ask:
     does: a field out of bounds is refused before an image is fetched. `wish`: what the answers must
     look like; None: any text. `separate_reasoning`: reasoning is told apart from text, where the
     model reasons. `prompt_logprobs`: as in `Request`. `cache`: what is asked of the caches, beside
-    the marks in a chat.
+    the marks in a chat. `names`: how the client's API calls the fields, for refusals.
     """
 
     prompt: Chat | str | tuple[int, ...]
@@ -97,9 +101,10 @@ class Ask:
     separate_reasoning: bool = True
     cache: CacheWish = NO_WISH
     prompt_logprobs: int | None = None
+    names: FieldNames = CHAT_NAMES
 
     def __post_init__(self) -> None:
-        SamplingParams(**self.sampling)
+        check_sampling(self.sampling, self.names)
         if not 0 <= (self.prompt_logprobs or 0) <= MAX_LOGPROBS:
             raise InvalidRequest(
                 f"prompt_logprobs: expected None or a whole number from 0 to {MAX_LOGPROBS}, got "
@@ -268,7 +273,9 @@ class Intake:
             reading,
             prompt.landmarks,
             ask.silent,
-            tuple(self._passed_over(ask.prompt)) if isinstance(ask.prompt, Chat) else (),
+            tuple(ask.names[name] for name in self._passed_over(ask.prompt))
+            if isinstance(ask.prompt, Chat)
+            else (),
         )
 
     def _wish(self, ask: Ask) -> Wish | MakeWish | None:
@@ -310,8 +317,8 @@ class Intake:
         least = sum(each.image.num_tokens for each in opened)
         least += len(encoded.tokens) - len(opened)
         if least > (_COUNTED if opened else 1) * context_length:
-            param = "messages" if opened else "prompt"
-            raise too_long(param, f"at least {least} tokens", context_length)
+            param = ask.names["messages" if opened else "prompt"]
+            raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
         make = partial(self._prompt, ask, encoded, opened)
         return await self.in_thread(make) if least > context_length else make()
 
@@ -325,7 +332,7 @@ class Intake:
         if isinstance(prompt, Chat):
             locate = bool(prompt.marks) or ask.cache.diagnose
             render = partial(
-                self._encode_chat, prompt, context_length, ask.add_special_tokens, locate
+                self._encode_chat, prompt, ask, context_length, bool(ask.add_special_tokens), locate
             )
             many = len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
             return await self.in_thread(render) if many else render()
@@ -338,7 +345,7 @@ class Intake:
         fetched. `least`: tokens of the prompt, each image one.
         """
         if least >= context_length and _sources(ask):
-            raise too_long("messages", f"at least {least} tokens", context_length)
+            raise too_long(ask.names["messages"], f"at least {least} tokens", context_length, True)
         self._sampling(ask, least, context_length)
 
     def _prompt(self, ask: Ask, encoded: _Encoded, opened: tuple[OpenedImage, ...]) -> Prompt:
@@ -353,9 +360,11 @@ class Intake:
             encoded.reasoning,
             _breakpoints(choose(_marks(ask), ask.cache), ask, found, len(expanded)),
             tuple(
-                (at, mark.place)
+                (at, ask.prompt.place_of(mark.message, mark.part))
                 for at, mark in found
-                if ask.cache.diagnose and (mark.message != TOOLS or _offer(ask).tools)
+                if ask.cache.diagnose
+                and isinstance(ask.prompt, Chat)
+                and (mark.message != TOOLS or ask.prompt.offer.tools)
             ),
         )
 
@@ -376,30 +385,32 @@ class Intake:
             raise too_long(param, str(error), context_length) from None
 
     def _encode_chat(
-        self, chat: Chat, context_length: int, special: bool | None, locate: bool
+        self, chat: Chat, ask: Ask, context_length: int, special: bool, locate: bool
     ) -> _Encoded:
         """`locate`: find where its parts end."""
+        param = ask.names["messages"]
         if chat.num_characters > _SLACK * context_length * self.tokenizer.longest_token:
-            raise too_long("messages", f"{chat.num_characters} characters", context_length)
+            raise too_long(param, f"{chat.num_characters} characters", context_length, True)
         given: Any = {
             "messages": [message.for_template() for message in chat.messages],
             "tools": [tool.for_template() for tool in chat.offer.tools] or None,
             "add_generation_prompt": chat.add_generation_prompt,
             "continue_final_message": chat.continue_final_message,
             "variables": self._variables(chat),
+            "names": ask.names,
         }
         if self.manner.calls is None:
             given["tools"] = None
         rendered = self._render(given)
-        self._check_length(rendered.text, "messages", context_length)
+        self._check_length(rendered.text, param, context_length, True)
         try:
             tokens = (
-                self.tokenizer.encode(rendered.text, bool(special), context_length)
+                self.tokenizer.encode(rendered.text, special, context_length)
                 if self._literals is None
-                else self._literals.encode(rendered, bool(special), context_length)
+                else self._literals.encode(rendered, special, context_length)
             )
         except TooManyTokens as error:
-            raise too_long("messages", str(error), context_length) from None
+            raise too_long(param, str(error), context_length, True) from None
         where = self._reasoning_at(chat, rendered.text) if self.manner.reasons else None
         if not locate:
             return _Encoded(tokens, where)
@@ -410,9 +421,9 @@ class Intake:
             flagged = ""
         found = landmarks.find(rendered.text, flagged, places)
         ends = (
-            self.tokenizer.ends(rendered.text, bool(special))
+            self.tokenizer.ends(rendered.text, special)
             if self._literals is None
-            else self._literals.ends(rendered, bool(special))
+            else self._literals.ends(rendered, special)
         )
         ends = list(accumulate(ends, max))
         return _Encoded(
@@ -462,13 +473,12 @@ class Intake:
             "open" if last.startswith(reasoning.OPEN) and reasoning.CLOSE not in last else "closed"
         )
 
-    def _check_length(self, text: str, param: str, context_length: int) -> None:
+    def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
         """Raises InvalidRequest for what cannot fit, whatever its tokens are."""
         least = -(-len(text) // self.tokenizer.longest_token)
         if least > context_length:
-            raise too_long(
-                param, f"{len(text)} characters, so at least {least} tokens", context_length
-            )
+            has = f"{len(text)} characters, so at least {least} tokens"
+            raise too_long(param, has, context_length, chat)
 
     def _without_calls(self, bias: Biases) -> Biases:
         """`bias`, and no call begun: tools that may not be called stay in the prompt, so that what
@@ -484,11 +494,12 @@ class Intake:
         has left.
         """
         if not prompt_tokens:
-            raise InvalidRequest("the prompt is empty", "prompt")
+            raise InvalidRequest("the prompt is empty", ask.names["prompt"])
         room = context_length - prompt_tokens
         if room < 1:
-            param = "messages" if isinstance(ask.prompt, Chat) else "prompt"
-            raise too_long(param, f"{prompt_tokens} tokens", context_length)
+            chat = isinstance(ask.prompt, Chat)
+            param = ask.names["messages" if chat else "prompt"]
+            raise too_long(param, f"{prompt_tokens} tokens", context_length, chat)
         usual = max(self.defaults.max_tokens, ask.sampling.get("min_tokens", 0))
         given = {"max_tokens": usual, "seed": secrets.randbits(63), **ask.sampling}
         if (offer := _offer(ask)).tools and not offer.open:
@@ -555,23 +566,3 @@ def _marks(ask: Ask) -> Sequence[Mark]:
 
 def _offer(ask: Ask) -> Offer:
     return ask.prompt.offer if isinstance(ask.prompt, Chat) else NO_TOOLS
-
-
-def too_long(param: str, has: str, context_length: int) -> InvalidRequest:
-    """For a prompt that leaves no room for an answer.
-
-    Clients know the error by its first words. They look for them in Python's `repr` of the whole
-    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
-    """
-    advice = (
-        "shorten it, send fewer pictures, or smaller ones (detail: low, or max_pixels)"
-        if param == "messages"
-        else "shorten it"
-    )
-    return InvalidRequest(
-        f"This model's maximum context length is {context_length} tokens. The prompt has {has}; "
-        f"the context length of {context_length} allows {context_length - 1} and an answer: "
-        f"{advice}",
-        param,
-        "context_length_exceeded",
-    )

@@ -132,10 +132,16 @@ class Fetcher:
                 "the data: URL is not in base64; write data:image/png;base64,...",
                 code="invalid_image_url",
             )
-        self.check_size((len(url) - comma - 1) * 3 // 4)
-        if len(url) <= INLINE_CHARACTERS:
-            return _decode_base64(url, comma + 1)
-        return await asyncio.to_thread(_decode_base64, url, comma + 1)
+        return await self.decode(url, comma + 1)
+
+    async def decode(self, text: str, start: int = 0) -> bytes:
+        """The bytes that base64 stands for, from `start` on. Raises ImageError where `text` is
+        none, and TooLarge beyond --max-image-bytes.
+        """
+        self.check_size((len(text) - start) * 3 // 4)
+        if len(text) <= INLINE_CHARACTERS:
+            return _decode_base64(text, start)
+        return await asyncio.to_thread(_decode_base64, text, start)
 
     # ---- http: and https:
 
@@ -346,13 +352,14 @@ class Fetcher:
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/_-]")
 
 
-def _decode_base64(url: str, start: int) -> bytes:
+def _decode_base64(text: str, start: int) -> bytes:
     try:
-        return decode_base64(url, start)
+        return decode_base64(text, start)
     except ValueError as error:
-        data = "".join(url[start:].split())
+        data = "".join(text[start:].split())
+        named = "data: URL" if start else "image"
         raise ImageError(
-            f"the data: URL is not valid base64: {_why_not_base64(data)}",
+            f"the {named} is not valid base64: {_why_not_base64(data)}",
             code="invalid_image_url",
         ) from error
 

@@ -79,13 +79,22 @@ class FileId:
 
 
 @dataclass(frozen=True, slots=True)
+class Base64:
+    """An image's bytes, as text. An API that has them in a field of their own needs no URL around
+    them, which would be a second copy.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class KnownImage:
     """An image that came before under a name of the client's."""
 
     uuid: str
 
 
-Address = str | bytes | FileId | KnownImage
+Address = str | bytes | Base64 | FileId | KnownImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +331,14 @@ class Media:
             self._probes[name] = found
         return found
 
-    async def _bytes(self, url: str | bytes | FileId, salt: str, asker: Asker) -> bytes:
+    async def _bytes(self, url: str | bytes | Base64 | FileId, salt: str, asker: Asker) -> bytes:
         match url:
             case bytes():
                 return url
             case FileId(id):
                 return await self._upload(id, asker)
+            case Base64(text):
+                return await self._fetcher.decode(text)
             case _:
                 return await self._fetcher.fetch(url, salt, asker)
 
@@ -502,7 +513,9 @@ def _name(url: Address) -> Hashable:
     """What two sources have in common that name the same bytes. Bytes that are there already, and
     texts that hold them, are compared by their digests later: that costs less.
     """
-    if isinstance(url, FileId | KnownImage) or len(url) < LONG_URL:
+    if isinstance(url, FileId | KnownImage):
+        return url
+    if len(url.text if isinstance(url, Base64) else url) < LONG_URL:
         return url
     return id(url)
 

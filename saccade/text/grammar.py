@@ -126,9 +126,13 @@ def read_wish(fields: Mapping[str, Any]) -> Wish | None:
     return wishes[0] if wishes else None
 
 
-def read_response_format(value: Mapping[str, Any] | None) -> Wish | None:
-    """OpenAI's `response_format`; None: any text. Raises InvalidRequest."""
-    param = "response_format"
+def read_response_format(
+    value: Mapping[str, Any] | None, param: str = "response_format"
+) -> Wish | None:
+    """OpenAI's `response_format`, which stands at `param`; None: any text.
+
+    Raises InvalidRequest.
+    """
     if value is None or value.get("type") == "text":
         return None
     if value.get("type") == "json_object":

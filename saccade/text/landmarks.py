@@ -31,14 +31,6 @@ class Landmark:
     part: int | None
     end: int
 
-    @property
-    def place(self) -> str:
-        """What the client calls it."""
-        if self.message == TOOLS:
-            return "tools"
-        content = f"messages[{self.message}].content"
-        return content if self.part is None else f"{content}[{self.part}]"
-
 
 def flagged(
     messages: Sequence[TemplateMessage],

@@ -21,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import InvalidRequest
+from saccade.core.types import CHAT_NAMES, FieldNames
 from saccade.text.prompt import ChatTemplate, TemplateMessage, Tokenizer, TooManyTokens, listed
 
 _KEY_PREFERENCE = "|\uff5c[]<>"
@@ -69,14 +70,17 @@ class Literals:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        names: FieldNames = CHAT_NAMES,
     ) -> Rendered:
         """As `ChatTemplate.render`; all strings but the template's own are the client's."""
         written = {"messages": messages, "tools": tools, "variables": variables or {}}
         try:
-            pairs = self._draw(written)
+            pairs = self._draw(written, names["messages"])
             given = _replace(written, pairs)
         except RecursionError:
-            raise InvalidRequest("messages: nested too deeply", "messages") from None
+            raise InvalidRequest(
+                f"{names['messages']}: nested too deeply", names["messages"]
+            ) from None
         back = [(stand_in, key) for key, stand_in in pairs]
         try:
             marked = template.render(
@@ -85,6 +89,7 @@ class Literals:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=given["variables"],
+                names=names,
             )
         except InvalidRequest as error:
             raise InvalidRequest(_replace(error.message, back), error.param, error.code) from error
@@ -140,8 +145,11 @@ class Literals:
             is not None
         ]
 
-    def _draw(self, written: object) -> list[tuple[str, str]]:
-        """A stand-in for each key character: one that nobody can guess and that is not there."""
+    def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
+        """A stand-in for each key character: one that nobody can guess and that is not there.
+
+        Raises InvalidRequest that names `param` where the texts leave none.
+        """
         for _ in range(_DRAWS):
             drawn = set[str]()
             while len(drawn) < len(self._keys):
@@ -149,7 +157,9 @@ class Literals:
             if not any(_holds(written, stand_in) for stand_in in drawn):
                 return list(zip(self._keys, drawn))
         raise InvalidRequest(
-            "messages: the texts use too many characters of the last private plane, U+100000 and up"
+            f"{param}: the texts use too many characters of the last private plane, U+100000 and "
+            "up",
+            param,
         )
 
 

@@ -7,13 +7,15 @@ means for the answer is `tool_grammar.py`'s. Knows nothing of how calls are writ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from saccade.core.errors import InvalidRequest
 from saccade.text.extent import extent
 from saccade.text.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+
+T = TypeVar("T")
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 16_384
@@ -29,13 +31,14 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that a request offers. `param`: where its parameters' schema stands in the request;
-    `num_characters`: of name, description and schema.
+    """A tool that a request offers. `place`, `param`: where its name and where its parameters'
+    schema stand in the request; `num_characters`: of name, description and schema.
     """
 
     name: str
     parameters: Any
     strict: bool
+    place: str
     param: str
     description: str | None
     num_characters: int
@@ -80,31 +83,45 @@ NO_TOOLS = Offer()
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
     """The tools of a chat request. Raises InvalidRequest that names the field."""
-    if tools is not None and len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: {len(tools)} tools; the limit is {MAX_TOOLS}", "tools")
-    read: dict[str, Tool] = {}
-    for index, tool in enumerate(tools or ()):
-        where = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or tool.get("type") != "function":
-            raise InvalidRequest(
-                f'{where}: expected {{"type": "function", "function": {{"name": ...}}}}', where
-            )
-        one = _read_function(function, f"{where}.function")
-        if one.name in read:
-            where = f"{where}.function.name"
-            raise InvalidRequest(f"{where}: a second tool named {one.name!r}", where)
-        read[one.name] = one
-    if (size := sum(tool.num_characters for tool in read.values())) > MAX_TOOLS_CHARACTERS:
+    return read_each(tools, _read_tool)
+
+
+def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
+    """The tools of a request in any dialect: `read` makes one of what stands at a place.
+
+    Raises InvalidRequest for too many, for two of one name, and for too much of them.
+    """
+    if given is not None and len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
+    named: dict[str, Tool] = {}
+    for index, each in enumerate(given or ()):
+        tool = read(each, f"tools[{index}]")
+        if tool.name in named:
+            where = f"{tool.place}.name"
+            raise InvalidRequest(f"{where}: a second tool named {tool.name!r}", where)
+        named[tool.name] = tool
+    if (size := sum(tool.num_characters for tool in named.values())) > MAX_TOOLS_CHARACTERS:
         raise InvalidRequest(
             f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: offer fewer, "
             "or shorten their descriptions",
             "tools",
         )
-    return tuple(read.values())
+    return tuple(named.values())
 
 
-def _read_function(function: Mapping[str, Any], where: str) -> Tool:
+def _read_tool(tool: Any, where: str) -> Tool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type") != "function":
+        raise InvalidRequest(
+            f'{where}: expected {{"type": "function", "function": {{"name": ...}}}}', where
+        )
+    return read_function(function, f"{where}.function")
+
+
+def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
+    """A tool from its name, description, strict and the schema of its input, whose key is `schema`.
+    Raises InvalidRequest that names what is wrong below `where`.
+    """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise InvalidRequest(
@@ -119,11 +136,10 @@ def _read_function(function: Mapping[str, Any], where: str) -> Tool:
     strict = function.get("strict")
     if not (strict is None or isinstance(strict, bool)):
         raise InvalidRequest(f"{where}.strict: expected true or false", f"{where}.strict")
-    parameters = function.get("parameters")
+    parameters = function.get(schema)
     parameters = _NO_PARAMETERS if parameters is None else parameters
-    where = f"{where}.parameters"
-    size = _check_parameters(parameters, where) + len(name) + len(description or "")
-    return Tool(name, parameters, strict is True, where, description, size)
+    size = _check_parameters(parameters, f"{where}.{schema}") + len(name) + len(description or "")
+    return Tool(name, parameters, strict is True, where, f"{where}.{schema}", description, size)
 
 
 def _check_parameters(schema: Any, where: str) -> int:

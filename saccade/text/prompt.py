@@ -28,6 +28,7 @@ from tokenizers import Tokenizer as Backend
 
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Templates
+from saccade.core.types import CHAT_NAMES, FieldNames
 
 TemplateMessage = dict[str, Any]
 """A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
@@ -211,8 +212,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        names: FieldNames = CHAT_NAMES,
     ) -> str:
-        """The prompt's text. `variables` are the request's own (`chat_template_kwargs`).
+        """The prompt's text. `variables` are the request's own (`chat_template_kwargs`), `names`
+        the client's for the fields that are refused.
 
         With `continue_final_message` the text ends where the last message's content ends, so that
         the model goes on with it. Raises InvalidRequest with what the template says when it refuses
@@ -226,9 +229,9 @@ class ChatTemplate:
             )
         calls = tools is not None or (not self._shows_calls and _has_calls(messages))
         name = "tool_use" if calls and "tool_use" in self._compiled else "default"
-        last = ""
+        last, continued = "", names["continue_final_message"]
         if continue_final_message:
-            messages, last = _mark_end(messages)
+            messages, last = _mark_end(messages, continued)
         try:
             text = self._compiled[name].render(
                 **{**self._variables, **own},
@@ -247,9 +250,9 @@ class ChatTemplate:
             RecursionError,
         ) as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", "messages"
+                f"the model's chat template refuses these messages: {error}", names["messages"]
             ) from error
-        return _cut_at_mark(text, last) if continue_final_message else text
+        return _cut_at_mark(text, last, continued) if continue_final_message else text
 
 
 def _find_sources(directory: Path, override: Path | None) -> tuple[dict[str, str], str]:
@@ -321,8 +324,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _mark_end(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage], str]:
-    """The messages with a mark after the last text of the last one, and that text."""
+def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
+    """The messages with a mark after the last text of the last one, and that text. Raises
+    InvalidRequest that names `param` where it does not end in text.
+    """
     final = dict(messages[-1])
     content = final.get("content")
     if isinstance(content, str):
@@ -333,18 +338,17 @@ def _mark_end(messages: Sequence[TemplateMessage]) -> tuple[list[TemplateMessage
         final["content"] = [*content[:-1], {**content[-1], "text": last + _CONTINUE_HERE}]
     else:
         raise InvalidRequest(
-            "continue_final_message needs a last message that ends in text",
-            "continue_final_message",
+            f"{param}: the last message is to be continued, so it must end in text", param
         )
     return [*messages[:-1], final], last
 
 
-def _cut_at_mark(text: str, last: str) -> str:
+def _cut_at_mark(text: str, last: str, param: str) -> str:
     at = text.rfind(_CONTINUE_HERE.strip())
     if at < 0 or last.strip() not in text:
         raise InvalidRequest(
             "the model's chat template does not render the last message, so it cannot be continued",
-            "continue_final_message",
+            param,
         )
     # A template that trims content has trimmed the mark's trailing space; then the text before the
     # mark would be trimmed as well.

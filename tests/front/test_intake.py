@@ -26,7 +26,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.compiler import Compiler
-from saccade.front.content import Chat, Message, Part
+from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.intake import Ask, Intake, Prepared, load_sampling_defaults
 from saccade.media.media import ImageSource, Media
 from saccade.text.grammar import Wish
@@ -83,8 +83,10 @@ def png(width: int, height: int, color: str = "red") -> bytes:
     return file.getvalue()
 
 
-def user(*parts: Part) -> Message:
-    return Message("user", parts)
+def user(*parts: str | Part) -> Message:
+    return Message(
+        "user", tuple(MessageText(part) if isinstance(part, str) else part for part in parts)
+    )
 
 
 def text_of(prepared: Prepared) -> str:

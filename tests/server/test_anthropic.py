@@ -11,13 +11,15 @@ import msgspec
 import pytest
 from anthropic.types import Message
 
-from saccade.api.chat.fields import CHAT
-from saccade.api.messages.fields import COUNT_TOKENS, MESSAGES, MessagesRequest
-from saccade.api.messages.read import ChatBody, as_chat
+from saccade.api.messages.read import read_count, read_message
 from saccade.api.messages.write import MessageStream, MessageUsage, WholeMessage, read_input
 from saccade.core.errors import InvalidRequest, Overloaded
 from saccade.edge.refusal import error_body
+from saccade.front.conversation import Chat, MessageText, tool_call
+from saccade.front.intake import Ask
+from saccade.media.media import Base64, FileId, ImageSource
 from saccade.text.answer import AnswerReader
+from saccade.text.grammar import Wish
 from saccade.text.tool_calls import CallArguments, CallStarted
 
 PIXEL = "iVBORw0KGgo="
@@ -40,12 +42,17 @@ def client_of(answer: Any) -> anthropic.Anthropic:
     )
 
 
-def read(body: dict[str, Any]) -> MessagesRequest:
-    return MESSAGES.read(bytearray(msgspec.json.encode(body)), CONTEXT)
+def read(body: dict[str, Any]) -> Ask:
+    return read_message(bytearray(msgspec.json.encode(body)), CONTEXT).asks[0]
 
 
-def sent(**fields: Any) -> ChatBody:
-    """What the SDK sends for `fields`, in OpenAI's words."""
+def chat_of(ask: Ask) -> Chat:
+    assert isinstance(ask.prompt, Chat)
+    return ask.prompt
+
+
+def sent(**fields: Any) -> Ask:
+    """What the SDK's request for `fields` asks for."""
     bodies: list[bytes] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -55,9 +62,7 @@ def sent(**fields: Any) -> ChatBody:
     client = client_of(answer)
     message = client.messages.create(**{"model": "m", "max_tokens": 9, **fields})
     assert isinstance(message, Message)
-    made = as_chat(MESSAGES.read(bytearray(bodies[0]), CONTEXT), CONTEXT)
-    CHAT.read(made.encoded(), CONTEXT)  # as any chat
-    return made
+    return read_message(bytearray(bodies[0]), CONTEXT).asks[0]
 
 
 def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: Any) -> list[Any]:
@@ -92,7 +97,6 @@ def image(source: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 BASE64 = {"type": "base64", "media_type": "image/png", "data": PIXEL}
-IMAGE_URL = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
 
 
 def test_pictures_come_as_bytes_addresses_and_files() -> None:
@@ -106,19 +110,15 @@ def test_pictures_come_as_bytes_addresses_and_files() -> None:
             )
         ]
     )
-    assert made.body["messages"] == [
-        {
-            "role": "user",
-            "content": [
-                text("What?"),
-                IMAGE_URL,
-                {"type": "image_url", "image_url": {"url": "https://a/b.png"}},
-                {"type": "file", "file": {"file_id": "file-1"}},
-            ],
-        }
-    ]
-    assert made.body["max_completion_tokens"] == 9
-    assert b"cache_control" not in made.encoded()
+    (message,) = chat_of(made).messages
+    assert message.role == "user"
+    assert message.content == (
+        MessageText("What?", "messages[0].content[0]"),
+        ImageSource(Base64(PIXEL), "messages[0].content[1]"),
+        ImageSource("https://a/b.png", "messages[0].content[2]"),
+        ImageSource(FileId("file-1"), "messages[0].content[3]"),
+    )
+    assert made.sampling["max_tokens"] == 9 and not chat_of(made).marks
 
 
 def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
@@ -141,44 +141,47 @@ def test_a_transcript_of_an_agent_becomes_a_chat() -> None:
             user(result, failed, text("Well?")),
         ],
     )
-    assert made.body["messages"] == [
-        {"role": "system", "content": [text("Be short."), text("Be kind.")]},
-        {"role": "user", "content": "Find it"},
-        {
-            "role": "assistant",
-            "content": [text("I look.")],
-            "reasoning_content": "Hm.",
-            "tool_calls": [
-                {
-                    "id": "toolu_1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"where": "é"}'},
-                },
-                {
-                    "id": "toolu_2",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": "{}"},
-                },
-            ],
-        },
-        {"role": "tool", "tool_call_id": "toolu_1", "content": [IMAGE_URL]},
-        {
-            "role": "tool",
-            "tool_call_id": "toolu_2",
-            "content": [text("Error: "), text("no such place")],
-        },
-        {"role": "user", "content": [text("Well?")]},
+    chat = chat_of(made)
+    calls = [
+        tool_call("toolu_1", "look", {"where": "é"}),
+        tool_call("toolu_2", "look", {}),
     ]
-    assert made.body["tools"] == [
-        {
-            "type": "function",
-            "function": {
-                "name": "look",
-                "description": "Look closer",
-                "parameters": TOOL["input_schema"],
-            },
-        }
+    assert [(each.role, each.content, each.fields) for each in chat.messages] == [
+        (
+            "system",
+            (MessageText("Be short.", "system[0]"), MessageText("Be kind.", "system[1]")),
+            {},
+        ),
+        ("user", "Find it", {}),
+        (
+            "assistant",
+            (MessageText("I look.", "messages[1].content[1]"),),
+            {"reasoning_content": "Hm.", "tool_calls": calls},
+        ),
+        (
+            "tool",
+            (ImageSource(Base64(PIXEL), "messages[2].content[0].content[0]"),),
+            {"tool_call_id": "toolu_1"},
+        ),
+        (
+            "tool",
+            (
+                MessageText("Error: ", "messages[2].content[1]"),
+                MessageText("no such place", "messages[2].content[1].content"),
+            ),
+            {"tool_call_id": "toolu_2"},
+        ),
+        ("user", (MessageText("Well?", "messages[2].content[2]"),), {}),
     ]
+    places = [each.place for each in chat.messages]
+    assert places[:3] == ["system", "messages[0].content", "messages[1].content"]
+    (tool,) = chat.offer.tools
+    assert (tool.name, tool.description, tool.parameters) == (
+        "look",
+        "Look closer",
+        TOOL["input_schema"],
+    )
+    assert (tool.place, tool.param) == ("tools[0]", "tools[0].input_schema")
 
 
 def test_marks_are_kept_by_place() -> None:
@@ -195,44 +198,41 @@ def test_marks_are_kept_by_place() -> None:
         messages=[user(text("q"), image(BASE64, cache_control=mark)), user(result, text("b"))],
         cache_control=mark,
     )
-    (tool,), (system, question, answer, last) = made.body["tools"], made.body["messages"]
-    assert tool["cache_control"] == mark
-    assert system["content"][0]["cache_control"] == hour
-    assert "cache_control" not in question["content"][0]
-    assert question["content"][1]["cache_control"] == mark
-    assert answer["content"][0]["cache_control"] == mark
-    assert answer["cache_control"] == hour
-    assert last["cache_control"] == mark
+    assert [
+        (each.place, each.seconds, each.message, each.part) for each in chat_of(made).marks
+    ] == [
+        ("tools[0].cache_control", 300, None, None),
+        ("system[0].cache_control", 3600, 0, 0),
+        ("messages[0].content[1].cache_control", 300, 1, 1),
+        ("messages[1].content[0].content[0].cache_control", 300, 2, 0),
+        ("messages[1].content[0].cache_control", 3600, 2, None),
+        ("cache_control", 300, 3, None),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("choice", "fields"),
+    ("choice", "openais", "parallel"),
     [
-        ({"type": "auto"}, {"tool_choice": "auto"}),
-        ({"type": "none"}, {"tool_choice": "none"}),
-        (
-            {"type": "any", "disable_parallel_tool_use": True},
-            {"tool_choice": "required", "parallel_tool_calls": False},
-        ),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "none"}, "none", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
         (
             {"type": "tool", "name": "look"},
-            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+            {"type": "function", "function": {"name": "look"}},
+            True,
         ),
     ],
 )
-def test_a_tool_choice_is_put_in_openais_words(choice: Any, fields: dict[str, Any]) -> None:
-    body = as_chat(
-        read(
-            {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}],
-             "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
-        ),
-        CONTEXT,
+def test_a_tool_choice_is_openais(choice: Any, openais: Any, parallel: bool) -> None:
+    ask = read(
+        {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}],
+         "tools": [{**TOOL, "eager_input_streaming": True}], "tool_choice": choice},
     )  # fmt: skip
-    assert {name: body.body.get(name) for name in fields} == fields
-    assert body.eager == {"look"}
+    offer = chat_of(ask).offer
+    assert (offer.choice, offer.parallel) == (openais, parallel)
 
 
-def test_the_rest_of_a_body_is_put_in_openais_words() -> None:
+def test_the_rest_of_a_body_becomes_settings() -> None:
     made = sent(
         messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": "The ans"}],
         stop_sequences=["\n\n"],
@@ -241,19 +241,11 @@ def test_the_rest_of_a_body_is_put_in_openais_words() -> None:
         service_tier="auto",
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": {}}},
     )
-    rest = {k: v for k, v in made.body.items() if k not in ("model", "messages")}
-    assert rest == {
-        "max_completion_tokens": 9,
-        "stop": ["\n\n"],
-        "user": "u",
-        "chat_template_kwargs": {"enable_thinking": False},
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "output", "schema": {}, "strict": True},
-        },
-    }
+    assert made.sampling == {"max_tokens": 9, "stop": ("\n\n",)}
+    assert made.wish == Wish("json", {}, "output_config.format.schema")
+    chat = chat_of(made)
+    assert chat.thinks is False and not chat.variables
+    assert chat.continue_final_message and not chat.add_generation_prompt
 
 
 def test_tokens_are_counted_of_the_same_chat() -> None:
@@ -265,10 +257,8 @@ def test_tokens_are_counted_of_the_same_chat() -> None:
 
     asked = {"model": "m", "messages": [user(text("q"), image(BASE64))], "tools": [TOOL]}
     client_of(answer).messages.count_tokens(**asked)  # type: ignore[arg-type]
-    counted = as_chat(COUNT_TOKENS.read(bytearray(bodies[0]), CONTEXT), CONTEXT)
-    assert counted.body == {
-        key: value for key, value in sent(**asked).body.items() if key != "max_completion_tokens"
-    }
+    counted = read_count(bytearray(bodies[0]), CONTEXT).asks[0]
+    assert chat_of(counted) == chat_of(sent(**asked))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +276,7 @@ def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) 
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}], **fields}
     (name,) = fields
     with pytest.raises(InvalidRequest) as refused:
-        as_chat(read(body), CONTEXT)
+        read(body)
     assert str(refused.value.param).startswith(name)
 
 
@@ -302,9 +292,8 @@ def test_what_is_not_supported_is_refused_by_the_schema(fields: dict[str, Any]) 
     ],
 )
 def test_a_block_in_the_wrong_place_is_refused_by_name(messages: Any, param: str) -> None:
-    request = read({"model": "m", "max_tokens": 1, "messages": messages})
     with pytest.raises(InvalidRequest) as refused:
-        as_chat(request, CONTEXT)
+        read({"model": "m", "max_tokens": 1, "messages": messages})
     assert refused.value.param == param
 
 

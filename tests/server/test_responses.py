@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from saccade.api.responses.handlers import cache_diagnostics
-from saccade.api.responses.read import ChatWords, as_chat, read_responses
+from saccade.api.responses.read import read_responses, response_ask
 from saccade.api.responses.store import KeptTurn, ResponseStore
 from saccade.api.responses.write import ResponseStream
 from saccade.core.client import Client
@@ -24,7 +24,11 @@ from saccade.core.messages import Submit
 from saccade.core.metrics import Metrics
 from saccade.core.options import ResponseOptions, ServerOptions
 from saccade.core.types import CacheMiss, CacheMissReason, CacheReport, Request
+from saccade.front.conversation import Chat, MessageText
+from saccade.front.intake import Ask
+from saccade.media.media import ImageSource
 from saccade.text.answer import AnswerReader
+from saccade.text.grammar import Wish
 from tests.server.conftest import TOKENIZER, Served, serving
 from tests.server.test_lifecycle import eventually
 
@@ -207,11 +211,16 @@ def test_items_of_every_kind_become_one_conversation(served: Served) -> None:
     assert len(submitted(served)[0].images) == 1 and prompt.endswith("assistant\n")
 
 
-def chat_of(*items: Any, **fields: Any) -> dict[str, Any]:
-    """The chat body that these items become."""
+def asked_of(*items: Any, **fields: Any) -> Ask:
+    """The request that these items are read into."""
     body = bytearray(msgspec.json.encode({"input": list(items), **fields}))
     inquiry = read_responses(body, CONTEXT)
-    return as_chat(inquiry.request, [], inquiry.items).body  # type: ignore[arg-type]
+    return response_ask(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+
+
+def chat_of(ask: Ask) -> Chat:
+    assert isinstance(ask.prompt, Chat)
+    return ask.prompt
 
 
 def test_what_the_model_did_in_one_turn_is_one_message() -> None:
@@ -219,20 +228,24 @@ def test_what_the_model_did_in_one_turn_is_one_message() -> None:
     thought = {"type": "reasoning", "summary": [], "content": [reasoned("Hm.")]}
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "Let me."}]}
     result = {"type": "function_call_output", "call_id": "c1", "output": [text("ok"), image("u")]}
-    messages = chat_of(user(text("x")), thought, said, call, {**call, "call_id": "c2"}, result)
-    answer, told = messages["messages"][1:]
-    assert answer["content"] == "Let me." and answer["reasoning_content"] == "Hm."
-    assert [each["id"] for each in answer["tool_calls"]] == ["c1", "c2"]
-    assert told["role"] == "tool" and told["content"][1]["image_url"] == "u"
+    ask = asked_of(user(text("x")), thought, said, call, {**call, "call_id": "c2"}, result)
+    _, answer, told = chat_of(ask).messages
+    assert answer.content == "Let me." and answer.fields["reasoning_content"] == "Hm."
+    assert [each["id"] for each in answer.fields["tool_calls"]] == ["c1", "c2"]
+    assert told.role == "tool" and told.place == "input[5].output"
+    assert told.content == (
+        MessageText("ok", "input[5].output[0]"),
+        ImageSource("u", "input[5].output[1]"),
+    )
 
 
 def reasoned(words: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": words}
 
 
-def test_tools_and_formats_in_chat_words() -> None:
+def test_tools_and_formats_are_read() -> None:
     schema = {"type": "object"}
-    body = chat_of(
+    ask = asked_of(
         user(text("x")),
         tools=[FUNCTION],
         tool_choice={"type": "function", "name": "look"},
@@ -240,13 +253,13 @@ def test_tools_and_formats_in_chat_words() -> None:
         text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
         reasoning={"effort": "high"},
     )
-    assert body["tools"][0] == {
-        "type": "function",
-        "function": {name: value for name, value in FUNCTION.items() if name != "type"},
-    }
-    assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}}
-    assert body["parallel_tool_calls"] is False and body["reasoning_effort"] == "high"
-    assert body["response_format"]["json_schema"] == {"name": "n", "schema": schema, "strict": True}
+    chat = chat_of(ask)
+    (tool,) = chat.offer.tools
+    assert (tool.name, tool.parameters) == (FUNCTION["name"], FUNCTION["parameters"])
+    assert tool.param == "tools[0].parameters"
+    assert chat.offer.choice == {"type": "function", "function": {"name": "look"}}
+    assert chat.offer.parallel is False and chat.effort == "high"
+    assert ask.wish == Wish("json", schema, "text.format.schema")
 
 
 @pytest.mark.parametrize(
@@ -365,8 +378,7 @@ def test_the_cache_is_diagnosed_in_openais_words(served: Served) -> None:
 
 
 def test_tools_that_changed_are_named_as_such() -> None:
-    words = ChatWords({}, (("input[0]", "input[0].content"),))
-    told = cache_diagnostics(CacheMiss("prompt_changed", 3, 40, "tools"), words)
+    told = cache_diagnostics(CacheMiss("prompt_changed", 3, 40, "tools"))
     assert (told["reason"], told["cache_missed_tokens"]) == ("tools_changed", 40)
 
 

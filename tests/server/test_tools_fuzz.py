@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from saccade.front.content import Chat, Message
+from saccade.front.conversation import Chat, Message
 from saccade.front.front import Event
 from saccade.front.intake import Ask, Prepared
 from saccade.text.answer import AnswerEvent, Reasoned, gather

@@ -26,7 +26,14 @@ def located(source: str, chat: list[dict[str, Any]]) -> tuple[str, dict[str, str
     text = template.render(chat)
     marked, places = flagged(chat)
     found = find(text, template.render(marked), places)
-    return text, {each.place: text[: each.end] for each in found}
+    return text, {name_of(each): text[: each.end] for each in found}
+
+
+def name_of(mark: Landmark) -> str:
+    if mark.message == TOOLS:
+        return "tools"
+    content = f"messages[{mark.message}].content"
+    return content if mark.part is None else f"{content}[{mark.part}]"
 
 
 def test_parts_end_where_a_template_that_trims_leaves_them() -> None:
@@ -65,4 +72,3 @@ def test_a_flag_that_a_client_writes_moves_no_place_beyond_it() -> None:
     chat = [{"role": "user", "content": "\U000f0003 one"}, {"role": "user", "content": "two"}]
     text, ends = located("{% for m in messages %}{{ m.content }};{% endfor %}", chat)
     assert all(prefix == "" for prefix in ends.values()) and text.startswith("\U000f0003")
-    assert Landmark(TOOLS, None, 0).place == "tools"

@@ -25,9 +25,10 @@ from saccade.front.breakpoints import (
     read_cache_wish,
     read_tool_marks,
 )
-from saccade.front.content import Chat, ImageLimits, message_from_json, text_bytes
-from saccade.front.fields import Integer, Natural, unsupported
-from saccade.front.intake import Ask, too_long
+from saccade.front.content import ImageLimits, check_lengths, message_from_json
+from saccade.front.conversation import Chat
+from saccade.front.fields import Integer, Natural, too_long, unsupported
+from saccade.front.intake import Ask
 from saccade.text.grammar import read_wish
 from saccade.text.offer import Offer, read_tools
 
@@ -41,10 +42,6 @@ LONGEST_SALT = 256
 
 LONGEST_CACHE_KEY = 1024
 """Characters of a `prompt_cache_key`."""
-
-
-_BYTES_PER_TOKEN = 256
-"""A message whose text is longer than this for each token of the context is not even built."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -411,7 +408,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
     """What a chat request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     conversation, answer = request.conversation, request.answer
     _check_stream(request.reply)
-    sampling = _sampling(request.sampling, request.ending)
+    sampling = sampling_fields(request.sampling, request.ending)
     sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
     if answer.top_logprobs and not answer.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
@@ -419,13 +416,7 @@ def chat_ask(request: ChatCompletionRequest, context_length: int) -> Ask:
         sampling["logprobs"] = answer.top_logprobs or 0
     silent = _show_prompt(sampling, request.reply, answer.prompt_logprobs, False)
     continues = _continues(conversation)
-    count = len(conversation.messages)
-    if count > context_length:
-        raise too_long("messages", f"{count} messages, each of a token at least", context_length)
-    for raw in conversation.messages:
-        most = _BYTES_PER_TOKEN * context_length
-        if len(memoryview(raw)) > most and (size := text_bytes(raw)) > most:
-            raise too_long("messages", f"{size} bytes of text", context_length)
+    check_lengths(conversation.messages, context_length, "messages")
     limits = conversation.mm_processor_kwargs or ImageLimits()
     chat = Chat(
         messages=tuple(
@@ -489,7 +480,7 @@ def completion_asks(request: CompletionRequest, context_length: int) -> list[Ask
     """What a completion request asks for, one per prompt."""
     reply = request.reply
     _check_stream(reply)
-    sampling = _sampling(request.sampling, request.ending)
+    sampling = sampling_fields(request.sampling, request.ending)
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
         sampling["logprobs"] = request.text.logprobs
@@ -563,7 +554,7 @@ def _tokens(prompt: Sequence[object], context_length: int) -> tuple[int, ...]:
     return tokens
 
 
-def _sampling(*groups: Struct) -> dict[str, Any]:
+def sampling_fields(*groups: Struct) -> dict[str, Any]:
     """The `SamplingParams` fields that the request sets; lists become tuples."""
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value

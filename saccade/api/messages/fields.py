@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from saccade.api.body_schema import Form
 from saccade.front.breakpoints import CacheControl
+from saccade.front.content import Name
 from saccade.front.fields import Positive
 
 
@@ -105,15 +106,15 @@ class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
 class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
     """A call of an earlier answer."""
 
-    id: str
-    name: str
+    id: Name
+    name: Name
     input: dict[str, Any]
 
 
 class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
     """What a tool answered: text, images, or both."""
 
-    tool_use_id: str
+    tool_use_id: Name
     content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 

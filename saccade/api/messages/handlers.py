@@ -1,29 +1,22 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, end to end.
 
-Owns the two handlers, and how an answer's events become Anthropic's. What a body says is for
-`fields.py` and `read.py`, which make a chat of it; the order of a stream is
-`write.py`'s. Knows nothing of tokens, templates or the engine.
+Owns the two handlers, and how an answer's events become Anthropic's. Bodies are `fields.py`'s and
+`read.py`'s, the order of a stream is `write.py`'s. Knows nothing of tokens, templates or the
+engine.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.api.chat.fields import Reply, read_chat
 from saccade.api.handlers import Door, Endpoint, send_json
-from saccade.api.messages.fields import (
-    COUNT_TOKENS,
-    MESSAGES,
-    CountTokensRequest,
-    MessagesRequest,
-)
-from saccade.api.messages.read import Places, as_chat
+from saccade.api.messages.read import AskedMessage, read_count, read_message
 from saccade.api.messages.write import (
     Ending,
     MessageStream,
@@ -38,7 +31,6 @@ from saccade.edge.disconnect import while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import error_body
 from saccade.front.front import Event
-from saccade.front.intake import Ask
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,42 +44,6 @@ def message_routes(door: Door) -> list[Route]:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedMessage:
-    """What a body asks for. `asks` is one, and emptied when it is taken. `most`: tokens that the
-    answer may have. `places`: of what may yet be refused.
-    """
-
-    asks: list[Ask]
-    places: Places
-    reply: Reply
-    most: int = 0
-    shows_thinking: bool = True
-
-
-def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """What is to be answered. Raises InvalidRequest that names the field in Anthropic's words."""
-    request = MESSAGES.read(body, context_length)
-    thinking = request.inquiry.thinking
-    shows_thinking = thinking is None or thinking.display != "omitted"
-    asked = _read_chat(request, context_length)
-    return replace(asked, most=request.drawing.max_tokens, shows_thinking=shows_thinking)
-
-
-def read_count(body: bytearray, context_length: int) -> AskedMessage:
-    """What is to be counted. Raises as `read_message`."""
-    return _read_chat(COUNT_TOKENS.read(body, context_length), context_length)
-
-
-def _read_chat(request: MessagesRequest | CountTokensRequest, context_length: int) -> AskedMessage:
-    chat = as_chat(request, context_length)
-    body, places = chat.encoded(), chat.places
-    del chat  # it holds the images' text, of which there is enough
-    with places.kept():
-        ask, reply, _ = read_chat(body, context_length)
-    return AskedMessage([ask], places, reply)
-
-
-@dataclass(frozen=True, slots=True)
 class _Messages:
     """The handlers."""
 
@@ -97,15 +53,10 @@ class _Messages:
         async with self.door.admit(scope, receive) as (body, held):
             asked = await self.door.read(read_message, body)
             model = self.door.name_of(asked.reply.model)
-            with asked.places.kept():
-                answer = self.door.answer(
-                    send,
-                    asked.reply,
-                    lambda told: MessageTeller(model, asked, told),
-                    asked.asks,
-                    held,
-                )
-                await while_connected(receive, answer)
+            answer = self.door.answer(
+                send, asked.reply, lambda told: MessageTeller(model, asked, told), asked.asks, held
+            )
+            await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of a prompt as it would be computed: images are fetched and their headers read, nothing
@@ -116,9 +67,8 @@ class _Messages:
             asked = await self.door.read(read_count, body)
             self.door.name_of(asked.reply.model)
             length = front.check_ready().context_length
-            with asked.places.kept():
-                reading = front.intake.read(asked.asks.pop(), length, held.client, held)
-                prompt = await while_connected(receive, reading)
+            reading = front.intake.read(asked.asks.pop(), length, held.client, held)
+            prompt = await while_connected(receive, reading)
             await send_json(send, {"input_tokens": len(prompt.tokens)})
 
 
@@ -126,13 +76,13 @@ HOUR = 3600
 """Seconds from which tokens count as kept for an hour, and not for five minutes."""
 
 
-def diagnosis(missed: CacheMiss | None, places: Places) -> dict[str, Any]:
+def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
     """In Anthropic's words, which are fewer: what is no change of the prompt is "unavailable".
     `saccade_reason` and `saccade_place` say what was found.
     """
     if missed is None:
         return {"cache_miss_reason": None}
-    place = places.client_place(missed.place)
+    place = missed.place
     changed = next((part for part in ("tools", "system") if place.startswith(part)), "messages")
     kind = "unavailable"
     if missed.reason in ("prompt_changed", "other_settings"):
@@ -152,7 +102,6 @@ class MessageTeller:
 
     def __init__(self, model: str, asked: AskedMessage, told: Told) -> None:
         self._tally = told.tally
-        self._places = asked.places
         self._diagnoses = told.prepared[0].request.caching.diagnose
         self._room = told.prepared[0].request.sampling.max_tokens
         self._most = asked.most
@@ -192,7 +141,7 @@ class MessageTeller:
 
     @property
     def _diagnosis(self) -> dict[str, Any] | None:
-        return diagnosis(self._tally.missed, self._places) if self._diagnoses else None
+        return diagnosis(self._tally.missed) if self._diagnoses else None
 
     @property
     def _usage(self) -> MessageUsage:

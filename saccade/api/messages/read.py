@@ -1,21 +1,20 @@
-"""Anthropic's requests in OpenAI's words.
+"""Anthropic's bodies as conversations.
 
-Owns the translation of a body into a chat body, which passes through the same checks as any other,
-and the way back for what those refuse: the places of a chat body in the client's own. Knows nothing
-of routes, of answers or of what a cache mark does.
+Owns how a body's messages, blocks, tools and settings become an `Ask`, each with its place in that
+body. Knows nothing of routes, of answers or of what a cache mark does.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from saccade.api.chat.fields import Reply
 from saccade.api.messages.fields import (
+    COUNT_TOKENS,
+    MESSAGES,
     Base64Source,
     Block,
     CountTokensRequest,
@@ -24,6 +23,7 @@ from saccade.api.messages.fields import (
     ImageBlock,
     InputMessage,
     Inquiry,
+    MarkedBlock,
     MessagesRequest,
     PlainSource,
     RedactedBlock,
@@ -38,9 +38,15 @@ from saccade.api.messages.fields import (
     URLSource,
 )
 from saccade.core.errors import InvalidRequest
-from saccade.front.breakpoints import CacheControl
+from saccade.core.types import FieldNames
+from saccade.front.breakpoints import CacheControl, CacheWish, Mark, control_mark
+from saccade.front.content import MOST_CALLS, check_lengths, image_url
+from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.fields import Reader
-from saccade.front.intake import too_long
+from saccade.front.intake import Ask
+from saccade.media.media import Base64, FileId, ImageSource
+from saccade.text.grammar import Wish
+from saccade.text.offer import Offer, Tool, read_each, read_function
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """How a system block begins that is for Anthropic's accounts and not for the model. As it differs
@@ -53,54 +59,37 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where the client's body has what stands elsewhere in a chat body."""
+class AskedMessage:
+    """What a body asks for. `asks` is one, and emptied when it is taken. `most`: tokens that the
+    answer may have.
+    """
 
-    of: Mapping[str, str]
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Whatever is refused inside is refused in the client's words."""
-        try:
-            yield
-        except InvalidRequest as error:
-            message, param = error.message, error.param
-            if param is not None:
-                param = self.client_place(param)
-                message = message.replace(str(error.param), param)
-                if param not in message:  # Anthropic's errors have no other word for the place
-                    message = f"{param}: {message}"
-            if error.code == "context_length_exceeded":
-                message = f"prompt is too long: {message}"  # by which clients know it
-            raise type(error)(message, param, error.code) from None
-
-    def client_place(self, place: str) -> str:
-        """By the longest beginning of `place` that is known."""
-        at = len(place)
-        while at > 0:
-            if place[:at] in self.of:
-                return self.of[place[:at]] + place[at:]
-            at = max(place.rfind(".", 0, at), place.rfind("[", 0, at))
-        return place
+    asks: list[Ask]
+    reply: Reply
+    most: int = 0
+    shows_thinking: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBody:
-    """A request in OpenAI's words: the body of a chat completion, and what that has no word for."""
-
-    body: dict[str, Any]
-    places: Places
-    eager: frozenset[str]
-    """Tools whose input may be shown before it is known to be whole."""
-
-    def encoded(self) -> bytearray:
-        """As JSON; a message at a time, for nobody else runs while one is written."""
-        messages = [msgspec.Raw(msgspec.json.encode(each)) for each in self.body["messages"]]
-        return bytearray(msgspec.json.encode({**self.body, "messages": messages}))
+def read_message(body: bytearray, context_length: int) -> AskedMessage:
+    """What is to be answered. Raises InvalidRequest that names the field in Anthropic's words."""
+    request = MESSAGES.read(body, context_length)
+    thinking, drawing = request.inquiry.thinking, request.drawing
+    return AskedMessage(
+        [message_ask(request, context_length)],
+        Reply(model=request.inquiry.model, stream=drawing.stream),
+        drawing.max_tokens,
+        thinking is None or thinking.display != "omitted",
+    )
 
 
-def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) -> ChatBody:
-    """`request` as a chat body. Raises InvalidRequest that names the field."""
+def read_count(body: bytearray, context_length: int) -> AskedMessage:
+    """What is to be counted. Raises as `read_message`."""
+    request = COUNT_TOKENS.read(body, context_length)
+    return AskedMessage([message_ask(request, context_length)], Reply(model=request.inquiry.model))
+
+
+def message_ask(request: CountTokensRequest | MessagesRequest, context_length: int) -> Ask:
+    """What a request asks for. Raises InvalidRequest for what the schema alone cannot tell."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
@@ -108,76 +97,84 @@ def as_chat(request: CountTokensRequest | MessagesRequest, context_length: int) 
             "thread",
             "thread_unsupported_request",  # by which the SDK knows to do so
         )
-    if (count := len(inquiry.messages)) > context_length:
-        raise too_long("messages", f"{count} messages, each of a token at least", context_length)
-    writer = _Writer()
+    check_lengths(inquiry.messages, context_length, "messages")
+    conversation = _Conversation()
     if inquiry.system:
-        writer.add_system(inquiry.system)
+        conversation.add_system(inquiry.system)
     for index, raw in enumerate(inquiry.messages):
         place = f"messages[{index}]"
-        writer.add(_MESSAGE.json(raw, place), place)
-    final = writer.messages[-1]
+        conversation.add(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
-        final.setdefault("cache_control", _told(inquiry.cache_control))
-    body: dict[str, Any] = {"model": inquiry.model, "messages": writer.messages}
-    tools = [_read_tool(raw, f"tools[{i}]") for i, raw in enumerate(inquiry.tools or ())]
-    for index in range(len(tools)):
-        writer.places[f"tools[{index}].function"] = f"tools[{index}]"
-        writer.places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
-    body |= _tool_fields(inquiry.tool_choice, tools)
-    body |= _output_fields(inquiry)
-    if final["role"] == "assistant" and "tool_calls" not in final:
-        body["continue_final_message"] = True
-        body["add_generation_prompt"] = False
-    if isinstance(request, MessagesRequest):
-        body |= _sampling_fields(request)
-        if request.sender.diagnostics is not None:
-            body["prompt_cache_diagnostics"] = True
-    eager = frozenset(tool.name for tool in tools if tool.eager_input_streaming)
-    return ChatBody(body, Places({**_FIELDS, **writer.places}), eager)
+        conversation.keep(inquiry.cache_control)
+    final = conversation.messages[-1]
+    continues = final.role == "assistant" and "tool_calls" not in final.fields
+    thinking = inquiry.thinking
+    last = f"messages[{len(inquiry.messages) - 1}].content"
+    names = {"stop": "stop_sequences", "prompt": "messages", "continue_final_message": last}
+    tools, tool_marks = _read_tools(inquiry.tools)
+    chat = Chat(
+        tuple(conversation.messages),
+        _offer(tools, inquiry.tool_choice),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        thinks=None if thinking is None else thinking.type != "disabled",
+        tool_marks=tool_marks,
+    )
+    diagnose = isinstance(request, MessagesRequest) and request.sender.diagnostics is not None
+    return Ask(
+        chat,
+        _sampling(request) if isinstance(request, MessagesRequest) else {},
+        wish=_wish(inquiry),
+        cache=CacheWish(diagnose=diagnose),
+        names=FieldNames(names),
+    )
 
 
-_FIELDS = {
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "chat_template_kwargs": "thinking",
-    "tool_choice.function": "tool_choice",
-    "response_format": "output_config.format",
-    "response_format.json_schema": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
-}
-"""What is called otherwise in a chat body."""
-
-
-def _output_fields(inquiry: Inquiry) -> dict[str, Any]:
-    """How the model is to answer."""
-    fields: dict[str, Any] = {}
-    if inquiry.thinking is not None:
-        thinks = inquiry.thinking.type != "disabled"
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+def _wish(inquiry: Inquiry) -> Wish | None:
+    """The form of the answer, by its newer name or its older."""
     config = inquiry.output_config
-    wanted = inquiry.output_format if config is None or config.format is None else config.format
-    if wanted is not None:
-        schema = {"name": "output", "schema": wanted.schema, "strict": True}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return fields
+    if config is not None and config.format is not None:
+        return Wish("json", config.format.schema, "output_config.format.schema")
+    older = inquiry.output_format
+    return None if older is None else Wish("json", older.schema, "output_format.schema")
 
 
-def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
-    drawing, metadata = request.drawing, request.sender.metadata
-    given: dict[str, Any] = {
-        "max_completion_tokens": max(1, drawing.max_tokens),
-        "stop": drawing.stop_sequences or None,
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    """The `SamplingParams` fields that a request sets."""
+    drawing = request.drawing
+    given = {
+        "max_tokens": max(1, drawing.max_tokens),
+        "stop": tuple(drawing.stop_sequences or ()),
         "temperature": drawing.temperature,
         "top_k": drawing.top_k,
         "top_p": drawing.top_p,
-        "stream": drawing.stream,
     }
-    if metadata is not None:
-        given["user"] = metadata.user_id
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _offer(tools: tuple[Tool, ...], choice: ToolChoice | None) -> Offer:
+    if choice is None:
+        return Offer(tools)
+    if (choice.type == "tool") != (choice.name is not None):
+        raise InvalidRequest(
+            'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
+        )
+    named = {"type": "function", "function": {"name": choice.name}}
+    openais: Any = {"any": "required", "tool": named}.get(choice.type, choice.type)
+    return Offer(tools, openais, not choice.disable_parallel_tool_use)
+
+
+def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:
+    """The tools of a request, and the marks on them."""
+    marks: list[Mark] = []
+
+    def read(raw: msgspec.Raw, place: str) -> Tool:
+        tool = _read_tool(raw, place)
+        if tool.cache_control is not None:
+            marks.append(control_mark(tool.cache_control, f"{place}.cache_control"))
+        return read_function(msgspec.structs.asdict(tool), place, "input_schema")
+
+    return read_each(given, read), tuple(marks)
 
 
 def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
@@ -193,133 +190,122 @@ def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
     return _TOOL.json(raw, place)
 
 
-def _tool_fields(choice: ToolChoice | None, tools: list[ToolDefinition]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if tools:
-        fields["tools"] = [_tool(tool) for tool in tools]
-    if choice is None:
-        return fields
-    if (choice.type == "tool") != (choice.name is not None):
-        raise InvalidRequest(
-            'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
-        )
-    named = {"type": "function", "function": {"name": choice.name}}
-    fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
-    if choice.disable_parallel_tool_use:
-        fields["parallel_tool_calls"] = False
-    return fields
+@dataclass(slots=True)
+class _Content:
+    """The parts of a message that is being read, and the marks on them."""
+
+    parts: list[Part] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def show(self, block: Shown, place: str) -> None:
+        self.parts += _parts(block, place)
+        self.mark(block, place, len(self.parts) - 1)
+
+    def mark(self, block: MarkedBlock, place: str, part: int | None = None) -> None:
+        """The mark on a block: after this part, or after the whole message."""
+        if block.cache_control is not None:
+            where = f"{place}.cache_control"
+            self.marks.append(control_mark(block.cache_control, where, part))
+
+    def message(self, role: str, place: str, **fields: Any) -> Message:
+        return Message(role, tuple(self.parts), fields, tuple(self.marks), place)
 
 
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function, **_mark(tool.cache_control)}
-
-
-class _Writer:
-    """Chat messages being written, and where the client has them."""
+class _Conversation:
+    """Messages being read."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.places: dict[str, str] = {}
+        self.messages: list[Message] = []
 
-    def _begin(self, message: dict[str, Any], place: str) -> dict[str, Any]:
-        self.places[f"messages[{len(self.messages)}]"] = place
-        self.messages.append(message)
-        return message
-
-    def _show(self, block: Shown, parts: list[dict[str, Any]], place: str) -> None:
-        """A block as parts of the message begun last."""
-        message = f"messages[{len(self.messages) - 1}]"
-        for part, below in _parts(block):
-            at = f"{message}.content[{len(parts)}]"
-            self.places[at] = place + below
-            self.places[f"{at}.image_url"] = self.places[f"{at}.file"] = f"{place}{below}.source"
-            parts.append(part)
-        parts[-1] |= _mark(block.cache_control)
+    def keep(self, control: CacheControl) -> None:
+        """Keep the prompt up to here, unless the last message has such a mark of its own."""
+        final, mark = self.messages[-1], control_mark(control, "cache_control")
+        if all(each.part is not None for each in final.marks):
+            self.messages[-1] = replace(final, marks=(*final.marks, mark))
 
     def add_system(self, system: str | list[TextBlock]) -> None:
         """The system prompt, which comes first."""
         if isinstance(system, str):
-            self._begin({"role": "system", "content": system}, "system")
+            self.messages.append(Message("system", system, place="system"))
             return
-        parts: list[dict[str, Any]] = []
-        self._begin({"role": "system", "content": parts}, "system")
+        content = _Content()
         for index, block in enumerate(system):
             if not block.text.startswith(_ATTRIBUTION):
-                self._show(block, parts, f"system[{index}]")
-        if not parts:
-            self.messages.pop()
+                content.show(block, f"system[{index}]")
+        if content.parts:
+            self.messages.append(content.message("system", "system"))
 
     def add(self, message: InputMessage, place: str) -> None:
         """A message; results of tools become messages of their own."""
+        where = f"{place}.content"
         if isinstance(message.content, str):
-            self._begin({"role": message.role, "content": message.content}, place)
+            self.messages.append(Message(message.role, message.content, place=where))
         elif message.role == "assistant":
-            self._add_answer(message.content, place)
+            self._add_answer(message.content, where)
         elif not message.content:
-            raise InvalidRequest(f"{place}.content: the list is empty", f"{place}.content")
+            raise InvalidRequest(f"{where}: the list is empty", where)
         else:
-            self._add_blocks(message.role, message.content, place)
+            self._add_blocks(message.role, message.content, where)
 
     def _add_blocks(self, role: str, blocks: list[Block], where: str) -> None:
-        parts: list[dict[str, Any]] | None = None
+        content = _Content()
         for index, block in enumerate(blocks):
-            place = f"{where}.content[{index}]"
+            place = f"{where}[{index}]"
             match block:
                 case TextBlock() | ImageBlock() | DocumentBlock():
-                    if parts is None:
-                        parts = []
-                        self._begin({"role": role, "content": parts}, where)
-                    self._show(block, parts, place)
+                    content.show(block, place)
                 case ToolResultBlock() if role == "user":
-                    parts = None
+                    if content.parts:
+                        self.messages.append(content.message(role, where))
+                    content = _Content()
                     self._add_result(block, place)
                 case _:
                     raise _misplaced(block, place, role)
+        if content.parts:
+            self.messages.append(content.message(role, where))
 
-    def _add_result(self, block: ToolResultBlock, where: str) -> None:
-        parts: list[dict[str, Any]] = []
-        message = {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
-        self._begin(message | _mark(block.cache_control), where)
+    def _add_result(self, block: ToolResultBlock, place: str) -> None:
+        content, where = _Content(), f"{place}.content"
         if block.is_error:  # templates have no other word for it
-            parts.append({"type": "text", "text": "Error: "})
+            content.parts.append(MessageText("Error: ", place))
         if isinstance(block.content, str):
-            parts.append({"type": "text", "text": block.content})
-            return
-        for number, part in enumerate(block.content or ()):
-            self._show(part, parts, f"{where}.content[{number}]")
+            content.parts.append(MessageText(block.content, where))
+        else:
+            for number, part in enumerate(block.content or ()):
+                content.show(part, f"{where}[{number}]")
+        content.mark(block, place)
+        self.messages.append(content.message("tool", where, tool_call_id=block.tool_use_id))
 
     def _add_answer(self, blocks: list[Block], where: str) -> None:
-        parts: list[dict[str, Any]] = []
+        content = _Content()
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
-        message = self._begin({"role": "assistant"}, where)
+        last: tuple[ToolUseBlock, str] | None = None
         for index, block in enumerate(blocks):
-            place = f"{where}.content[{index}]"
+            place = f"{where}[{index}]"
             match block:
                 case TextBlock():
-                    self._show(block, parts, place)
+                    content.show(block, place)
                 case ToolUseBlock():
-                    call = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
-                    self.places[call] = self.places[f"{call}.function"] = place
-                    calls.append(_call(block))
-                    message |= _mark(block.cache_control)
+                    calls.append(tool_call(block.id, block.name, block.input))
+                    if block.cache_control is not None:
+                        last = block, place
                 case ThinkingBlock():
                     thoughts += [block.thinking] if block.thinking else []
                 case RedactedBlock():
                     pass
                 case _:
                     raise _misplaced(block, place, "assistant")
-        message["content"] = parts or ("" if not calls else None)
-        if thoughts:
-            message["reasoning_content"] = "\n".join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
+        if len(calls) > MOST_CALLS:
+            raise InvalidRequest(
+                f"{where}: {len(calls)} blocks of tool_use; the limit is {MOST_CALLS}", where
+            )
+        if last is not None:
+            content.mark(*last)
+        fields: dict[str, Any] = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+        fields |= {"tool_calls": calls} if calls else {}
+        text = tuple(content.parts) or (None if calls else "")
+        self.messages.append(Message("assistant", text, fields, tuple(content.marks), where))
 
 
 def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
@@ -327,48 +313,29 @@ def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {kind} does not stand in a message of the {role}", where)
 
 
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments},
-    }
-
-
-def _told(control: CacheControl) -> dict[str, Any]:
-    return {"type": control.type} | ({} if control.ttl is None else {"ttl": control.ttl})
-
-
-def _mark(control: CacheControl | None) -> dict[str, Any]:
-    """The mark, by the same name on parts, messages and tools of a chat."""
-    return {} if control is None else {"cache_control": _told(control)}
-
-
-def _parts(block: Shown) -> list[tuple[dict[str, Any], str]]:
-    """The parts that show a block, and where each stands below it."""
+def _parts(block: Shown, place: str) -> list[Part]:
+    """The parts that show a block."""
     if isinstance(block, TextBlock):
-        return [({"type": "text", "text": block.text}, "")]
+        return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):
-        return [(_image(block), "")]
+        return [ImageSource(_address(block), place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
     if isinstance(block.source, PlainSource):
-        return [({"type": "text", "text": heading + block.source.data}, ".source.data")]
-    content = block.source.content
+        return [MessageText(heading + block.source.data, f"{place}.source.data")]
+    content, where = block.source.content, f"{place}.source.content"
     if isinstance(content, str):
-        return [({"type": "text", "text": heading + content}, ".source.content")]
-    parts = [({"type": "text", "text": heading}, ".title")] if heading or not content else []
+        return [MessageText(heading + content, where)]
+    parts: list[Part] = [MessageText(heading, f"{place}.title")] if heading or not content else []
     for index, each in enumerate(content):
-        parts += [(part, f".source.content[{index}]") for part, _ in _parts(each)]
+        parts += _parts(each, f"{where}[{index}]")
     return parts
 
 
-def _image(block: ImageBlock) -> dict[str, Any]:
+def _address(block: ImageBlock) -> str | Base64 | FileId:
     match block.source:
-        case Base64Source(data=data, media_type=kind):
-            url = f"data:{kind};base64,{data}"
+        case Base64Source(data=data):
+            return Base64(data)
         case URLSource(url=url):
-            pass
+            return image_url(url)
         case FileSource(file_id=file_id):
-            return {"type": "file", "file": {"file_id": file_id}}
-    return {"type": "image_url", "image_url": {"url": url}}
+            return FileId(file_id)

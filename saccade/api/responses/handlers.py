@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from saccade.api.chat.fields import Reply, read_chat
+from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import ChatShape
 from saccade.api.handlers import (
     SMALL_BODY,
@@ -35,13 +35,12 @@ from saccade.api.paging import Paging
 from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
 from saccade.api.responses.read import (
     LOGPROBS,
-    ChatWords,
     ReasoningConfig,
     ResponseInquiry,
     ResponsesRequest,
     ResponseText,
-    as_chat,
     read_responses,
+    response_ask,
 )
 from saccade.api.responses.store import KeptTurn, Packed, ResponseStore
 from saccade.api.responses.write import Ended, ResponseEvent, ResponseStream
@@ -87,7 +86,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """A request in chat words, and what it continues.
+    """A request that has been read, and the turn that it continues.
 
     `asks`: one, until it has been prepared. `packed`: its items as the store keeps them; None where
     nothing is to be kept. `comparable`: the response that it wants to be compared with is there, or
@@ -95,7 +94,6 @@ class ResponseAsked:
     """
 
     request: ResponsesRequest
-    words: ChatWords
     asks: list[Ask]
     reply: Reply
     before: KeptTurn | None
@@ -122,7 +120,6 @@ class ResponseTeller:
     ) -> None:
         self._stream = stream
         self._told = told
-        self._words = asked.words
         self._comparable = asked.comparable
         self._shape = logprobs
         self._on_end = on_end
@@ -142,7 +139,7 @@ class ResponseTeller:
     def failure(self, error: RequestError) -> bytes:
         if isinstance(error, Cancelled):
             return _sse(self._end("cancelled"))
-        return _sse(self._stream.fail(self._words.theirs(error)))
+        return _sse(self._stream.fail(error))
 
     def keep(self, event: Event) -> None:
         self._feed(event)
@@ -177,15 +174,12 @@ class ResponseTeller:
         if self._told.prepared[0].request.caching.diagnose:
             missed = self._told.tally.missed
             more["prompt_cache_diagnostics"] = (
-                cache_diagnostics(missed, self._words)
+                cache_diagnostics(missed)
                 if self._comparable
                 else {"type": "comparison_response_not_found"}
             )
         if tracer.wanted:
-            trace = msgspec.to_builtins(tracer.trace)
-            for image in trace["images"]:
-                image["place"] = self._words.place(image["place"])
-            more["saccade"] = trace
+            more["saccade"] = msgspec.to_builtins(tracer.trace)
         events = self._stream.end(how, usage, **more)
         self._on_end(self._stream.response)
         return events
@@ -212,10 +206,7 @@ class _Responses:
                 self._door.front.check_ready().context_length,
             )
             reading = intake.read(found.asks[0], context_length, held.client, held)
-            try:
-                prompt = await while_connected(receive, reading)
-            except RequestError as error:
-                raise found.words.theirs(error) from None
+            prompt = await while_connected(receive, reading)
             count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
             await send_json(send, count)
 
@@ -238,7 +229,6 @@ class _Responses:
                 inquiry.request.delivery.store is not False
                 and self._store.fits(held.client, held.nbytes),
                 self._comparable(inquiry.request, held.client),
-                self._door.front.check_ready().context_length,
             )
             del inquiry, items  # they go as soon as they are read
             long = held.nbytes > SMALL_BODY
@@ -295,8 +285,6 @@ class _Responses:
 
         try:
             await self._door.answer(send, found.reply, tell, found.asks, held)
-        except RequestError as error:
-            raise found.words.theirs(error) from None
         finally:
             if running := self._running.pop((client.name, name), None):
                 running.ended.set()
@@ -355,7 +343,6 @@ def exchange(
     before: KeptTurn | None,
     keeps: bool,
     comparable: bool,
-    context_length: int,
 ) -> ResponseAsked:
     """`request`, its conversation included, read as a chat. `given`: its items, some packed;
     `keeps`: they will be kept; `comparable`: as in `ResponseAsked`.
@@ -365,23 +352,20 @@ def exchange(
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
     items = [unpack(item) if isinstance(item, bytes) else item for item in given]
-    words = as_chat(request, past, items)
+    ask = response_ask(request, past, items)
     packed = tuple(pack(item) for item in items) if keeps else None
-    try:
-        ask, reply, _ = read_chat(bytearray(_encode(words.body)), context_length)
-    except RequestError as error:
-        raise words.theirs(error) from None
-    theirs = ChatWords({}, words.places)
-    return ResponseAsked(request, theirs, [ask], reply, before, packed, comparable)
+    delivery = request.delivery
+    reply = Reply(model=delivery.model, stream=delivery.stream, saccade=delivery.saccade)
+    return ResponseAsked(request, [ask], reply, before, packed, comparable)
 
 
-def cache_diagnostics(missed: CacheMiss | None, words: ChatWords) -> dict[str, Any]:
+def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
     """In OpenAI's words, which are fewer: what is no change of the prompt is "unavailable".
     `saccade_reason` and `saccade_place` say what was found.
     """
     if missed is None:
         return {"type": "cache_hit"}
-    place = words.place(missed.place)
+    place = missed.place
     found = {"saccade_reason": missed.reason, "saccade_place": place}
     if missed.reason not in ("prompt_changed", "other_settings"):
         return {"type": "unavailable", **found}

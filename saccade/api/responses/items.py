@@ -1,8 +1,7 @@
-"""The items of a conversation as POST /v1/responses has them, and what they are in OpenAI's chat
-words.
+"""The items of a conversation as POST /v1/responses has them, and their reading into messages.
 
-Owns their schemas, and how items become chat messages: what the model said, thought and called in
-one turn is one message. Unknown keys are ignored, for answers carry many when they are sent back.
+Owns their schemas, and how items become messages: the words, thoughts and calls of the model in one
+turn are one message. Unknown keys are ignored, for answers carry many when they are sent back.
 Knows nothing of the rest of a body, of stores or of HTTP.
 """
 
@@ -10,15 +9,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
+from saccade.front.breakpoints import Mark, loose_mark
+from saccade.front.content import (
+    LONGEST_NAME,
+    MOST_CALLS,
+    ImageLimits,
+    image_address,
+    image_url,
+)
+from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import Positive, Reader
-from saccade.media.content import Detail
+from saccade.media.content import Budget, Detail
+from saccade.media.media import ImageSource, KnownImage
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""
@@ -219,112 +228,167 @@ def _told(content: Any) -> Any:
     return content
 
 
-# ---- in OpenAI's chat words
+# ---- as messages
 
 
 @dataclass(slots=True)
-class ItemWriter:
-    """Chat messages being written.
+class _Turn:
+    """The model's turn that is being read: its words, thoughts and calls become one message.
 
-    `places[i]`: what the client calls `messages[i]`, and what its content.
+    place: of the content of its first item.
     """
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    places: list[tuple[str, str]] = field(default_factory=list)
-    _answer: dict[str, Any] | None = None  # the model's turn that is being written
-    _thoughts: list[str] = field(default_factory=list)
+    place: str
+    content: str | tuple[Part, ...] | None = None
+    marks: tuple[Mark, ...] = ()
+    thoughts: str | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def think(self, thoughts: list[str]) -> None:
+        if thoughts:
+            self.thoughts = "\n".join([*([self.thoughts] if self.thoughts else []), *thoughts])
+
+    def say(self, content: str | Sequence[Content], place: str, limits: ImageLimits) -> None:
+        before = self.content
+        added, marks = _content(content, place, limits)
+        if before is None:
+            self.content = added
+        elif isinstance(before, str) and isinstance(added, str):
+            self.content = before + added
+        else:
+            parts = _listed(before, self.place)
+            marks = tuple(replace(each, part=(each.part or 0) + len(parts)) for each in marks)
+            self.content = (*parts, *_listed(added, place))
+        self.marks += marks
+
+    def call(self, item: CallItem, place: str) -> None:
+        if len(self.calls) == MOST_CALLS:
+            raise InvalidRequest(f"{place}: one turn has at most {MOST_CALLS} calls", place)
+        if len(item.name) > LONGEST_NAME:
+            where = f"{place}.name"
+            raise InvalidRequest(f"{where}: expected at most {LONGEST_NAME} characters", where)
+        self.calls.append(tool_call(item.call_id, item.name, item.arguments))
+
+    def message(self) -> Message:
+        fields: dict[str, Any] = {}
+        if self.thoughts is not None:
+            fields["reasoning_content"] = self.thoughts
+        if self.calls:
+            fields["tool_calls"] = self.calls
+        return Message("assistant", self.content, fields, self.marks, self.place)
+
+
+class ItemReader:
+    """Items as messages. Raises InvalidRequest that names an item's own place."""
+
+    def __init__(self, limits: ImageLimits) -> None:
+        """`limits`: of images that have none of their own."""
+        self._messages: list[Message] = []
+        self._limits = limits
+        self._turn: _Turn | None = None
+        self._thoughts: list[str] = []
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        turn = () if self._turn is None else (self._turn.message(),)
+        return (*self._messages, *turn)
 
     def instruct(self, instructions: str) -> None:
         """The system prompt, which comes first."""
-        self._add({"role": "system", "content": instructions}, "instructions", "instructions")
+        self._add(Message("system", instructions, place="instructions"))
 
-    def add(self, item: Item, place: str) -> None:
-        """The next item."""
+    def add(self, item: Item, place: str, where: str = "") -> None:
+        """The next item. where: of its content, unless that is a field of it."""
         match item:
             case ReasoningItem():
-                thoughts = item.content or item.summary
-                self._thoughts += [each.text for each in thoughts]
+                self._thoughts += [each.text for each in item.content or item.summary]
             case CallItem():
-                answer = self._answering(place)
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                answer.setdefault("tool_calls", []).append(call)
+                self._answering(place).call(item, place)
             case MessageItem(role="assistant"):
-                if self._answer is not None and "tool_calls" not in self._answer:
-                    self._answer = None
-                answer = self._answering(place)
-                answer["content"] = _joined(answer.get("content"), _content(item.content))
-            case MessageItem():
-                message = {"role": item.role, "content": _content(item.content)}
-                self._add(message, place, f"{place}.content")
+                if self._turn is not None and not self._turn.calls:
+                    self._close()
+                where = where or f"{place}.content"
+                self._answering(place).say(item.content, where, self._limits)
+            case MessageItem(role=role):
+                where = where or f"{place}.content"
+                content, marks = _content(item.content, where, self._limits)
+                # Chat templates know the role by its older name.
+                role = "system" if role == "developer" else role
+                self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():
-                message = {"role": "tool", "tool_call_id": item.call_id}
-                self._add(message | {"content": _content(item.output)}, place, f"{place}.output")
+                where = f"{place}.output"
+                content, marks = _content(item.output, where, self._limits)
+                self._add(Message("tool", content, {"tool_call_id": item.call_id}, marks, where))
 
-    def _add(self, message: dict[str, Any], place: str, content: str) -> None:
-        self._answer = None
+    def _add(self, message: Message) -> None:
+        self._close()
         self._thoughts = []  # of a turn of which nothing else is left
-        self.messages.append(message)
-        self.places.append((place, content))
+        self._messages.append(message)
 
-    def _answering(self, place: str) -> dict[str, Any]:
-        """The model's turn, with what it thought before."""
-        if self._answer is None:
-            thoughts = self._thoughts
-            self._add({"role": "assistant"}, place, f"{place}.content")
-            self._thoughts = thoughts
-            self._answer = self.messages[-1]
-        if self._thoughts:
-            before = self._answer.get("reasoning_content")
-            said = [before] if before else []
-            self._answer["reasoning_content"] = "\n".join([*said, *self._thoughts])
-            self._thoughts = []
-        return self._answer
+    def _close(self) -> None:
+        if self._turn is not None:
+            self._messages.append(self._turn.message())
+            self._turn = None
+
+    def _answering(self, place: str) -> _Turn:
+        """The model's turn, with the thoughts before it."""
+        if self._turn is None:
+            self._turn = _Turn(f"{place}.content")
+        self._turn.think(self._thoughts)
+        self._thoughts = []
+        return self._turn
 
 
-def _joined(before: Any, added: Any) -> Any:
-    if before is None:
-        return added
-    if isinstance(before, str) and isinstance(added, str):
-        return before + added
-    return [*_listed(before), *_listed(added)]
+def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
+    return (MessageText(content, place),) if isinstance(content, str) else content
 
 
-def _listed(content: Any) -> Sequence[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _content(content: str | Sequence[Content]) -> str | list[dict[str, Any]]:
-    """Text alone is one string, as the model's own turns were when they were made."""
+def _content(
+    content: str | Sequence[Content], where: str, limits: ImageLimits
+) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
+    """A content and the marks in it. Text of the model alone is one string, as its own turns were
+    when they were made.
+    """
     if isinstance(content, str):
-        return content
+        return content, ()
     if content and all(isinstance(each, SaidContent | RefusalContent) for each in content):
-        return "".join(
+        said = (
             each.text if isinstance(each, SaidContent) else each.refusal
             for each in content
             if isinstance(each, SaidContent | RefusalContent)
         )
-    return [_part(each) for each in content]
+        return "".join(said), ()
+    parts = tuple(_part(each, f"{where}[{i}]", limits) for i, each in enumerate(content))
+    marks = (
+        loose_mark({"prompt_cache_breakpoint": each.prompt_cache_breakpoint}, f"{where}[{i}]", i)
+        for i, each in enumerate(content)
+        if isinstance(each, TextContent | ImageContent) and each.prompt_cache_breakpoint is not None
+    )
+    return parts, tuple(mark for mark in marks if mark is not None)
 
 
-def _part(content: Content) -> dict[str, Any]:
+def _part(content: Content, place: str, limits: ImageLimits) -> Part:
     match content:
-        case RefusalContent():
-            return {"type": "text", "text": content.refusal}
-        case PlainContent() | SaidContent():
-            return {"type": "text", "text": content.text}
-        case TextContent():
-            part = {"type": "text", "text": content.text}
-            return _marked(part, content.prompt_cache_breakpoint)
-        case FileContent(file_url=str(url)):
-            return {"type": "input_image", "image_url": url, "detail": content.detail}
+        case RefusalContent(refusal=text):
+            return MessageText(text, place)
+        case PlainContent(text=text) | SaidContent(text=text) | TextContent(text=text):
+            return MessageText(text, place)
         case FileContent():
-            names = ("file_id", "file_data", "filename", "detail")
-            file = msgspec.structs.asdict(content)
-            return {"type": "file", "file": {name: file[name] for name in names}}
+            budget = Budget(content.detail or "auto", limits.min_pixels, limits.max_pixels)
+            if content.file_url is not None:
+                return ImageSource(image_url(content.file_url), place, budget)
+            names = ("file_id", "file_data")
+            found = image_address(content.file_id, content.file_data, place, *names)
+            return ImageSource(found, place, budget)
         case ImageContent():
-            return {"type": "input_image", **msgspec.structs.asdict(content)}
-
-
-def _marked(part: dict[str, Any], mark: dict[str, Any] | None) -> dict[str, Any]:
-    return part if mark is None else {**part, "prompt_cache_breakpoint": mark}
+            least, most = content.min_pixels, content.max_pixels
+            budget = Budget(
+                content.detail or "auto",
+                limits.min_pixels if least is None else least,
+                limits.max_pixels if most is None else most,
+            )
+            if content.uuid and content.file_id is None and content.image_url is None:
+                return ImageSource(KnownImage(content.uuid), place, budget)
+            names = ("file_id", "image_url")
+            found = image_address(content.file_id, content.image_url, place, *names)
+            return ImageSource(found, place, budget, content.uuid or "")

@@ -1,14 +1,11 @@
-"""The body of POST /v1/responses in OpenAI's chat words.
+"""The body of POST /v1/responses as a conversation.
 
-Owns its fields, what is refused by name, and the translation into the body of a chat completion,
-which passes through the same checks as any other; and the way back of a refusal's words. Items are
-`items.py`'s. Knows nothing of routes, of stores or of answers.
+Owns its fields, what is refused by name, and how they become an `Ask`. Items are `items.py`'s.
+Knows nothing of routes, of stores or of answers.
 """
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -24,12 +21,18 @@ from saccade.api.chat.fields import (
     SaccadeOptions,
     Sampling,
     Verbosity,
+    sampling_fields,
 )
-from saccade.api.responses.items import Id, Item, ItemWriter, ReferenceItem, read_item
-from saccade.core.errors import InvalidRequest, RequestError
-from saccade.core.types import MAX_LOGPROBS
-from saccade.front.content import ImageLimits
+from saccade.api.responses.items import Id, Item, ItemReader, MessageItem, ReferenceItem, read_item
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import MAX_LOGPROBS, FieldNames
+from saccade.front.breakpoints import PromptCacheOptions, read_cache_wish
+from saccade.front.content import ImageLimits, check_lengths
+from saccade.front.conversation import Chat
 from saccade.front.fields import Integer, Positive, unsupported
+from saccade.front.intake import Ask
+from saccade.text.grammar import Wish, read_json_schema, read_response_format
+from saccade.text.offer import Offer, Tool, read_each, read_function
 
 MOST_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -130,16 +133,16 @@ class ResponseDelivery(Struct, kw_only=True):
     user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_diagnostics: bool | dict[str, Any] | None = None
     saccade: SaccadeOptions | None = None
 
     @property
     def compared(self) -> str | None:
         """The response that diagnostics of the cache are to compare with."""
-        name = (self.prompt_cache_options or {}).get("comparison_response_id")
-        return name if isinstance(name, str) else None
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
 
     @property
     def trace(self) -> bool:
@@ -184,8 +187,8 @@ def read_responses(body: bytearray, context_length: int) -> ResponseInquiry:
     _check(request)
     given = request.asked.input
     if isinstance(given, str):
-        raw = msgspec.Raw(msgspec.json.encode({"role": "user", "content": given}))
-        return ResponseInquiry(request, (read_item(raw, "input"),))
+        return ResponseInquiry(request, (MessageItem(role="user", content=given),))
+    check_lengths(given, context_length, "input")
     items = tuple(read_item(raw, f"input[{i}]") for i, raw in enumerate(given))
     request.asked.input = []  # it lies in the body, which is let go
     return ResponseInquiry(request, items)
@@ -211,126 +214,81 @@ def _check(request: ResponsesRequest) -> None:
         raise InvalidRequest("input: the list is empty", "input")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatWords:
-    """A request as the body of a chat completion, and the way back from its words."""
-
-    body: dict[str, Any]
-    places: tuple[tuple[str, str], ...]
-
-    def theirs(self, error: RequestError) -> RequestError:
-        """`error` in the words of who asked."""
-        found = copy.copy(error)
-        found.message = self._theirs(error.message, whole=False)
-        found.param = None if error.param is None else self._theirs(error.param, whole=True)
-        return found
-
-    def place(self, chat: str) -> str:
-        """Where in the client's request a part of a chat's message stands."""
-        return self._theirs(chat, whole=True)
-
-    def _theirs(self, text: str, whole: bool) -> str:
-        def place(found: re.Match[str]) -> str:
-            message, content = self.places[min(int(found[1]), len(self.places) - 1)]
-            return content if found[2] else message
-
-        text = _MESSAGE.sub(place, text) if self.places else text
-        text = _TOOL.sub(r"\1", text)
-        for chat, here in _NAMES:
-            begins = text == chat or re.match(rf"{re.escape(chat)}[.:\[ ]", text)
-            if begins and (whole or len(chat) < len(text)):
-                return here + text[len(chat) :]
-        return text
-
-
-_MESSAGE = re.compile(r"messages\[(\d{1,9})\](\.content)?")
-_TOOL = re.compile(r"(tools\[\d+\])\.function\b")
-_NAMES = (
-    ("messages", "input"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("max_tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("verbosity", "text.verbosity"),
-    ("logprobs", "include"),
+_NAMES = FieldNames(
+    {
+        "messages": "input",
+        "prompt": "input",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    }
 )
 
 
-def as_chat(request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]) -> ChatWords:
-    """`request` as a chat body. `before`: the conversation so far; `items`: what this request adds.
+def response_ask(request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]) -> Ask:
+    """What a request asks for. `before`: the conversation so far; `items`: those that it adds.
 
     Raises InvalidRequest that names the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
-    written = ItemWriter()
+    reader = ItemReader(asked.mm_processor_kwargs or ImageLimits())
     if asked.instructions is not None:
-        written.instruct(asked.instructions)
+        reader.instruct(asked.instructions)
     for item in before:
-        written.add(item, "previous_response_id")
+        reader.add(item, "previous_response_id")
     single = isinstance(asked.input, str)
     for index, item in enumerate(items):
-        written.add(item, "input" if single else f"input[{index}]")
-    if not written.messages:
+        reader.add(item, "input" if single else f"input[{index}]", "input" if single else "")
+    if not (messages := reader.messages):
         raise InvalidRequest("input: there is nothing in it to answer", "input")
-    body: dict[str, Any] = {
-        "messages": written.messages,
-        "model": delivery.model,
-        "stream": delivery.stream,
-        "saccade": _plain(delivery.saccade),
-        "chat_template_kwargs": asked.chat_template_kwargs,
-        "mm_processor_kwargs": _plain(asked.mm_processor_kwargs),
-        "cache_salt": asked.cache_salt,
-        "prompt_cache_key": delivery.prompt_cache_key,
-        "prompt_cache_retention": delivery.prompt_cache_retention,
-        "prompt_cache_options": delivery.prompt_cache_options,
-        "prompt_cache_diagnostics": delivery.prompt_cache_diagnostics,
-        **msgspec.structs.asdict(request.sampling),
-        **msgspec.structs.asdict(request.ending),
-        **_form_fields(form),
-    }
-    body["max_completion_tokens"] = body.pop("max_output_tokens")
+    text = form.text or ResponseText()
+    tools = read_each(form.tools, _tool)
+    chat = Chat(
+        messages,
+        Offer(tools, _tool_choice(form.tool_choice, tools), form.parallel_tool_calls is not False),
+        effort=None if form.reasoning is None else form.reasoning.effort,
+        verbosity=text.verbosity,
+        variables=asked.chat_template_kwargs or {},
+    )
+    sampling = sampling_fields(request.sampling, request.ending)
+    if (most := sampling.pop("max_output_tokens", None)) is not None:
+        sampling["max_tokens"] = most
     if LOGPROBS in (form.include or ()):
-        body |= {"logprobs": True, "top_logprobs": form.top_logprobs or 0}
-    given = {name: value for name, value in body.items() if value is not None}
-    return ChatWords(given, tuple(written.places))
+        sampling["logprobs"] = form.top_logprobs or 0
+    return Ask(
+        chat,
+        sampling,
+        cache_salt=asked.cache_salt or "",
+        wish=_wish(text.format),
+        cache=read_cache_wish(
+            None,
+            delivery.prompt_cache_options,
+            delivery.prompt_cache_retention,
+            delivery.prompt_cache_diagnostics not in (None, False),
+            delivery.prompt_cache_key or "",
+        ),
+        names=_NAMES,
+    )
 
 
-def _plain(value: Struct | None) -> dict[str, Any] | None:
-    return None if value is None else msgspec.structs.asdict(value)
-
-
-def _form_fields(form: ResponseForm) -> dict[str, Any]:
-    fields: dict[str, Any] = {"parallel_tool_calls": form.parallel_tool_calls}
-    if form.tools:
-        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(form.tools)]
-    if form.tool_choice is not None:
-        fields["tool_choice"] = _tool_choice(form.tool_choice)
-    if form.text is not None:
-        fields["verbosity"] = form.text.verbosity
-        fields["response_format"] = _format(form.text.format)
-    if form.reasoning is not None:
-        fields["reasoning_effort"] = form.reasoning.effort
-    return fields
-
-
-def _format(text: TextFormat | None) -> dict[str, Any] | None:
+def _wish(text: TextFormat | None) -> Wish | None:
     if text is None or text.type == "text":
         return None
     if text.type == "json_object":
-        return {"type": "json_object"}
+        return read_response_format({"type": "json_object"}, "text.format")
     if text.schema is None:
         raise InvalidRequest(
             "text.format.schema: this parameter is required",
             "text.format.schema",
             "missing_required_parameter",
         )
-    schema = {name: getattr(text, name) for name in ("name", "description", "schema", "strict")}
-    given = {name: value for name, value in schema.items() if value is not None}
-    return {"type": "json_schema", "json_schema": given}
+    given = msgspec.structs.asdict(text)
+    return read_json_schema(
+        {name: each for name, each in given.items() if each is not None}, "text.format"
+    )
 
 
-def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], place: str) -> Tool:
     kind = tool.get("type")
     if kind != "function":
         raise InvalidRequest(
@@ -349,27 +307,39 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
             f"{place}.name",
             "missing_required_parameter",
         )
-    names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return read_function(tool, place)
 
 
-def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
+def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Any:
+    """OpenAI's choice as chats write it. Raises InvalidRequest that names the field."""
+    if choice is None or choice in ("none", "auto", "required"):
         return choice
-    kind, name = choice.get("type"), choice.get("name")
-    if kind == "function" and isinstance(name, str):
-        return {"type": "function", "function": {"name": name}}
-    tools = choice.get("tools")
-    if kind == "allowed_tools" and isinstance(tools, list):
-        allowed = [_tool_choice(tool) if isinstance(tool, dict) else tool for tool in tools]
-        return {
-            "type": "allowed_tools",
-            "allowed_tools": {"mode": choice.get("mode"), "tools": allowed},
-        }
+    if isinstance(choice, dict):
+        kind, name, allowed = choice.get("type"), choice.get("name"), choice.get("tools")
+        if kind == "function" and isinstance(name, str):
+            return {"type": "function", "function": {"name": name}}
+        if kind == "allowed_tools" and isinstance(allowed, list):
+            return _allowed(choice.get("mode"), allowed, {tool.name for tool in tools})
     raise InvalidRequest(
         'tool_choice: expected "none", "auto", "required", {"type": "function", "name": ...} or '
         '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
         "tool_choice",
         "unsupported_parameter",
     )
+
+
+def _allowed(mode: Any, allowed: list[Any], offered: set[str]) -> dict[str, Any]:
+    if mode not in ("auto", "required"):
+        where = "tool_choice.mode"
+        raise InvalidRequest(f'{where}: expected "auto" or "required"', where)
+    if not allowed:
+        raise InvalidRequest("tool_choice.tools: the list is empty", "tool_choice.tools")
+    named = []
+    for index, tool in enumerate(allowed):
+        match tool:
+            case {"type": "function", "name": str(name)} if name in offered:
+                named.append({"type": "function", "function": {"name": name}})
+            case _:
+                where = f"tool_choice.tools[{index}]"
+                raise InvalidRequest(f"{where}: no such tool is offered", where)
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}

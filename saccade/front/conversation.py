@@ -1,0 +1,143 @@
+"""A conversation as every dialect's reader builds it: messages, parts, tools, marks.
+
+Owns the types in which the APIs meet. Each message and each part carries its place in the client's
+own body, so that a refusal raised later, wherever that is, names it. Knows nothing of any API's
+JSON, of templates, or of how images are fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from saccade.front.breakpoints import Mark
+from saccade.media.media import ImageSource
+from saccade.text.extent import extent
+from saccade.text.landmarks import TOOLS
+from saccade.text.offer import NO_TOOLS, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class MessageText:
+    """Text within a message, and its place in the client's body."""
+
+    text: str
+    place: str = ""
+
+
+Part = MessageText | ImageSource
+"""A piece of a message: text, or an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    `fields` are passed to the template as they are: tool_calls, tool_call_id, name,
+    reasoning_content. marks: where its client wants the prompt kept up to. place: of its content in
+    the client's body, e.g. "messages[2].content". `num_characters`: of its text and of its fields.
+    """
+
+    role: str
+    content: str | tuple[Part, ...] | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
+    place: str = ""
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.content) if isinstance(self.content, str) else 0
+        size += sum(len(part.text) for part in self.parts if isinstance(part, MessageText))
+        fields = extent(self.fields).characters if self.fields else 0
+        object.__setattr__(self, "num_characters", size + fields)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.content if isinstance(self.content, tuple) else ()
+
+    @property
+    def sources(self) -> tuple[ImageSource, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ImageSource))
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; what is None is left out, as they expect."""
+        message: dict[str, Any] = {"role": self.role, **self.fields}
+        if isinstance(self.content, tuple):
+            message["content"] = [
+                {"type": "text", "text": part.text}
+                if isinstance(part, MessageText)
+                else {"type": "image"}
+                for part in self.content
+            ]
+        elif self.content is not None:
+            message["content"] = self.content
+        return message
+
+
+def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A call of an earlier answer as templates read it: the arguments as an object, where their
+    text is one.
+    """
+    if isinstance(arguments, str):
+        try:
+            parsed = msgspec.json.decode(arguments)
+            arguments = parsed if isinstance(parsed, dict) else arguments
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # a model's own broken call, sent back: the template prints the text
+    named = {"id": id} if id is not None else {}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be rendered by the chat template.
+
+    `variables` are the client's own for the template. effort, verbosity, thinks:
+    `reasoning_effort`, `verbosity` and `enable_thinking`, which mean what the template makes of
+    them. `num_characters`: of all that the template is given; it takes a while to count, so a large
+    chat is built beside the event loop.
+    """
+
+    messages: tuple[Message, ...]
+    offer: Offer = NO_TOOLS
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    effort: str | None = None
+    verbosity: str | None = None
+    thinks: bool | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    tool_marks: tuple[Mark, ...] = ()
+    num_characters: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        messages = sum(message.num_characters for message in self.messages)
+        tools = sum(tool.num_characters for tool in self.offer.tools)
+        variables = extent(self.variables).characters
+        object.__setattr__(self, "num_characters", messages + tools + variables)
+
+    @property
+    def sources(self) -> tuple[ImageSource, ...]:
+        """In the order in which the template mentions them."""
+        return tuple(source for message in self.messages for source in message.sources)
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """In order, those of tools first."""
+        marks = (
+            replace(mark, message=index)
+            for index, message in enumerate(self.messages)
+            for mark in message.marks
+        )
+        return (*self.tool_marks, *marks)
+
+    def place_of(self, message: int, part: int | None) -> str:
+        """The client's name for a landmark: the tools, a message's content, or a part of it."""
+        if message == TOOLS:
+            return "tools"
+        if part is None:
+            return self.messages[message].place
+        found = self.messages[message].parts[part]
+        return found.place if isinstance(found, MessageText) else found.param
